@@ -1,0 +1,30 @@
+"""The ``hdserve`` command: one module per group of subcommands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from hdserve.cli import bench, statistics
+from hdserve.errors import HdserveError
+
+app = typer.Typer(
+    name="hdserve",
+    help="Multi-model LLM serving, losslessly accelerated by hierarchical drafting.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(bench.app, name="bench")
+app.add_typer(statistics.app, name="statistics")
+
+
+def main() -> None:
+    """Run the command; a user's error is one line on standard error and exit status 2."""
+    try:
+        app()
+    except HdserveError as error:
+        Console(stderr=True).print(f"[red]hdserve:[/red] {error.message}", highlight=False)
+        sys.exit(2)

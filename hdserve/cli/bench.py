@@ -1,0 +1,12 @@
+"""``hdserve bench``: measure drafting, the engine and the server."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure drafting, the engine and the server."""

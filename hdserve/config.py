@@ -1,0 +1,223 @@
+"""The configuration of a serving system: strict, frozen, and read from one file.
+
+``load_config`` is the only place that reads the environment (``HDSERVE_CONFIG``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hdserve.errors import ConfigError
+
+CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DrafterConfig(StrictModel):
+    """One draft source and its options, which the source itself checks."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DraftingConfig(StrictModel):
+    """How drafts are made for one model."""
+
+    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(name="hierarchy"),)
+    """Sources in the order in which they fill a tree."""
+
+    max_draft_tokens: int = Field(default=16, ge=0, le=256)
+    """Most drafted tokens of one sequence in one step; 0 decodes plainly."""
+
+    max_depth: int = Field(default=24, ge=1, le=256)
+    """Longest path of a draft tree."""
+
+
+class EngineConfig(StrictModel):
+    """The engine of one replica."""
+
+    dtype: Dtype = "auto"
+    """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
+
+    device: Device = "auto"
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and output together; default: what the model was made for."""
+
+    max_num_sequences: int = Field(default=16, ge=1)
+    """Most sequences decoded at a time."""
+
+    max_num_queued: int = Field(default=256, ge=0)
+    """Most sequences waiting for a place; one more is refused with 429."""
+
+    kv_cache_tokens: int | None = Field(default=None, ge=32)
+    """Rows of the KV cache; default: from the memory that is free."""
+
+    prefill_chunk_tokens: int = Field(default=256, ge=1)
+    """Most prompt tokens in one step, so that a long prompt does not stall the others."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
+
+
+class ModelConfig(StrictModel):
+    """One served model."""
+
+    name: str = Field(min_length=1)
+    """The ``model`` of a request."""
+
+    model: str = Field(min_length=1)
+    """A bundled model's name, a local directory or a Hugging Face id."""
+
+    revision: str | None = None
+    trust_remote_code: bool = False
+    aliases: tuple[str, ...] = ()
+    engine: EngineConfig = EngineConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    statistics: tuple[str, ...] = ("bundled",)
+    """Statistics databases: directories, or ``bundled`` for what ships for this tokenizer."""
+
+    draft_from: tuple[str, ...] = ()
+    """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
+
+    share_output: bool = True
+    """Whether finished outputs enter the cluster's model database."""
+
+    num_replicas: int = Field(default=1, ge=1)
+    autoscaling: dict[str, Any] | None = None
+    """Ray Serve ``autoscaling_config``; replaces ``num_replicas``."""
+
+    num_cpus: float = Field(default=0.5, ge=0)
+    num_gpus: float = Field(default=0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+
+
+class ModelDatabaseConfig(StrictModel):
+    """The cluster-wide database of generated text."""
+
+    is_enabled: bool = True
+    max_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    """Most bytes of text one model and namespace keeps, in the actor and in each replica."""
+
+    snapshot_dir: Path | None = None
+    """Where the actor keeps its snapshots; ``None`` keeps nothing on disk."""
+
+    snapshot_interval_s: float = Field(default=10.0, gt=0)
+    publish_interval_s: float = Field(default=0.2, gt=0)
+    poll_interval_s: float = Field(default=0.5, gt=0)
+    num_cpus: float = Field(default=0.1, ge=0)
+
+
+class GatewayConfig(StrictModel):
+    """The HTTP side."""
+
+    num_replicas: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=0.2, ge=0)
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    max_ongoing_requests: int = Field(default=1000, ge=1)
+
+
+class ServeConfig(StrictModel):
+    """A whole application: the models, their databases, and the gateway."""
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1)
+    gateway: GatewayConfig = GatewayConfig()
+    model_database: ModelDatabaseConfig = ModelDatabaseConfig()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two models are called {name!r}")
+        known = {model.name for model in self.models}
+        for model in self.models:
+            for other in model.draft_from:
+                if other not in known:
+                    raise ValueError(f"{model.name}: draft_from names the unknown model {other!r}")
+        return self
+
+
+def default_config() -> ServeConfig:
+    """The configuration of ``serve run deployments:app``: the two bundled models."""
+    return ServeConfig(
+        models=(
+            ModelConfig(name="hdserve-tiny", model="hdserve-tiny"),
+            ModelConfig(name="hdserve-mini", model="hdserve-mini"),
+        )
+    )
+
+
+def parse_config(data: Mapping[str, Any]) -> ServeConfig:
+    """Check ``data`` and make a configuration of it.
+
+    Raises:
+        ConfigError: names every wrong key or value, and for an unknown key the known ones.
+    """
+    try:
+        return ServeConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe_errors(ServeConfig, error))) from error
+
+
+def load_config(path: str | Path | None = None) -> ServeConfig:
+    """Read a YAML file; without ``path`` the one ``HDSERVE_CONFIG`` names, else the default.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
+    path = path or os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
+    if not path:
+        return default_config()
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a mapping is expected at the top")
+    try:
+        return parse_config(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}:\n{error.message}") from error
+
+
+def describe_errors(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
+    """One line per error; for an unknown key the nearest known one and all of them."""
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] != "extra_forbidden":
+            yield f"{where or 'configuration'}: {item['msg']}"
+            continue
+        known = sorted(_model_at(model, item["loc"][:-1]).model_fields)
+        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        yield f"{where}: unknown key; {hint}known keys: {', '.join(known)}"
+
+
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model class that validates the value at ``location`` below ``model``."""
+    for part in location:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

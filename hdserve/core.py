@@ -1,0 +1,267 @@
+"""The nouns every other module passes: a request's parameters, its sequence, its output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from hdserve.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; every sequence ends with exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Source(IntEnum):
+    """Where a drafted token came from, highest temporal locality first.
+
+    ``PLAIN`` marks the tokens the model decided without a draft (the bonus of each step).
+    Drafters from outside the project use ``OTHER``.
+    """
+
+    PLAIN = 0
+    CONTEXT = 1
+    MODEL = 2
+    STATISTICS = 3
+    RECYCLED = 4
+    OTHER = 5
+
+    @property
+    def label(self) -> str:
+        """The name in metrics, responses and configuration."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    The defaults are those of the OpenAI API.  ``temperature=0`` is greedy.  ``top_k=0`` and
+    ``min_p=0`` are off.  Penalties follow the usual order: repetition penalty over prompt and
+    output (Keskar et al. 2019), presence and frequency penalty over the output alone.
+
+    Attributes:
+        max_tokens: most tokens to generate; ``None`` is what the context leaves.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        seed: with the choice index and the position, the only source of randomness.
+        logprobs: how many alternatives to report per token; ``None`` reports nothing.
+        stop: strings that end the output; they are not part of it unless
+            ``include_stop_str_in_output``.
+
+    Raises:
+        InvalidRequest: a value is out of range; ``param`` names it.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
+        _check_range("top_k", self.top_k, 0, math.inf)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_range("min_tokens", self.min_tokens, 0, math.inf)
+        if self.max_tokens is not None:
+            _check_range("max_tokens", self.max_tokens, 1, math.inf)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
+        if self.logprobs is not None:
+            _check_range("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if any(not text for text in self.stop):
+            raise InvalidRequest("a stop string is empty", "stop")
+        for value in self.logit_bias.values():
+            _check_range("logit_bias", value, -100.0, 100.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is chosen, without randomness."""
+        return self.temperature == 0.0
+
+    @property
+    def has_history_terms(self) -> bool:
+        """Whether a choice depends on the tokens before it other than through the logits."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.min_tokens
+        )
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, is_low_open: bool = False
+) -> None:
+    if math.isfinite(value) and (low < value if is_low_open else low <= value) and value <= high:
+        return
+    bounds = f"{'above' if is_low_open else 'at least'} {low}"
+    if high != math.inf:
+        bounds += f" and at most {high}"
+    raise InvalidRequest(f"{name} must be {bounds}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How one request is drafted for; nothing here changes its tokens.
+
+    Attributes:
+        is_enabled: ``False`` decodes plainly.
+        max_draft_tokens: most drafted tokens a step; ``None`` leaves it to the budget.
+        databases: labels of the sources that may draft; ``None`` allows all.
+        is_output_shared: whether the output may enter the model database.
+        prediction: token ids the client expects in the answer (OpenAI ``prediction``).
+    """
+
+    is_enabled: bool = True
+    max_draft_tokens: int | None = None
+    databases: frozenset[str] | None = None
+    is_output_shared: bool = True
+    prediction: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_draft_tokens is not None:
+            _check_range("speculation.max_draft_tokens", self.max_draft_tokens, 0, math.inf)
+
+    def allows(self, source: Source) -> bool:
+        """Whether this request may be drafted for from ``source``."""
+        return self.databases is None or source.label in self.databases
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What drafting did for one sequence, or for an engine.
+
+    ``mean acceptance length = 1 + num_accepted_tokens / num_drafts``: the bonus token counts.
+    """
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_source: dict[Source, int] = field(default_factory=dict)
+    draft_tokens_by_source: dict[Source, int] = field(default_factory=dict)
+    num_drafts_by_accepted: list[int] = field(default_factory=list)
+    """Entry ``k``: how many drafts had exactly ``k`` accepted tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request inside the engine.
+
+    Invariant: the last of ``token_ids`` is decided but not yet in the KV cache, so
+    ``num_cached_tokens < len(token_ids)``::
+
+        token_ids   p p p p p p o o o o
+                    └ prompt ─┘ └output┘
+        KV cache    x x x x x x x x x .
+                                      └ node 0 of the next draft tree
+
+    Attributes:
+        request_id: unique among the running sequences of an engine.
+        token_ids: the prompt, then the output so far.
+        max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
+            model's context.
+        choice_index: which of the ``n`` choices of the request this is.
+        namespace: which model databases it may read and feed.
+        drafter_state: what drafters keep per sequence, by drafter name.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    choice_index: int = 0
+    namespace: str = "default"
+    num_prompt_tokens: int = field(init=False)
+    num_cached_tokens: int = 0
+    max_total_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    drafter_state: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated token ids so far, as a new list."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Decided tokens whose keys and values are not cached yet; 1 while decoding."""
+        return len(self.token_ids) - self.num_cached_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """How many tokens may still be generated."""
+        return self.max_total_tokens - len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of one chosen token and of the likeliest alternatives.
+
+    Values are ``log_softmax`` of the model's raw logits, before penalties and temperature.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one engine step added to one sequence.
+
+    Attributes:
+        token_ids: the tokens decided in this step.
+        sources: one per token, where it was drafted.
+        text: what can be shown now; the text of a token may come with a later step, when a
+            character or a possible stop string is complete.
+        logprobs: one per token if they were asked for.
+        finish_reason: set in the last output of a sequence.
+        error: the reason when ``finish_reason`` is ``ERROR``.
+    """
+
+    sequence: Sequence
+    token_ids: tuple[int, ...] = ()
+    sources: tuple[Source, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None

@@ -1,0 +1,82 @@
+"""What a draft source is: the contract between a drafter and the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from hdserve.core import Sequence
+from hdserve.tree import Acceptance, DraftTree
+
+if TYPE_CHECKING:
+    from hdserve.databases.model import ModelDatabase
+    from hdserve.databases.statistics import StatisticsDatabase
+
+
+class Forward(Protocol):
+    """What a drafter may read of the forward that verified a tree.
+
+    Nodes are those of the tree, rejected ones included.
+    """
+
+    def top_tokens(self, node: int, k: int) -> list[tuple[int, float]]:
+        """The ``k`` likeliest next tokens after ``node`` with their log probabilities."""
+        ...
+
+    def hidden(self, node: int) -> Any:
+        """The last hidden state of ``node``, a tensor of shape ``[hidden_size]``.
+
+        Only for drafters that set ``needs_hidden``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftResources:
+    """What a drafter may be built from.
+
+    Attributes:
+        vocab_size: every drafted id is below it.
+        model_database: what this model generated before; ``None`` when it is switched off.
+        statistics: the corpus of the model's tokenizer; ``None`` when there is none.
+    """
+
+    vocab_size: int
+    model_database: ModelDatabase | None = None
+    statistics: StatisticsDatabase | None = None
+
+
+class Drafter(ABC):
+    """Guesses the next tokens of sequences.
+
+    One thread calls it.  For each sequence the order of calls is ``start``, then any number of
+    ``propose`` and ``observe``, then ``finish``.  No method does I/O or waits.  An exception is
+    caught and counted by the engine, which goes on without this drafter's guess; a wrong guess
+    costs time, never a wrong token.
+
+    Attributes:
+        name: as in the configuration and the registry.
+        needs_hidden: whether ``observe`` reads ``forward.hidden``.
+    """
+
+    name: ClassVar[str]
+    needs_hidden: ClassVar[bool] = False
+
+    def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
+        """``seq`` was admitted; its ``token_ids`` are the prompt."""
+
+    @abstractmethod
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``."""
+
+    def observe(  # noqa: B027 - optional
+        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        """``tree`` was verified and ``acceptance.token_ids`` are now the end of ``seq.token_ids``.
+
+        ``forward`` is ``None`` where recorded output is replayed without a model.
+        """
+
+    def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional
+        """``seq`` has ended for whatever reason; drop what is kept for it."""

@@ -1,0 +1,140 @@
+"""Every error hdserve raises to a user, as one tree.
+
+    HdserveError
+    ├── ConfigError               the configuration is wrong; raised before anything starts
+    ├── DatabaseError             a draft database cannot be used
+    │   └── SnapshotError         a file or message is corrupt, foreign or too new
+    ├── UnsupportedModel          the model cannot be served; raised while it loads
+    ├── EngineStopped       503   the engine has failed or was closed
+    └── RequestError              this one request cannot be answered
+        ├── InvalidRequest  400   a parameter is wrong
+        │   ├── PromptTooLong     the prompt leaves no room in the context
+        │   └── Unsupported       a documented parameter that hdserve does not offer
+        ├── Unauthorized    401   missing or wrong API key
+        ├── ModelNotFound   404   no such model is served
+        ├── BodyTooLarge    413   the request body is over the limit
+        └── Overloaded      429   the queue is full; try again later
+
+Each carries the HTTP status and the slug that the gateway answers with.  They pickle, so that
+they cross process boundaries unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HdserveError(Exception):
+    """Base of all errors that are meant for the user."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(HdserveError):
+    """The configuration is wrong."""
+
+    code = "invalid_config"
+
+
+class DatabaseError(HdserveError):
+    """A draft database cannot be used."""
+
+    code = "database_error"
+
+
+class SnapshotError(DatabaseError):
+    """A snapshot, corpus or message is corrupt, truncated, foreign or too new."""
+
+    code = "invalid_snapshot"
+
+
+class UnsupportedModel(HdserveError):
+    """The model cannot be served."""
+
+    code = "unsupported_model"
+
+
+class EngineStopped(HdserveError):
+    """The engine has failed or was closed; another replica may answer."""
+
+    status = 503
+    code = "engine_stopped"
+
+
+class RequestError(HdserveError):
+    """This request cannot be answered; others are not affected.
+
+    Args:
+        message: one sentence for the user.
+        param: the request parameter at fault, if it is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.param)
+
+
+class InvalidRequest(RequestError):
+    """A parameter has a value that is not allowed."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room for an answer in the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unsupported(InvalidRequest):
+    """A parameter of the OpenAI API that hdserve does not offer."""
+
+    code = "unsupported_parameter"
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    """No model of this name is served."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLarge(RequestError):
+    """The request body is over the configured limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class Overloaded(RequestError):
+    """The queue is full.
+
+    Args:
+        retry_after_s: after how many seconds a client should try again.
+    """
+
+    status = 429
+    code = "overloaded"
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, param)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.param, self.retry_after_s)
