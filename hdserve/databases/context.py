@@ -143,7 +143,8 @@ class ContextDatabase:
         insert_tokens(
             self.table.rows, self.size, self.tokens, begin, end, self._orders, stamp, stamp
         )
-        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), end)
+        last = min(end, self.num_tokens - 1)
+        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), last)
         self._num_pending = begin
 
     def continue_prompt(self) -> None:
@@ -156,9 +157,8 @@ class ContextDatabase:
         if self.num_tokens + 64 > len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.heads = np.zeros(len(self.tokens), np.int64)
-            index_tokens(
-                self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, self.num_tokens
-            )
+            last = self.num_tokens - 1
+            index_tokens(self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, last)
         if self._is_table_full:
             old = self.table
             in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS

@@ -60,7 +60,12 @@ NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
 
 NUM_PATTERNS = 4**NUM_LEVELS
 POINTER_STATES = 7
-NUM_WEIGHT_SETS = NUM_PATTERNS + POINTER_STATES**2
+NUM_CONFIDENCES = 5
+NUM_DEPTHS = 5
+POINTER_SETS = NUM_PATTERNS
+REGION_SETS = POINTER_SETS + POINTER_STATES**2
+NUM_REGIONS = NUM_DEPTHS * NUM_CONFIDENCES**2
+NUM_WEIGHT_SETS = REGION_SETS + NUM_REGIONS
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
@@ -95,6 +100,7 @@ class Databases(NamedTuple):
 
 
 STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
+STATE_CONFIDENCE = 4
 STATE_POINTERS = 8
 """From here on: position, length and misses of the context pointer, then of the model pointer."""
 STATE_SIZE = 16
@@ -146,9 +152,9 @@ def new_scratch(max_nodes: int) -> Scratch:
         input_cells=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.int64),
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
         slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
-        nodes=np.zeros((max_nodes + 2, 4 + 2 * POINTER_SIZE), np.int64),
+        nodes=np.zeros((max_nodes + 2, 5 + 2 * POINTER_SIZE), np.int64),
         node_scores=np.zeros(max_nodes + 2, np.float32),
-        queue=np.zeros((max_nodes + 2, 3), np.int64),
+        queue=np.zeros((max_nodes + 2, 4), np.int64),
         queue_scores=np.zeros(max_nodes + 2, np.float32),
     )
 
@@ -347,7 +353,7 @@ def collect(
     Evidence that was right less often than a quarter of ``need`` adds no candidate.
     """
     vocab_size = databases.state[STATE_VOCAB_SIZE]
-    floor = need * 0.25
+    floor = need * 0.0
     for index in range(num_hits):
         which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
         bucket, order = scratch.hits[index, 3], scratch.hits[index, 4]
@@ -424,13 +430,36 @@ def add_pointers(
 
 
 @inlined
-def mix(learned: Learned, scratch: Scratch, index: int) -> float:
+def confidence_after(confidence: int, probability: float) -> int:
+    """Note how likely the last token was thought to be; keeps the last two such notes."""
+    if probability < 0.3:
+        bucket = 0 if probability < 0.05 else 1
+    elif probability < 0.7:
+        bucket = 2
+    else:
+        bucket = 3 if probability < 0.95 else 4
+    return bucket * NUM_CONFIDENCES + confidence // NUM_CONFIDENCES
+
+
+@inlined
+def region_set(depth: int, confidence: int) -> int:
+    """The weight set of how deep in the tree and how predictable the text before is."""
+    level = depth if depth < 3 else (3 if depth < 6 else 4)
+    return REGION_SETS + level * NUM_CONFIDENCES**2 + confidence
+
+
+@inlined
+def mix(learned: Learned, scratch: Scratch, index: int, region: int) -> float:
     """The logit of one candidate."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-    state = NUM_PATTERNS + scratch.candidates[index, CANDIDATE_STATE]
+    state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
     logit = np.float32(0.0)
     for which in range(NUM_INPUTS):
-        weight = learned.weights[pattern, which] + learned.weights[state, which]
+        weight = (
+            learned.weights[pattern, which]
+            + learned.weights[state, which]
+            + learned.weights[region, which]
+        )
         logit += weight * scratch.inputs[index, which]
     return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
 
@@ -450,6 +479,7 @@ def expand(
     num_shared: int,
     pointers: Ints,
     predicted: tuple[int, int],
+    region: int,
     need: float,
 ) -> int:
     """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
@@ -462,7 +492,7 @@ def expand(
     num = collect(databases, learned, scratch, num_hits, num, generation, need)
     lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
     for index in range(num):
-        logit = mix(learned, scratch, index)
+        logit = mix(learned, scratch, index, region)
         scratch.probabilities[index] = (
             min(MAX_PROBABILITY, squash(logit)) if logit > lowest else 0.0
         )

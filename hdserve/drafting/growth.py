@@ -7,22 +7,25 @@ from hdserve.drafting.candidates import (
     CANDIDATE_LEVEL,
     CANDIDATE_TOKEN,
     POINTER_SIZE,
+    STATE_CONFIDENCE,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
     Databases,
     Learned,
     Scratch,
+    confidence_after,
     expand,
+    region_set,
 )
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 
-NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_POINTERS = range(5)
+NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_CONFIDENCE, NODE_POINTERS = range(6)
 EXPANSION_BOUND = 0.5
 
 
 @inlined
 def enqueue(
-    scratch: Scratch, head: int, length: int, limit: int, score: float, index: int, parent: int
+    scratch: Scratch, head: int, length: int, limit: int, score: float, index: int, parent: int, confidence: int
 ) -> int:
     """Insert a candidate in descending order, at most ``limit`` are kept; the new length."""
     queue, scores = scratch.queue, scratch.queue_scores
@@ -33,13 +36,14 @@ def enqueue(
         length += 1
     while place > head and scores[place - 1] < score:
         scores[place] = scores[place - 1]
-        for column in range(3):
+        for column in range(4):
             queue[place, column] = queue[place - 1, column]
         place -= 1
     scores[place] = score
     queue[place, 0] = scratch.candidates[index, CANDIDATE_TOKEN]
     queue[place, 1] = parent
     queue[place, 2] = scratch.candidates[index, CANDIDATE_LEVEL]
+    queue[place, 3] = confidence
     return length
 
 
@@ -62,6 +66,7 @@ def grow_tree(
     nodes[0, NODE_TOKEN] = databases.tokens[databases.state[STATE_NUM_TOKENS] - 1]
     nodes[0, NODE_PARENT] = -1
     nodes[0, NODE_DEPTH] = 0
+    nodes[0, NODE_CONFIDENCE] = databases.state[STATE_CONFIDENCE]
     for index in range(2 * POINTER_SIZE):
         nodes[0, NODE_POINTERS + index] = databases.state[STATE_POINTERS + index]
     scores[0] = 1.0
@@ -75,7 +80,7 @@ def grow_tree(
             threshold = max(threshold, scratch.queue_scores[head + length - 1])
         score = scores[node]
         if nodes[node, NODE_DEPTH] < max_depth and score * EXPANSION_BOUND > threshold:
-            depth = nodes[node, NODE_DEPTH]
+            depth, confidence = nodes[node, NODE_DEPTH], nodes[node, NODE_CONFIDENCE]
             pointers = nodes[node, NODE_POINTERS:]
             num_suffix, num_shared = fill_suffix(databases, scratch, node)
             refresh(databases, scratch, pointers, num_suffix, num_shared)
@@ -89,12 +94,14 @@ def grow_tree(
                 num_shared,
                 pointers,
                 predicted,
+                region_set(depth, confidence),
                 threshold / score,
             )
             for index in range(num):
                 child_score = score * scratch.probabilities[index]
                 if child_score > threshold:
-                    length = enqueue(scratch, head, length, limit, child_score, index, node)
+                    after = confidence_after(confidence, scratch.probabilities[index])
+                    length = enqueue(scratch, head, length, limit, child_score, index, node, after)
                     if length == limit:
                         threshold = max(threshold, scratch.queue_scores[head + length - 1])
         if length == 0:
@@ -105,6 +112,7 @@ def grow_tree(
         nodes[num_nodes, NODE_PARENT] = parent
         nodes[num_nodes, NODE_DEPTH] = nodes[parent, NODE_DEPTH] + 1
         nodes[num_nodes, NODE_LEVEL] = scratch.queue[head, 2]
+        nodes[num_nodes, NODE_CONFIDENCE] = scratch.queue[head, 3]
         for index in range(2 * POINTER_SIZE):
             nodes[num_nodes, NODE_POINTERS + index] = nodes[parent, NODE_POINTERS + index]
         num_suffix, _ = fill_suffix(databases, scratch, parent)

@@ -17,15 +17,18 @@ from hdserve.drafting.candidates import (
     CELL_P,
     CONTEXT,
     NUM_INPUTS,
-    NUM_PATTERNS,
     POINTER_INPUT,
+    POINTER_SETS,
+    STATE_CONFIDENCE,
     STATE_CONTEXT_STAMP,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
     Databases,
     Learned,
     Scratch,
+    confidence_after,
     expand,
+    region_set,
 )
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 
@@ -48,19 +51,33 @@ def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
 
 @inlined
 def learn_token(
-    learned: Learned, scratch: Scratch, num: int, token: int, rate: float, bias_rate: float
-) -> None:
-    """Update everything that took part in the candidates of a context that ``token`` followed."""
+    learned: Learned,
+    scratch: Scratch,
+    num: int,
+    token: int,
+    region: int,
+    rate: float,
+    bias_rate: float,
+) -> float:
+    """Update everything that took part in the candidates of a context that ``token`` followed.
+
+    Returns:
+        How likely ``token`` was thought to be.
+    """
+    probability = 0.0
     for index in range(num):
         is_right = scratch.candidates[index, CANDIDATE_TOKEN] == token
+        if is_right:
+            probability = scratch.probabilities[index]
         error = (1.0 if is_right else 0.0) - scratch.probabilities[index]
         pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-        state = NUM_PATTERNS + scratch.candidates[index, CANDIDATE_STATE]
+        state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
         step = np.float32(rate * error)
         for which in range(NUM_INPUTS):
             change = step * scratch.inputs[index, which]
             learned.weights[pattern, which] += change
             learned.weights[state, which] += change
+            learned.weights[region, which] += change
         learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]] += bias_rate * error
     for which in range(POINTER_INPUT + 2):
         absent = scratch.absent_cells[which]
@@ -77,6 +94,7 @@ def learn_token(
                 update_cell(learned, cell, 1, 1 if is_right else 0)
         if num_absent > 0:
             update_cell(learned, absent, num_absent, num_right)
+    return probability
 
 
 @jit
@@ -99,6 +117,7 @@ def commit(
         refresh(databases, scratch, pointers, num_suffix, num_shared)
         predicted = predictions(databases, scratch, pointers, 0, num_suffix)
         if rate > 0.0:
+            region = region_set(index, state[STATE_CONFIDENCE])
             num = expand(
                 databases,
                 learned,
@@ -108,11 +127,16 @@ def commit(
                 num_shared,
                 pointers,
                 predicted,
+                region,
                 LEARNING_NEED,
             )
-            learn_token(learned, scratch, num, token, rate, bias_rate)
+            p = learn_token(learned, scratch, num, token, region, rate, bias_rate)
+            state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
         advance(pointers, predicted, token)
         position = state[STATE_NUM_TOKENS]
+        if position >= MATCH_TOKENS:
+            slot = head_slot(match_key(databases.tokens, position), databases.heads.shape[0])
+            databases.heads[slot] = position
         databases.tokens[position] = token
         state[STATE_NUM_TOKENS] = position + 1
         insert_tokens(
@@ -125,6 +149,3 @@ def commit(
             state[STATE_CONTEXT_STAMP],
             state[STATE_CONTEXT_STAMP],
         )
-        if position + 1 >= MATCH_TOKENS:
-            key = match_key(databases.tokens, position + 1)
-            databases.heads[head_slot(key, databases.heads.shape[0])] = position + 1
