@@ -350,10 +350,10 @@ def collect(
 ) -> int:
     """Make candidates of what the hit rows hold; returns the number of candidates.
 
-    Evidence that was right less often than a quarter of ``need`` adds no candidate.
+    Evidence that was right less often than a tenth of ``need`` adds no candidate.
     """
     vocab_size = databases.state[STATE_VOCAB_SIZE]
-    floor = need * 0.0
+    floor = need * 0.1
     for index in range(num_hits):
         which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
         bucket, order = scratch.hits[index, 3], scratch.hits[index, 4]
