@@ -47,6 +47,9 @@ class DraftingConfig(StrictModel):
     max_depth: int = Field(default=24, ge=1, le=256)
     """Longest path of a draft tree."""
 
+    adapts_budget: bool = True
+    """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
+
 
 class EngineConfig(StrictModel):
     """The engine of one replica."""
