@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.engine import Engine
@@ -87,7 +87,7 @@ class AsyncEngine:
         """Have ``command`` run in the engine's thread between two steps."""
         self._inbox.put(command)
 
-    async def generate(self, seq: Sequence) -> AsyncIterator[StepOutput]:
+    async def generate(self, seq: Sequence) -> AsyncGenerator[StepOutput, None]:
         """Decode ``seq``; the last output carries the finish reason.
 
         Closing the iterator early aborts the sequence.

@@ -63,6 +63,11 @@ class Engine:
         return self._scheduler.has_work
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Tokens the KV cache holds."""
+        return self._runner.cache.num_rows
+
+    @property
     def stats(self) -> EngineStats:
         """The counters; the same object every time."""
         stats = self._stats

@@ -26,8 +26,24 @@ def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) ->
         _increment(counts.accepted_by_source, tree.sources[node])
 
 
-def _increment(counts: dict[Source, int], source: Source) -> None:
-    counts[source] = counts.get(source, 0) + 1
+def add_counts(total: DraftCounts, other: DraftCounts) -> None:
+    """Add ``other`` to ``total``."""
+    total.num_steps += other.num_steps
+    total.num_drafts += other.num_drafts
+    total.num_draft_tokens += other.num_draft_tokens
+    total.num_accepted_tokens += other.num_accepted_tokens
+    for source, count in other.draft_tokens_by_source.items():
+        _increment(total.draft_tokens_by_source, source, count)
+    for source, count in other.accepted_by_source.items():
+        _increment(total.accepted_by_source, source, count)
+    missing = len(other.num_drafts_by_accepted) - len(total.num_drafts_by_accepted)
+    total.num_drafts_by_accepted.extend([0] * missing)
+    for num_accepted, count in enumerate(other.num_drafts_by_accepted):
+        total.num_drafts_by_accepted[num_accepted] += count
+
+
+def _increment(counts: dict[Source, int], source: Source, count: int = 1) -> None:
+    counts[source] = counts.get(source, 0) + count
 
 
 @dataclass(slots=True)

@@ -1,0 +1,229 @@
+"""One replica of one model: tokenizer, engine and local databases behind a streaming call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import torch
+from ray import serve
+
+from deployments.generation import (
+    Alternative,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Summary,
+    TokenInfo,
+)
+from hdserve.config import ModelConfig, ModelDatabaseConfig
+from hdserve.core import (
+    DraftCounts,
+    SamplingParams,
+    Sequence,
+    SpeculationParams,
+    StepOutput,
+    TokenLogprob,
+)
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.build import build_engine
+from hdserve.engine.engine import Engine
+from hdserve.engine.loader import LoadedModel, load_model
+from hdserve.engine.stats import add_counts
+from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.errors import InvalidRequest
+
+_MAX_SILENCE_S = 120.0
+
+
+class ModelServer:
+    """Hosts a model; Ray Serve runs ``num_replicas`` of it.
+
+    Args:
+        num_threads: threads of the CPU kernels, because Ray gives an actor of one CPU or less a
+            single one.
+    """
+
+    def __init__(
+        self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
+    ) -> None:
+        self._config = config
+        torch.set_num_threads(config.engine.num_threads or num_threads)
+        self._tokenizer = load_tokenizer(
+            config.model, config.revision, trust_remote_code=config.trust_remote_code
+        )
+        self._model: LoadedModel = load_model(config)
+        max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
+        self._engine = AsyncEngine(self._make_engine, max_num_open)
+        self._engine.start()
+
+    def _make_engine(self) -> Engine:
+        engine = build_engine(self._config, self._model, (), self._tokenizer)
+        self._num_kv_tokens = engine.num_kv_tokens
+        return engine
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
+        """Answer ``request``: the deltas of all choices as they come, then a summary.
+
+        Raises:
+            RequestError: the request cannot be answered.
+            EngineStopped: the engine has failed; another replica may answer.
+        """
+        sequences = self._sequences(request)
+        merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(seq, merged)) for seq in sequences]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await merged.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield self._delta(item)
+            yield _summary(request, sequences)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
+    ) -> None:
+        outputs = self._engine.generate(seq)
+        try:
+            async for output in outputs:
+                merged.put_nowait(output)
+            merged.put_nowait(None)
+        except Exception as error:
+            merged.put_nowait(error)
+        finally:
+            await outputs.aclose()
+
+    def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        return self._tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+
+    def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation."""
+        return self._tokenizer.encode_chat(messages, {})
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary.
+        """
+        if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
+            raise InvalidRequest("a token id is not in the vocabulary", "tokens")
+        return self._tokenizer.decode(token_ids)
+
+    def describe(self) -> ModelInfo:
+        """What this replica is and has."""
+        return ModelInfo(
+            name=self._config.name,
+            max_model_len=self._model.max_model_len,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            device=str(self._model.device),
+            num_threads=torch.get_num_threads(),
+            num_slots=self._config.engine.max_num_sequences,
+            num_kv_tokens=self._num_kv_tokens,
+            weight_bytes=self._model.weight_bytes,
+            drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
+            tokenizer_fingerprint=self._tokenizer.fingerprint,
+        )
+
+    def check_health(self) -> None:
+        """Ray Serve replaces the replica when this raises."""
+        self._engine.check(_MAX_SILENCE_S)
+
+    def __del__(self) -> None:
+        self._engine.close()
+
+    def _sequences(self, request: GenerationRequest) -> list[Sequence]:
+        params = self._params(request)
+        return [
+            Sequence(
+                request_id=f"{request.request_id}/{prompt_index}/{choice_index}",
+                token_ids=list(token_ids),
+                params=params,
+                speculation=self._speculation(request),
+                choice_index=choice_index,
+                namespace=request.namespace,
+            )
+            for prompt_index, token_ids in enumerate(self._prompts(request))
+            for choice_index in range(request.num_choices)
+        ]
+
+    def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
+        if request.messages:
+            yield tuple(self._tokenizer.encode_chat(request.messages, request.template_options))
+        for prompt in request.prompts:
+            yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    def _params(self, request: GenerationRequest) -> SamplingParams:
+        """The client's parameters over the model's defaults; a missing seed is drawn here."""
+        chosen: dict[str, Any] = {"seed": secrets.randbits(63)}
+        return SamplingParams(**{**chosen, **self._model.default_sampling, **request.sampling})
+
+    def _speculation(self, request: GenerationRequest) -> SpeculationParams:
+        prediction: tuple[int, ...] = ()
+        if request.prediction:
+            prediction = tuple(
+                self._tokenizer.encode(request.prediction, adds_special_tokens=False)
+            )
+        return SpeculationParams(**request.speculation, prediction=prediction)
+
+    def _delta(self, output: StepOutput) -> Delta:
+        seq = output.sequence
+        _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
+        return Delta(
+            prompt_index=int(prompt_index),
+            choice_index=int(choice_index),
+            text=output.text,
+            token_ids=output.token_ids,
+            sources=tuple(int(source) for source in output.sources),
+            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
+            finish_reason=output.finish_reason and str(output.finish_reason),
+        )
+
+    def _info(self, logprob: TokenLogprob) -> TokenInfo:
+        text = self._tokenizer.token_text
+        top = tuple(Alternative(text(token_id), value) for token_id, value in logprob.top)
+        return TokenInfo(text(logprob.token_id), logprob.logprob, top)
+
+
+def _summary(request: GenerationRequest, sequences: list[Sequence]) -> Summary:
+    counts = DraftCounts()
+    for seq in sequences:
+        add_counts(counts, seq.counts)
+    num_prompt_tokens = sum(seq.num_prompt_tokens for seq in sequences) // request.num_choices
+    return Summary(num_prompt_tokens, sum(seq.num_output_tokens for seq in sequences), counts)
+
+
+def model_deployment(
+    config: ModelConfig, database_config: ModelDatabaseConfig, num_models: int
+) -> serve.Application:
+    """The Serve application of one model."""
+    options: dict[str, Any] = {
+        "name": f"model-{config.name}",
+        "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
+        "max_queued_requests": max(config.engine.max_num_queued, 1),
+        "ray_actor_options": {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "resources": dict(config.resources),
+        },
+        "health_check_period_s": 5,
+    }
+    if config.autoscaling is not None:
+        options["autoscaling_config"] = config.autoscaling
+    else:
+        options["num_replicas"] = config.num_replicas
+    num_threads = max(1, (os.cpu_count() or 1) // num_models)
+    deployment = serve.deployment(**options)(ModelServer)
+    return deployment.bind(config, database_config, num_threads)
