@@ -73,6 +73,10 @@ class EngineConfig(StrictModel):
     prefill_chunk_tokens: int = Field(default=256, ge=1)
     """Most prompt tokens in one step, so that a long prompt does not stall the others."""
 
+    exact: bool | Literal["auto"] = "auto"
+    """Whether a row's result may not depend on what else is in a forward, so that drafted output
+    equals plain output in every bit; ``auto``: where that costs at most 3 %."""
+
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
 

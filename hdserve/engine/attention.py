@@ -61,9 +61,10 @@ def packed_attention(
     num_rows, num_heads = query.shape[2], query.shape[1]
     output = query.new_zeros(1, num_rows, num_heads, value.shape[-1])
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
-        rows = slice(span.first_row, span.first_row + span.num_rows)
-        attended = _attend(plan, layer, span, query[:, :, rows], mask, scaling, softcap)
-        output[:, rows] = attended.transpose(1, 2)
+        queries = query[:, :, span.first_row : span.first_row + span.num_queries]
+        attended = _attend(plan, layer, span, queries, mask, scaling, softcap)
+        own = slice(span.first_row, span.first_row + span.num_rows)
+        output[:, own] = attended[:, :, : span.num_rows].transpose(1, 2)
     return output, None
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hdserve.engine.kv_cache import KVCache, Segment, align
+from hdserve.engine.shapes import Shapes
 from hdserve.tree import DraftTree
 
 BoolArray = npt.NDArray[np.bool_]
@@ -41,13 +42,16 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class Span:
     """Where a chunk lies: ``num_rows`` packed rows from ``first_row``, which see the ``num_keys``
-    cache rows from ``first_key`` as far as ``visible [num_rows, num_keys]`` says.
+    cache rows from ``first_key`` as far as ``visible [num_queries, num_keys]`` says.
 
-    ``query_positions [num_rows]`` and ``key_positions [num_keys]`` serve sliding windows.
+    ``num_queries`` is ``num_rows`` padded to the alignment of the shapes; the rows beyond are
+    those of whatever comes next in the forward, and what they attend to here is thrown away.
+    ``query_positions [num_queries]`` and ``key_positions [num_keys]`` serve sliding windows.
     """
 
     first_row: int
     num_rows: int
+    num_queries: int
     first_key: int
     num_keys: int
     visible: BoolArray
@@ -70,7 +74,7 @@ class StepPlan:
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
-        """One additive mask ``[1, 1, num_rows, num_keys]`` per span, made once per window."""
+        """One additive mask ``[1, 1, num_queries, num_keys]`` per span, made once per window."""
         found = self._masks.get(sliding_window)
         if found is None:
             found = [_additive(_windowed(span, sliding_window), like) for span in self.spans]
@@ -96,13 +100,15 @@ class ForwardBatch:
 
 
 def build_batch(
-    chunks: Sequence[Chunk], cache: KVCache, device: torch.device, min_rows: int = 1
+    chunks: Sequence[Chunk], cache: KVCache, device: torch.device, shapes: Shapes
 ) -> ForwardBatch:
-    """Pack ``chunks`` into one forward of at least ``min_rows`` rows.
+    """Pack ``chunks`` into one forward of an allowed shape.
 
     Padding rows repeat token 0 at position 0, write to the scratch row and are read by nothing.
     """
-    num_rows = max(sum(chunk.num_rows for chunk in chunks), min_rows)
+    num_last = chunks[-1].num_rows
+    num_own = sum(chunk.num_rows for chunk in chunks)
+    num_rows = shapes.pad_rows(num_own - num_last + align(num_last, shapes.query_alignment))
     token_ids = np.zeros(num_rows, np.int64)
     position_ids = np.zeros(num_rows, np.int64)
     kv_rows = np.full(num_rows, cache.scratch_row, np.int64)
@@ -117,7 +123,7 @@ def build_batch(
         position_ids[rows] = positions
         first_kv_row = chunk.segment.start + chunk.first_column
         kv_rows[rows] = np.arange(first_kv_row, first_kv_row + chunk.num_rows)
-        spans.append(_span(chunk, row, positions))
+        spans.append(_span(chunk, row, positions, shapes))
         first_logit = len(logit_rows)
         if chunk.tree is not None:
             logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
@@ -140,18 +146,21 @@ def _positions(chunk: Chunk) -> IntArray:
     return np.concatenate([chain, last + np.array(chunk.tree.depths[1:], np.int64)])
 
 
-def _span(chunk: Chunk, first_row: int, positions: IntArray) -> Span:
+def _span(chunk: Chunk, first_row: int, positions: IntArray, shapes: Shapes) -> Span:
     num_columns = chunk.first_column + chunk.num_rows
-    num_keys = align(num_columns)
+    num_keys = align(num_columns, shapes.key_alignment)
+    num_queries = align(chunk.num_rows, shapes.query_alignment)
+    padding = num_queries - chunk.num_rows
     key_positions = np.arange(num_keys, dtype=np.int64)
     key_positions[chunk.first_column : num_columns] = positions
     return Span(
         first_row=first_row,
         num_rows=chunk.num_rows,
+        num_queries=num_queries,
         first_key=chunk.segment.start,
         num_keys=num_keys,
-        visible=_visible(chunk, num_keys),
-        query_positions=positions,
+        visible=np.pad(_visible(chunk, num_keys), ((0, padding), (0, 0)), mode="edge"),
+        query_positions=np.pad(positions, (0, padding), mode="edge"),
         key_positions=key_positions,
     )
 

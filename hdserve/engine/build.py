@@ -14,6 +14,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.engine import Engine
+from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
@@ -45,6 +46,7 @@ def build_engine(
     guarded = GuardedDrafters(drafters, model.vocab_size)
     cache = _make_cache(config.engine, model, drafting.max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
+    runner.shapes = choose_shapes(runner, _max_rows(config), config.engine.exact)
     budget = None
     if drafting.adapts_budget and drafting.max_draft_tokens and drafters:
         budget = DraftBudget(measure_forward_cost(runner, 1 + drafting.max_draft_tokens))
@@ -73,6 +75,12 @@ def build_engine(
         budget=budget,
         on_finish=on_finish,
     )
+
+
+def _max_rows(config: ModelConfig) -> int:
+    """Rows of the largest forward: a draft tree per slot and a chunk of a prompt."""
+    num_tree_rows = config.engine.max_num_sequences * (1 + config.drafting.max_draft_tokens)
+    return num_tree_rows + config.engine.prefill_chunk_tokens
 
 
 def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:

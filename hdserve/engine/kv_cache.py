@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 
 ROW_ALIGNMENT = 32
-"""Segments begin and end at multiples of this, so that the keys of a sequence can be padded to it.
-
-With padded keys the attention of a row does not depend on how many rows share the forward.
-"""
+"""Segments begin and end at multiples of this."""
 
 
-def align(num_rows: int) -> int:
-    """``num_rows`` rounded up to ``ROW_ALIGNMENT``."""
-    return -(-num_rows // ROW_ALIGNMENT) * ROW_ALIGNMENT
+MAX_KEY_ALIGNMENT = 512
+"""To at most a multiple of this a reader may pad its keys; the cache has scratch rows for it."""
+
+
+def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
+    """``number`` rounded up to a multiple of ``alignment``."""
+    return -(-number // alignment) * alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.num_rows = align(num_rows)
-        rows = self.num_rows + ROW_ALIGNMENT  # the last ones are scratch
+        rows = self.num_rows + MAX_KEY_ALIGNMENT  # the last ones are scratch
         size = (shape.num_layers, rows, shape.num_heads)
         self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
         self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)

@@ -12,6 +12,7 @@ from hdserve.engine.attention import PLAN_KEYWORD
 from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.shapes import Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class ModelRunner:
     Args:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
-        min_rows: rows a forward is padded to.
+        shapes: to what the sizes of a forward are padded.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class ModelRunner:
         cache: KVCache,
         *,
         needs_hidden: bool = False,
-        min_rows: int = 1,
+        shapes: Shapes | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self._needs_hidden = needs_hidden
-        self._min_rows = min_rows
+        self.shapes = shapes or Shapes()
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:
@@ -66,7 +67,7 @@ class ModelRunner:
         Returns:
             Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
         """
-        batch = build_batch(chunks, self.cache, self.model.device, self._min_rows)
+        batch = build_batch(chunks, self.cache, self.model.device, self.shapes)
         logits, hidden = self._run(batch)
         return [
             None
