@@ -95,6 +95,43 @@ class DraftTree:
             node = child
         return node
 
+    def add_nodes(
+        self,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        sources: Sequence[Source],
+        scores: Sequence[float],
+    ) -> None:
+        """Add many nodes at once, in order; ``parents`` count from 0, the root.
+
+        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  Into a tree that is not
+        empty they are merged one by one, without those whose parent found no place.
+        """
+        if len(self.token_ids) > 1 or len(token_ids) > self.capacity:
+            self._merge_nodes(token_ids, parents, sources, scores)
+            return
+        self.token_ids += token_ids
+        self.parents += parents
+        self.sources += sources
+        self.scores += scores
+        depths = self.depths
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+
+    def _merge_nodes(
+        self,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        sources: Sequence[Source],
+        scores: Sequence[float],
+    ) -> None:
+        places: list[int | None] = [0]
+        for token_id, parent, source, score in zip(
+            token_ids, parents, sources, scores, strict=True
+        ):
+            place = places[parent]
+            places.append(None if place is None else self.add_node(place, token_id, source, score))
+
     def truncate(self, num_draft_tokens: int) -> None:
         """Keep the first ``num_draft_tokens`` drafted nodes, in the order they were added."""
         size = num_draft_tokens + 1

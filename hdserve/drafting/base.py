@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from hdserve.config import StrictModel
 from hdserve.core import Sequence
 from hdserve.tree import Acceptance, DraftTree
 
@@ -40,11 +41,13 @@ class DraftResources:
         vocab_size: every drafted id is below it.
         model_database: what this model generated before; ``None`` when it is switched off.
         statistics: the corpus of the model's tokenizer; ``None`` when there is none.
+        draft_from: model databases of other models of the same tokenizer, ranked lower.
     """
 
     vocab_size: int
     model_database: ModelDatabase | None = None
     statistics: StatisticsDatabase | None = None
+    draft_from: tuple[ModelDatabase, ...] = ()
 
 
 class Drafter(ABC):
@@ -57,10 +60,12 @@ class Drafter(ABC):
 
     Attributes:
         name: as in the configuration and the registry.
+        options_model: what :class:`~hdserve.config.DrafterConfig` ``options`` may hold.
         needs_hidden: whether ``observe`` reads ``forward.hidden``.
     """
 
     name: ClassVar[str]
+    options_model: ClassVar[type[StrictModel]] = StrictModel
     needs_hidden: ClassVar[bool] = False
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional

@@ -1,0 +1,171 @@
+"""The context database: the text of one running request.
+
+Tables come from a pool and go back to it, so that a request is neither begun nor ended with a
+pause: a table is emptied by giving its next user a higher age mark, below which rows count as
+empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdserve.databases.history import MATCH_TOKENS, index_tokens
+from hdserve.databases.ngram import (
+    BUCKET_BYTES,
+    BUCKET_ROWS,
+    MAX_STAMP,
+    NUM_ADDED,
+    NUM_BUCKETS,
+    Ints,
+    Rows,
+    Tokens,
+    copy_stamped,
+    insert_tokens,
+    new_rows,
+    new_size,
+)
+
+MAX_TABLE_BYTES = 64 << 20
+"""Largest table of one request; a longer text forgets its rarest contexts."""
+
+ROWS_PER_TOKEN = 4
+"""About how many contexts a token of text adds."""
+
+EAGER_TOKENS = 16384
+"""So much of a prompt is inserted at once; the rest follows in pieces, newest first."""
+
+PIECE_TOKENS = 2048
+
+
+@dataclass(slots=True)
+class PooledRows:
+    """Rows that are used again: those stamped before ``stamp`` are empty."""
+
+    rows: Rows
+    stamp: int = 0
+
+
+class ContextPool:
+    """Keeps the tables of ended requests for the next ones.
+
+    Args:
+        max_bytes: most memory of tables that nobody uses.
+    """
+
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._free: dict[int, list[PooledRows]] = {}
+
+    def take(self, num_buckets: int) -> PooledRows:
+        """A table of at least ``num_buckets`` buckets with a fresh stamp."""
+        reserved = 1 << (num_buckets - 1).bit_length()
+        free = self._free.get(reserved)
+        if free:
+            pooled = free.pop()
+            self.num_bytes -= reserved * BUCKET_BYTES
+        else:
+            pooled = PooledRows(new_rows(reserved))
+        if pooled.stamp == MAX_STAMP:
+            pooled.rows[:] = 0
+            pooled.stamp = 0
+        pooled.stamp += 1
+        return pooled
+
+    def give_back(self, pooled: PooledRows) -> None:
+        """Keep a table for later, if there is room."""
+        reserved = len(pooled.rows) // BUCKET_ROWS
+        num_bytes = reserved * BUCKET_BYTES
+        if self.num_bytes + num_bytes <= self.max_bytes:
+            self.num_bytes += num_bytes
+            self._free.setdefault(reserved, []).append(pooled)
+
+
+class ContextDatabase:
+    """The n-grams and the copy index of one request's text.
+
+    Args:
+        pool: where the table comes from.
+        token_ids: the prompt.
+        orders: ``int64[n]`` context lengths, ascending, -1 at the end.
+        num_expected_tokens: how long prompt and output will be together at most.
+
+    Attributes:
+        tokens: int32 buffer; a power of two long.
+        heads: the copy index over ``tokens``.
+        table, size: the n-gram rows and their use.
+    """
+
+    def __init__(
+        self, pool: ContextPool, token_ids: list[int], orders: Ints, num_expected_tokens: int
+    ) -> None:
+        num_prompt = len(token_ids)
+        capacity = 1 << max(6, (max(num_prompt, num_expected_tokens)).bit_length())
+        self._pool = pool
+        self._orders = orders
+        self.tokens: Tokens = np.zeros(capacity, np.int32)
+        self.heads: Ints = np.zeros(capacity, np.int64)
+        self.tokens[:num_prompt] = token_ids
+        self.num_tokens = num_prompt
+        buckets = max(64, (num_prompt + 256) * ROWS_PER_TOKEN // 3)
+        self.table = pool.take(min(buckets, MAX_TABLE_BYTES // BUCKET_BYTES))
+        self.size = new_size(min(buckets, len(self.table.rows) // BUCKET_ROWS))
+        self._num_pending = num_prompt
+        """Tokens at the front of the prompt that are not inserted yet."""
+        self._insert_piece(EAGER_TOKENS)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.heads.nbytes
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether :meth:`enlarge` is due before more tokens come."""
+        return self.num_tokens + 64 > len(self.tokens) or self._is_table_full
+
+    @property
+    def _is_table_full(self) -> bool:
+        reserved = len(self.table.rows) // BUCKET_ROWS
+        return (
+            int(self.size[NUM_BUCKETS]) == reserved
+            and int(self.size[NUM_ADDED]) > reserved * 4
+            and reserved * BUCKET_BYTES < MAX_TABLE_BYTES
+        )
+
+    def _insert_piece(self, num_tokens: int) -> None:
+        """Insert the last ``num_tokens`` tokens of the part of the prompt that is not in yet."""
+        end = self._num_pending
+        begin = max(0, end - num_tokens)
+        stamp = self.table.stamp
+        insert_tokens(
+            self.table.rows, self.size, self.tokens, begin, end, self._orders, stamp, stamp
+        )
+        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), end)
+        self._num_pending = begin
+
+    def continue_prompt(self) -> None:
+        """Insert one more piece of a prompt that was too long to be inserted at once."""
+        if self._num_pending > 0:
+            self._insert_piece(PIECE_TOKENS)
+
+    def enlarge(self) -> None:
+        """Make room for more tokens and more contexts."""
+        if self.num_tokens + 64 > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
+            self.heads = np.zeros(len(self.tokens), np.int64)
+            index_tokens(
+                self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, self.num_tokens
+            )
+        if self._is_table_full:
+            old = self.table
+            in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS
+            self.table = self._pool.take(int(self.size[NUM_BUCKETS]) * 2)
+            copy_stamped(old.rows, self.table.rows, in_use, old.stamp, self.table.stamp)
+            self._pool.give_back(old)
+
+    def release(self) -> None:
+        """Give the table back; the database must not be used again."""
+        self._pool.give_back(self.table)

@@ -1,0 +1,261 @@
+"""The model database: what one model generated before, per namespace.
+
+Every replica holds one; it is fed by the replica's own outputs and, through a log between
+replicas, by those of others.  A namespace is a partition with tables of its own, and every call
+names one, so that text of one tenant cannot be drafted for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.core import Sequence as RequestSequence
+from hdserve.databases.history import (
+    LOG_END,
+    LOG_OLDEST,
+    MATCH_TOKENS,
+    NUM_HEADS,
+    add_heads,
+    index_tokens,
+)
+from hdserve.databases.ngram import (
+    MAX_STAMP,
+    MAX_TOKEN_ID,
+    NUM_ADDED,
+    ROW_BYTES,
+    START,
+    Ints,
+    NgramTable,
+    Tokens,
+    insert_tokens,
+    rebase_stamps,
+)
+
+TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
+
+MODEL_ORDERS = (0, 1, 2, 4)
+"""Context lengths in tokens, ascending."""
+
+MIN_RESERVE_BYTES = 1 << 15
+LOG_SHARE = 8
+"""One part in so many of a partition's bytes is for its log and the index of it."""
+
+LOG_BYTES_PER_TOKEN = 12
+MIN_LOG_TOKENS = 256
+STAMPS_PER_TURNOVER = 128
+"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
+
+PREFIX_BLOCK_TOKENS = 32
+MAX_PREFIX_BLOCKS = 1 << 16
+
+
+class Partition:
+    """The tables of one namespace.
+
+    Attributes:
+        table: the n-grams.
+        log, heads, log_state: the text itself, for copies of any length, see ``history``.
+        version: changes whenever one of the arrays was replaced.
+    """
+
+    def __init__(self, max_bytes: int, orders: Sequence[int] = MODEL_ORDERS) -> None:
+        self.max_bytes = max_bytes
+        log_tokens = max(MIN_LOG_TOKENS, max_bytes // LOG_SHARE // LOG_BYTES_PER_TOKEN)
+        self._max_log_tokens = 1 << (log_tokens.bit_length() - 1)
+        table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
+        self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
+        self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
+        self.heads: Ints = np.zeros(MIN_LOG_TOKENS, np.int64)
+        self.log_state: Ints = np.array([0, 1, 64], np.int64)
+        self.version = 0
+        self.num_tokens = 0
+        self.num_texts = 0
+        self._orders = np.array([*orders, -1], np.int64)
+        self._stamp = 1
+        self._next_stamp_at = self._stamp_interval
+
+    @property
+    def _stamp_interval(self) -> int:
+        return max(1, self.table.max_buckets * 4 // STAMPS_PER_TURNOVER)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        in_log = min(int(self.log_state[LOG_END]), len(self.log))
+        return self.table.num_bytes + in_log * 4 + int(self.log_state[NUM_HEADS]) * 8
+
+    def insert(self, tokens: Tokens) -> None:
+        """Count a text that begins with ``START`` and append it to the log."""
+        while self.table.is_reserve_low:
+            self.table.reserve_more()
+            self.version += 1
+        insert_tokens(
+            self.table.rows, self.table.size, tokens, 1, len(tokens), self._orders, self._stamp, 0
+        )
+        self._advance_stamp()
+        self._append(tokens)
+        self.num_tokens += len(tokens) - 1
+        self.num_texts += 1
+
+    def _advance_stamp(self) -> None:
+        if int(self.table.size[NUM_ADDED]) < self._next_stamp_at:
+            return
+        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
+        self._stamp += 1
+        if self._stamp == MAX_STAMP:
+            change = MAX_STAMP // 2
+            rebase_stamps(self.table.rows, self.table.num_buckets, change)
+            self._stamp -= change
+
+    def _append(self, tokens: Tokens) -> None:
+        tokens = tokens[-self._max_log_tokens // 2 :]
+        while len(self.log) < self._max_log_tokens and (
+            int(self.log_state[LOG_END]) + len(tokens) > len(self.log)
+        ):
+            self._enlarge_log()
+        begin = int(self.log_state[LOG_END])
+        end = begin + len(tokens)
+        capacity = len(self.log)
+        first = begin & (capacity - 1)
+        num_first = min(len(tokens), capacity - first)
+        self.log[first : first + num_first] = tokens[:num_first]
+        self.log[: len(tokens) - num_first] = tokens[num_first:]
+        self.log_state[LOG_END] = end
+        self.log_state[LOG_OLDEST] = max(0, end - capacity)
+        num_heads = int(self.log_state[NUM_HEADS])
+        num_added = min(max(0, end - num_heads), capacity - num_heads)
+        add_heads(self.log, self.heads, num_heads, num_added)
+        self.log_state[NUM_HEADS] = num_heads + num_added
+        index_tokens(self.log, self.heads, num_heads + num_added, max(begin, MATCH_TOKENS), end)
+
+    def _enlarge_log(self) -> None:
+        in_use = min(int(self.log_state[LOG_END]), len(self.log))
+        capacity = min(self._max_log_tokens, len(self.log) * 4)
+        log, heads = np.zeros(capacity, np.int32), np.zeros(capacity, np.int64)
+        log[:in_use] = self.log[:in_use]
+        heads[: len(self.heads)] = self.heads
+        self.log, self.heads = log, heads
+        self.version += 1
+
+
+class ModelDatabase:
+    """What one model generated before.
+
+    Owned by one thread.  Not a byte is taken before something is inserted.
+
+    Args:
+        max_bytes: bound of all namespaces together; the least valuable contexts and the oldest
+            text are forgotten first.  When a namespace finds no room, the one that has not been
+            used for longest is dropped.
+        share_prompts: whether :meth:`record` takes prompts as well as outputs.
+        orders: context lengths in tokens, ascending.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = 256 << 20,
+        *,
+        share_prompts: bool = False,
+        orders: Sequence[int] = MODEL_ORDERS,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.share_prompts = share_prompts
+        self._orders = tuple(orders)
+        self._partitions: dict[str, Partition] = {}
+        self._prefixes: dict[str, set[int]] = {}
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Namespaces that hold text, least recently fed first."""
+        return tuple(self._partitions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens inserted and not dropped with their namespace."""
+        return sum(partition.num_tokens for partition in self._partitions.values())
+
+    @property
+    def num_entries(self) -> int:
+        """Texts inserted and not dropped with their namespace."""
+        return sum(partition.num_texts for partition in self._partitions.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        return sum(partition.num_bytes for partition in self._partitions.values())
+
+    def partition(self, namespace: str) -> Partition | None:
+        """The tables of a namespace; ``None`` while nothing was inserted."""
+        return self._partitions.get(namespace)
+
+    def insert(self, namespace: str, token_ids: TokenIds) -> None:
+        """Add one finished output of the model.
+
+        Ids that no token can have (negative, or above 1,048,575) end the text before them.
+        """
+        tokens = np.empty(len(token_ids) + 1, np.int64)
+        tokens[0] = START
+        tokens[1:] = token_ids
+        wrong = np.flatnonzero((tokens[1:] < 0) | (tokens[1:] > MAX_TOKEN_ID))
+        if len(wrong):
+            tokens = tokens[: 1 + wrong[0]]
+        if len(tokens) > 1:
+            self._used(namespace).insert(tokens.astype(np.int32))
+
+    def apply(self, namespace: str, outputs: Iterable[TokenIds]) -> None:
+        """Add finished outputs of other replicas, oldest first."""
+        for token_ids in outputs:
+            self.insert(namespace, token_ids)
+
+    def record(self, seq: RequestSequence) -> None:
+        """Add the output of a sequence that has ended, and its prompt with ``share_prompts``.
+
+        Does nothing for a sequence that does not share its output or was recorded before.
+        """
+        if not seq.speculation.is_output_shared or "model_database" in seq.drafter_state:
+            return
+        seq.drafter_state["model_database"] = True
+        if self.share_prompts:
+            self.insert_prompt(seq.namespace, seq.token_ids[: seq.num_prompt_tokens])
+        self.insert(seq.namespace, seq.output_token_ids)
+
+    def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
+        """Add what of a prompt does not repeat the beginning of an earlier prompt.
+
+        Prompts are compared in blocks of ``PREFIX_BLOCK_TOKENS`` tokens, so that the history of a
+        conversation is counted once and not once per turn.
+        """
+        known = self._prefixes.setdefault(namespace, set())
+        if len(known) > MAX_PREFIX_BLOCKS:
+            known.clear()
+        block_hash, begin = 0, 0
+        for start in range(0, len(token_ids) - PREFIX_BLOCK_TOKENS + 1, PREFIX_BLOCK_TOKENS):
+            block = tuple(token_ids[start : start + PREFIX_BLOCK_TOKENS])
+            block_hash = hash((block_hash, block))
+            if block_hash in known and begin == start:
+                begin = start + PREFIX_BLOCK_TOKENS
+            known.add(block_hash)
+        if begin < len(token_ids):
+            self.insert(namespace, token_ids[begin:])
+
+    def clear(self, namespace: str | None = None) -> None:
+        """Forget one namespace, or all."""
+        if namespace is None:
+            self._partitions.clear()
+            self._prefixes.clear()
+        else:
+            self._partitions.pop(namespace, None)
+            self._prefixes.pop(namespace, None)
+
+    def _used(self, namespace: str) -> Partition:
+        """The partition of a namespace, made if there is none, moved to the end of the order."""
+        partition = self._partitions.pop(namespace, None)
+        if partition is None:
+            partition = Partition(self.max_bytes, self._orders)
+        self._partitions[namespace] = partition
+        while len(self._partitions) > 1 and self.num_bytes > self.max_bytes:
+            self.clear(next(iter(self._partitions)))
+        return partition

@@ -1,0 +1,419 @@
+"""The n-gram context table: which tokens followed a context, how often and how recently.
+
+A row is one cache line of 16 ``uint32`` words and holds one context::
+
+    word   0         1         2                    3 .. 15
+           hash      hash      stamp 16 | total 16  13 slots: count 12 | token 20
+           low, odd  high                           by count, most recent first among equals
+
+Word 0 of an empty row is 0.  A context lives in one *bucket* of ``BUCKET_ROWS`` rows, which are
+filled from the front.  When a bucket is full, a new context replaces its least valuable row, so
+memory is bounded, nothing is searched for long, and a collision costs a wrong guess, never a wrong
+token.
+
+The table grows without a pause by linear hashing (Litwin 1980): with ``n`` buckets in use, the
+bucket of a hash is its low bits, one bit fewer where that is beyond ``n``; adding bucket ``n``
+divides the rows of one other bucket::
+
+    n = 6     bucket  0   1   2   3   4   5        0 and 1 were divided into 0, 4 and 1, 5;
+                      └───┼───────────┘   │        2 is next: its rows with bit 2 set go to 6
+                          └───────────────┘
+
+The slots of a row are a frequency sketch in the manner of Misra and Gries (1982): a token that
+does not fit decrements the last slot.  Rows keep the full hash, so that tables can be merged
+without the text they were made from.
+
+Context hashes run from the newest token to the oldest, so that the hash of ``n + 1`` tokens
+extends that of ``n`` by one multiplication.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Rows = npt.NDArray[np.uint32]
+Tokens = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+ROW_WORDS = 16
+ROW_BYTES = 4 * ROW_WORDS
+BUCKET_ROWS = 8
+BUCKET_BYTES = BUCKET_ROWS * ROW_BYTES
+FIRST_SLOT = 3
+NUM_SLOTS = ROW_WORDS - FIRST_SLOT
+MIN_BUCKETS = 16
+ROWS_PER_BUCKET = 4
+"""Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
+
+MAX_TOKEN_ID = (1 << 20) - 1
+MAX_COUNT = (1 << 12) - 1
+MAX_TOTAL = 65000
+MAX_STAMP = (1 << 16) - 1
+AGE_SHIFT = 5
+"""The value of a row halves every ``2 ** AGE_SHIFT`` stamps without an update."""
+
+START = -1
+"""Stands before the first token of every text: contexts do not reach beyond it."""
+
+NUM_BUCKETS, NUM_ADDED = 0, 1
+"""Entries of the ``size`` array of a table."""
+
+HASH_SEED = np.uint64(0x9E3779B97F4A7C15)
+_HASH_ADD = np.uint64(0xD1B54A32D192ED03)
+_HASH_MULTIPLY = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT_32 = np.uint64(32)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+_COUNT_SHIFT = np.uint32(20)
+_COUNT_ONE = np.uint32(1 << 20)
+_TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
+_TOTAL_MASK = np.uint32(0xFFFF)
+_STAMP_SHIFT = np.uint32(16)
+_ODD = np.uint32(1)
+_ZERO = np.uint32(0)
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+
+def jit(function: _F) -> _F:
+    """Compile an entry point: kept on disk, without the lock, without reference counting.
+
+    Without reference counts (``_nrt``) a function may not allocate or return arrays; measured on
+    drafting, they made calls three times slower.
+    """
+    compiled: _F = numba.njit(
+        cache=True, nogil=True, fastmath=True, error_model="numpy", _nrt=False
+    )(function)
+    return compiled
+
+
+def inlined(function: _F) -> _F:
+    """As :func:`jit`, for the parts that entry points are made of."""
+    compiled: _F = numba.njit(
+        cache=True, nogil=True, fastmath=True, error_model="numpy", _nrt=False, forceinline=True
+    )(function)
+    return compiled
+
+
+def new_rows(num_buckets: int) -> Rows:
+    """Zeroed rows for ``num_buckets`` buckets, aligned to cache lines: ``[8 * num_buckets, 16]``.
+
+    The memory is taken when it is first touched.
+    """
+    num_words = num_buckets * BUCKET_ROWS * ROW_WORDS
+    buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
+    offset = -buffer.ctypes.data % ROW_BYTES // 4
+    return buffer[offset : offset + num_words].reshape(-1, ROW_WORDS)
+
+
+def new_size(num_buckets: int = 1) -> Ints:
+    """The ``size`` array of an empty table that uses ``num_buckets`` buckets."""
+    return np.array([num_buckets, 0], np.int64)
+
+
+@inlined
+def extend_hash(context_hash: np.uint64, token: int) -> np.uint64:
+    """The hash of a context with one older ``token`` in front."""
+    value = (context_hash ^ (np.uint64(token) + _HASH_ADD)) * _HASH_MULTIPLY
+    return value ^ (value >> _SHIFT_32)
+
+
+@inlined
+def linear_bucket(bits: int, num_buckets: int) -> int:
+    """The bucket of a hash under linear hashing; ``num_buckets < 2 ** 32``."""
+    mask = num_buckets - 1
+    mask |= mask >> 1
+    mask |= mask >> 2
+    mask |= mask >> 4
+    mask |= mask >> 8
+    mask |= mask >> 16
+    bucket = bits & mask
+    return bucket & (mask >> 1) if bucket >= num_buckets else bucket
+
+
+@inlined
+def highest_bit(value: int) -> int:
+    """The largest power of two that is not above ``value``."""
+    highest = 1
+    while highest * 2 <= value:
+        highest *= 2
+    return highest
+
+
+@inlined
+def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: int) -> int:
+    """The index of the context's row, or -1; rows stamped before ``min_stamp`` are empty."""
+    low = np.uint32(context_hash & _LOW_32) | _ODD
+    high = np.uint32(context_hash >> _SHIFT_32)
+    start = linear_bucket(np.int64(high), num_buckets) * BUCKET_ROWS
+    for row in range(start, start + BUCKET_ROWS):
+        word = rows[row, 0]
+        if word == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+            return -1
+        if word == low and rows[row, 1] == high:
+            return row
+    return -1
+
+
+@inlined
+def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
+    """The row of a context: its own, else a cleared one that carries its hash from now on."""
+    low = np.uint32(context_hash & _LOW_32) | _ODD
+    high = np.uint32(context_hash >> _SHIFT_32)
+    start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
+    victim = start
+    lowest = np.int64(1 << 62)
+    for row in range(start, start + BUCKET_ROWS):
+        word = rows[row, 0]
+        row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
+        if word == _ZERO or row_stamp < min_stamp:
+            victim = row
+            break
+        if word == low and rows[row, 1] == high:
+            return row
+        age = max(0, stamp - row_stamp)
+        total = np.int64(rows[row, 2] & _TOTAL_MASK)
+        value = (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
+        if value < lowest:
+            lowest = value
+            victim = row
+    size[NUM_ADDED] += 1
+    for word_index in range(ROW_WORDS):
+        rows[victim, word_index] = _ZERO
+    rows[victim, 0] = low
+    rows[victim, 1] = high
+    return victim
+
+
+@inlined
+def set_total(rows: Rows, row: int, total: int, stamp: int) -> None:
+    """Write a row's total and age mark."""
+    rows[row, 2] = np.uint32(total) | (np.uint32(stamp) << _STAMP_SHIFT)
+
+
+@inlined
+def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
+    """The slot that holds a token, else the first free one, else -1."""
+    for slot in range(FIRST_SLOT, ROW_WORDS):
+        word = rows[row, slot]
+        if word == _ZERO or (word & _TOKEN_MASK) == token_word:
+            return slot
+    return -1
+
+
+@inlined
+def halve(rows: Rows, row: int) -> int:
+    """Halve all counts of a row, so that what is recent weighs more; returns the new total."""
+    kept = FIRST_SLOT
+    for slot in range(FIRST_SLOT, ROW_WORDS):
+        word = rows[row, slot]
+        count = (word >> _COUNT_SHIFT) >> _ODD
+        rows[row, slot] = _ZERO
+        if count > _ZERO:
+            rows[row, kept] = count * _COUNT_ONE | (word & _TOKEN_MASK)
+            kept += 1
+    return np.int64(rows[row, 2] & _TOTAL_MASK) >> 1
+
+
+@inlined
+def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> None:
+    """Count ``token`` ``count`` times (at most ``MAX_COUNT // 2``) in the row of its context."""
+    total = np.int64(rows[row, 2] & _TOTAL_MASK)
+    if total + count > MAX_TOTAL:
+        total = halve(rows, row)
+    token_word = np.uint32(token)
+    slot = slot_of(rows, row, token_word)
+    if slot < 0:
+        slot = ROW_WORDS - 1
+        held = np.int64(rows[row, slot] >> _COUNT_SHIFT)
+        if held > count:
+            rows[row, slot] -= np.uint32(count) * _COUNT_ONE
+            set_total(rows, row, total + count, stamp)
+            return
+        rows[row, slot] = token_word
+    new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
+    if new_count > MAX_COUNT:
+        total = halve(rows, row)
+        slot = slot_of(rows, row, token_word)
+        new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
+    while slot > FIRST_SLOT and np.int64(rows[row, slot - 1] >> _COUNT_SHIFT) <= new_count:
+        rows[row, slot] = rows[row, slot - 1]
+        slot -= 1
+    rows[row, slot] = np.uint32(new_count) * _COUNT_ONE | token_word
+    set_total(rows, row, total + count, stamp)
+
+
+@inlined
+def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
+    """Bring one more bucket into use and move to it the rows that belong there."""
+    added = size[NUM_BUCKETS]
+    highest = highest_bit(added)
+    size[NUM_BUCKETS] = added + 1
+    source = (added - highest) * BUCKET_ROWS
+    target = added * BUCKET_ROWS
+    for row in range(target, target + BUCKET_ROWS):
+        rows[row, 0] = _ZERO
+    kept = source
+    for row in range(source, source + BUCKET_ROWS):
+        if rows[row, 0] == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+            break
+        is_moved = np.int64(rows[row, 1]) & highest != 0
+        place = target if is_moved else kept
+        if place != row:
+            for word in range(ROW_WORDS):
+                rows[place, word] = rows[row, word]
+            rows[row, 0] = _ZERO
+        if is_moved:
+            target += 1
+        else:
+            kept += 1
+
+
+@inlined
+def grow(rows: Rows, size: Ints, min_stamp: int) -> None:
+    """Add buckets until the table is not crowded, as far as ``rows`` reach."""
+    while (
+        size[NUM_ADDED] > size[NUM_BUCKETS] * ROWS_PER_BUCKET
+        and (size[NUM_BUCKETS] + 1) * BUCKET_ROWS <= rows.shape[0]
+    ):
+        add_bucket(rows, size, min_stamp)
+
+
+@inlined
+def put(
+    rows: Rows, size: Ints, context_hash: np.uint64, token: int, stamp: int, min_stamp: int
+) -> None:
+    """Count one ``token`` after a context."""
+    row = claim_row(rows, size, context_hash, stamp, min_stamp)
+    count_token(rows, row, token, 1, stamp)
+
+
+@jit
+def insert_tokens(
+    rows: Rows,
+    size: Ints,
+    tokens: Tokens,
+    begin: int,
+    end: int,
+    orders: Ints,
+    stamp: int,
+    min_stamp: int,
+) -> None:
+    """Count the tokens ``[begin, end)`` of a text, each after its contexts of the given orders.
+
+    Args:
+        tokens: int32, the text from its first token on (``START`` first where it should count).
+        orders: context lengths in tokens, ascending, then -1; 0 counts without a context.
+        stamp: the age mark of the rows touched.
+        min_stamp: rows stamped before it are empty.
+    """
+    for position in range(begin, end):
+        token = np.int64(tokens[position])
+        context_hash = HASH_SEED
+        length = 0
+        for order in orders:
+            if order < 0 or order > position:
+                break
+            while length < order:
+                length += 1
+                context_hash = extend_hash(context_hash, np.int64(tokens[position - length]))
+            put(rows, size, context_hash, token, stamp, min_stamp)
+        grow(rows, size, min_stamp)
+
+
+@jit
+def merge_tables(
+    source: Rows, num_buckets: int, target: Rows, target_size: Ints, stamp: int
+) -> None:
+    """Add every row of ``source`` to ``target``, counts added."""
+    for index in range(num_buckets * BUCKET_ROWS):
+        if source[index, 0] == _ZERO:
+            continue
+        context_hash = np.uint64(source[index, 0]) | (np.uint64(source[index, 1]) << _SHIFT_32)
+        row = claim_row(target, target_size, context_hash, stamp, 0)
+        old_total = np.int64(target[row, 2] & _TOTAL_MASK)
+        total = np.int64(source[index, 2] & _TOTAL_MASK) + old_total
+        for slot in range(FIRST_SLOT, ROW_WORDS):
+            word = source[index, slot]
+            count = np.int64(word >> _COUNT_SHIFT)
+            if count == 0:
+                break
+            count_token(target, row, np.int64(word & _TOKEN_MASK), min(count, 2047), stamp)
+        set_total(target, row, min(total, MAX_TOTAL), stamp)
+        grow(target, target_size, 0)
+
+
+@jit
+def rebase_stamps(rows: Rows, num_buckets: int, change: int) -> None:
+    """Lower all age marks by ``change``, to 0 at least."""
+    for row in range(num_buckets * BUCKET_ROWS):
+        stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
+        set_total(rows, row, np.int64(rows[row, 2] & _TOTAL_MASK), max(0, stamp - change))
+
+
+@jit
+def copy_stamped(source: Rows, target: Rows, num_rows: int, old_stamp: int, stamp: int) -> None:
+    """Copy the first rows of a table that carry ``old_stamp``, with another age mark."""
+    for row in range(num_rows):
+        if np.int64(source[row, 2] >> _STAMP_SHIFT) != old_stamp:
+            target[row, 0] = _ZERO
+            continue
+        for word in range(ROW_WORDS):
+            target[row, word] = source[row, word]
+        set_total(target, row, np.int64(source[row, 2] & _TOTAL_MASK), stamp)
+
+
+class NgramTable:
+    """A growing n-gram table.
+
+    Args:
+        max_bytes: the table never takes more than this, rounded down to a bucket.
+        reserve_bytes: address space to begin with; :meth:`reserve_more` adds to it.
+
+    Attributes:
+        rows: ``uint32[reserved rows, 16]``, see the module's docstring.
+        size: ``int64[2]``: buckets in use, contexts added since the table was empty.
+    """
+
+    def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
+        self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
+        self.rows = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
+        self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
+
+    @property
+    def num_reserved(self) -> int:
+        """Buckets there is address space for."""
+        return len(self.rows) // BUCKET_ROWS
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets in use."""
+        return int(self.size[NUM_BUCKETS])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use; what is only reserved is not counted."""
+        return self.num_buckets * BUCKET_BYTES
+
+    @property
+    def is_reserve_low(self) -> bool:
+        """Whether :meth:`reserve_more` would let the table grow further."""
+        return self.num_reserved < self.max_buckets and self.num_buckets * 8 > self.num_reserved * 7
+
+    def count_rows(self) -> int:
+        """Contexts held now; reads the whole table."""
+        return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
+
+    def reserve_more(self) -> None:
+        """Move to rows of four times the size (a plain copy of what is in use)."""
+        rows = new_rows(min(self.max_buckets, self.num_reserved * 4))
+        in_use = self.num_buckets * BUCKET_ROWS
+        rows[:in_use] = self.rows[:in_use]
+        self.rows = rows

@@ -1,0 +1,337 @@
+"""The statistics database: n-grams of a large corpus, immutable, mapped from a file.
+
+A database is a directory of two files::
+
+    info.json     format, tokenizer fingerprint, corpora, sizes, checksums
+    table.bin     one bucket of header, then the buckets of an n-gram table
+
+The table is read through a private mapping, so that all processes of a machine share its pages
+and opening takes the same time at any size.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from hdserve.config import StrictModel
+from hdserve.databases.ngram import (
+    BUCKET_BYTES,
+    BUCKET_ROWS,
+    MAX_STAMP,
+    MAX_TOKEN_ID,
+    NUM_ADDED,
+    ROW_WORDS,
+    START,
+    Ints,
+    NgramTable,
+    Rows,
+    insert_tokens,
+    merge_tables,
+    new_size,
+)
+from hdserve.errors import DatabaseError, SnapshotError
+
+FORMAT_VERSION = 1
+STATISTICS_ORDERS = (1, 2, 3, 5)
+"""Context lengths in tokens, ascending."""
+
+INFO_NAME, TABLE_NAME = "info.json", "table.bin"
+_MAGIC = b"hdserve n-gram table\n"
+_SAMPLE_BYTES = 1 << 20
+
+
+class CorpusInfo(StrictModel):
+    """What one corpus contributed."""
+
+    name: str
+    num_texts: int = Field(ge=0)
+    num_tokens: int = Field(ge=0)
+
+
+class StatisticsInfo(StrictModel):
+    """The content of ``info.json``."""
+
+    format_version: int
+    tokenizer: str
+    """Fingerprint of the tokenizer whose ids the table holds."""
+
+    vocab_size: int = Field(ge=1)
+    orders: tuple[int, ...]
+    corpora: tuple[CorpusInfo, ...]
+    num_contexts: int = Field(ge=0)
+    num_buckets: int = Field(ge=1)
+    sample_crc32: int
+    """Checksum of the first and the last mebibyte of ``table.bin``, checked on opening."""
+
+    crc32: int
+    """Checksum of the whole file, checked by :meth:`StatisticsDatabase.verify`."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(corpus.num_tokens for corpus in self.corpora)
+
+
+class StatisticsDatabase:
+    """A statistics database that is open for reading.
+
+    Attributes:
+        rows, size: the n-gram table, see ``ngram``.
+        info: what is inside.
+    """
+
+    def __init__(self, rows: Rows, info: StatisticsInfo, directory: Path | None = None) -> None:
+        self.rows = rows
+        self.info = info
+        self.directory = directory
+        self.size: Ints = new_size(info.num_buckets)
+
+    @classmethod
+    def open(
+        cls, directory: str | os.PathLike[str], *, tokenizer: str | None = None
+    ) -> StatisticsDatabase:
+        """Map the database in ``directory``.
+
+        Args:
+            tokenizer: the fingerprint that the database must have been made for.
+
+        Raises:
+            SnapshotError: there is no database, or it is corrupt, truncated, newer than this
+                version, or made for another tokenizer.
+        """
+        directory = Path(directory)
+        info = read_info(directory)
+        if tokenizer is not None and info.tokenizer != tokenizer:
+            raise SnapshotError(
+                f"{directory}: made for the tokenizer {info.tokenizer[:12]}, "
+                f"not for {tokenizer[:12]}"
+            )
+        path = directory / TABLE_NAME
+        expected = (info.num_buckets + 1) * BUCKET_BYTES
+        try:
+            found = path.stat().st_size
+            if found != expected:
+                raise SnapshotError(f"{path}: has {found} bytes, {expected} were written")
+            with path.open("rb") as file:
+                if _sample_crc32(file.fileno(), found) != info.sample_crc32:
+                    raise SnapshotError(f"{path}: is corrupt (checksum)")
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be read: {error}") from error
+        words = np.frombuffer(mapping, np.uint32)
+        return cls(words[BUCKET_BYTES // 4 :].reshape(-1, ROW_WORDS), info, directory)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the table."""
+        return self.info.num_buckets * BUCKET_BYTES
+
+    def verify(self) -> None:
+        """Read the whole table and compare its checksum.
+
+        Raises:
+            SnapshotError: the table is not what was written.
+        """
+        if self.directory is not None:
+            path = self.directory / TABLE_NAME
+            if file_crc32(path) != self.info.crc32:
+                raise SnapshotError(f"{path}: is corrupt (checksum)")
+
+
+class StatisticsBuilder:
+    """Counts texts into a table of bounded size.
+
+    Args:
+        tokenizer: fingerprint of the tokenizer.
+        vocab_size: all ids are below it; at most 1,048,576.
+        max_bytes: bound of the table; beyond it the rarest contexts are forgotten.
+
+    Raises:
+        DatabaseError: the vocabulary is too large.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str,
+        vocab_size: int,
+        *,
+        max_bytes: int = 512 << 20,
+        orders: Sequence[int] = STATISTICS_ORDERS,
+    ) -> None:
+        if not 1 <= vocab_size <= MAX_TOKEN_ID + 1:
+            raise DatabaseError(f"a vocabulary of {vocab_size} tokens is not supported")
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.orders = tuple(orders)
+        self.table = NgramTable(max_bytes)
+        self.corpora: dict[str, CorpusInfo] = {}
+        self._orders = np.array([*orders, -1], np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(corpus.num_tokens for corpus in self.corpora.values())
+
+    def add(self, corpus: str, token_ids: Sequence[int]) -> None:
+        """Count one text; contexts do not reach beyond its first token.
+
+        Raises:
+            DatabaseError: an id is outside the vocabulary.
+        """
+        if not len(token_ids):
+            return
+        tokens = np.empty(len(token_ids) + 1, np.int64)
+        tokens[0] = START
+        tokens[1:] = token_ids
+        if tokens[1:].min() < 0 or tokens.max() >= self.vocab_size:
+            raise DatabaseError(
+                f"{corpus}: a token id is outside the vocabulary of {self.vocab_size}"
+            )
+        self._count(tokens.astype(np.int32))
+        before = self.corpora.get(corpus, CorpusInfo(name=corpus, num_texts=0, num_tokens=0))
+        self.corpora[corpus] = CorpusInfo(
+            name=corpus,
+            num_texts=before.num_texts + 1,
+            num_tokens=before.num_tokens + len(token_ids),
+        )
+
+    def merge(self, database: StatisticsDatabase) -> None:
+        """Add all counts of another database.
+
+        Raises:
+            DatabaseError: it is of another tokenizer or has other context lengths.
+        """
+        if database.info.tokenizer != self.tokenizer or database.info.orders != self.orders:
+            raise DatabaseError(
+                f"{database.directory}: cannot be merged, its tokenizer or context lengths differ"
+            )
+        self._make_room(database.size[NUM_ADDED] + database.info.num_contexts)
+        merge_tables(
+            database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
+        )
+        for corpus in database.info.corpora:
+            before = self.corpora.get(corpus.name)
+            self.corpora[corpus.name] = CorpusInfo(
+                name=corpus.name,
+                num_texts=corpus.num_texts + (before.num_texts if before else 0),
+                num_tokens=corpus.num_tokens + (before.num_tokens if before else 0),
+            )
+
+    def _count(self, tokens: np.typing.NDArray[np.int32]) -> None:
+        self._make_room(len(tokens) * len(self.orders))
+        insert_tokens(
+            self.table.rows, self.table.size, tokens, 1, len(tokens), self._orders, self._stamp, 0
+        )
+
+    @property
+    def _stamp(self) -> int:
+        turnover = max(1, self.table.max_buckets * 4 // 64)
+        return min(MAX_STAMP, 1 + int(self.table.size[NUM_ADDED]) // turnover)
+
+    def _make_room(self, num_contexts: int) -> None:
+        needed = (int(self.table.size[NUM_ADDED]) + num_contexts) // 4 + 1
+        while self.table.num_reserved < min(needed, self.table.max_buckets):
+            self.table.reserve_more()
+
+    def write(self, directory: str | os.PathLike[str]) -> StatisticsInfo:
+        """Write the database; an existing one is replaced as a whole.
+
+        Raises:
+            DatabaseError: nothing was counted, or the directory cannot be written.
+        """
+        if not self.corpora:
+            raise DatabaseError("no text was counted")
+        directory = Path(directory)
+        num_rows = self.table.num_buckets * BUCKET_ROWS
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / TABLE_NAME
+            partial = path.with_suffix(".partial")
+            with partial.open("wb") as file:
+                file.write(_MAGIC.ljust(BUCKET_BYTES, b"\0"))
+                self.table.rows[:num_rows].tofile(file)
+                file.flush()
+                os.fsync(file.fileno())
+            info = self._info(partial)
+            (directory / INFO_NAME).unlink(missing_ok=True)
+            partial.replace(path)
+            partial_info = directory / (INFO_NAME + ".partial")
+            partial_info.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            partial_info.replace(directory / INFO_NAME)
+        except OSError as error:
+            raise DatabaseError(f"{directory}: cannot be written: {error}") from error
+        return info
+
+    def _info(self, path: Path) -> StatisticsInfo:
+        with path.open("rb") as file:
+            sample = _sample_crc32(file.fileno(), path.stat().st_size)
+        return StatisticsInfo(
+            format_version=FORMAT_VERSION,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            orders=self.orders,
+            corpora=tuple(self.corpora.values()),
+            num_contexts=self.table.count_rows(),
+            num_buckets=self.table.num_buckets,
+            sample_crc32=sample,
+            crc32=file_crc32(path),
+        )
+
+    def finish(self) -> StatisticsDatabase:
+        """The counts as a database in memory, without a file."""
+        info = StatisticsInfo(
+            format_version=FORMAT_VERSION,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            orders=self.orders,
+            corpora=tuple(self.corpora.values()),
+            num_contexts=self.table.count_rows(),
+            num_buckets=self.table.num_buckets,
+            sample_crc32=0,
+            crc32=0,
+        )
+        return StatisticsDatabase(self.table.rows, info)
+
+
+def read_info(directory: Path) -> StatisticsInfo:
+    """Read and check ``info.json``.
+
+    Raises:
+        SnapshotError: it is missing, corrupt or of a newer format.
+    """
+    path = directory / INFO_NAME
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SnapshotError(f"{directory}: no statistics database: {error}") from error
+    except ValueError as error:
+        raise SnapshotError(f"{path}: is corrupt: {error}") from error
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise SnapshotError(f"{path}: has format {version}, newer than {FORMAT_VERSION}")
+    try:
+        return StatisticsInfo.model_validate(data)
+    except ValidationError as error:
+        raise SnapshotError(f"{path}: is corrupt: {error.errors()[0]['msg']}") from error
+
+
+def file_crc32(path: Path, progress: Callable[[int], None] | None = None) -> int:
+    """The CRC-32 of a file, read in pieces."""
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            value = zlib.crc32(piece, value)
+            if progress:
+                progress(len(piece))
+    return value
+
+
+def _sample_crc32(file: int, num_bytes: int) -> int:
+    value = zlib.crc32(os.pread(file, _SAMPLE_BYTES, 0))
+    return zlib.crc32(os.pread(file, _SAMPLE_BYTES, max(0, num_bytes - _SAMPLE_BYTES)), value)

@@ -1,0 +1,169 @@
+"""What drafting has learned about its evidence: cells, mixer weights, token biases.
+
+It belongs to a model, holds no text, starts from a prior that ships with the package, and can be
+saved, sent to other replicas and merged.
+"""
+
+from __future__ import annotations
+
+import zlib
+from importlib import resources
+from typing import Any, Self
+
+import msgpack
+import numpy as np
+
+from hdserve.drafting.candidates import (
+    ABSENT_CELLS,
+    BIAS_INPUT,
+    CELL_COUNT,
+    CELL_LOGIT,
+    CELL_P,
+    NUM_CELLS,
+    NUM_INPUTS,
+    NUM_PATTERNS,
+    NUM_WEIGHT_SETS,
+    PRESENT_CELLS,
+    Floats,
+    Learned,
+)
+from hdserve.errors import SnapshotError
+
+FORMAT_VERSION = 1
+PRIOR_NAME = "prior.msgpack"
+PRIOR_COUNT = 200.0
+"""A cell of the prior counts as at most this many observations."""
+
+_CLIP = 0.0003
+_SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
+
+
+class Calibration:
+    """The learned state of one model's drafting.
+
+    Attributes:
+        cells: float32 ``[NUM_CELLS, 4]``: probability, observations, logit, unused.
+        weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
+        token_bias: float32 ``[vocab_size]``.
+        num_tokens: how many tokens were learned from since the prior.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.cells: Floats = np.zeros((NUM_CELLS, 4), np.float32)
+        self.cells[:PRESENT_CELLS, CELL_P] = _first_guess()
+        self.cells[PRESENT_CELLS:, CELL_P] = 0.01
+        pointers = self.cells[PRESENT_CELLS + ABSENT_CELLS :, CELL_P].reshape(2, 2, 16, 8)
+        pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
+        self.weights: Floats = np.zeros((NUM_WEIGHT_SETS, NUM_INPUTS), np.float32)
+        self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
+        self.token_bias: Floats = np.zeros(vocab_size, np.float32)
+        self.num_tokens = 0
+        self._update_logits()
+
+    def _update_logits(self) -> None:
+        p = np.clip(self.cells[:, CELL_P], _CLIP, 1 - _CLIP)
+        self.cells[:, CELL_LOGIT] = np.log(p / (1 - p))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bias)
+
+    def learned(self) -> Learned:
+        """The arrays the compiled code reads and updates in place."""
+        return Learned(self.cells, self.weights, self.token_bias)
+
+    def to_bytes(self) -> bytes:
+        """The state as compressed msgpack, about 50 kB."""
+        message = {
+            "format": FORMAT_VERSION,
+            "vocab_size": self.vocab_size,
+            "num_tokens": self.num_tokens,
+            "p": self.cells[:, CELL_P].astype(np.float16).tobytes(),
+            "counts": self.cells[:, CELL_COUNT].astype(np.uint16).tobytes(),
+            "weights": self.weights.astype(np.float16).tobytes(),
+            "token_bias": self.token_bias.astype(np.float16).tobytes(),
+        }
+        packed: bytes = msgpack.packb(message)
+        return zlib.compress(packed)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The inverse of :meth:`to_bytes`, up to half precision.
+
+        Raises:
+            SnapshotError: the data is corrupt, or of another version.
+        """
+        try:
+            message: dict[str, Any] = msgpack.unpackb(zlib.decompress(data))
+            version = message["format"]
+            if version != FORMAT_VERSION:
+                raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
+            state = cls(int(message["vocab_size"]))
+            state.num_tokens = int(message["num_tokens"])
+            state.cells[:, CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
+            state.cells[:, CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
+            weights = _array(message["weights"], np.float16, NUM_WEIGHT_SETS * NUM_INPUTS)
+            state.weights[:] = weights.reshape(NUM_WEIGHT_SETS, NUM_INPUTS)
+            state.token_bias[:] = _array(message["token_bias"], np.float16, state.vocab_size)
+        except SnapshotError:
+            raise
+        except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+            raise SnapshotError(f"the calibration is corrupt: {error}") from error
+        state._update_logits()
+        return state
+
+    @classmethod
+    def prior(cls, vocab_size: int) -> Self:
+        """The state a new model begins with: what ships with the package, without token biases."""
+        path = resources.files("hdserve.drafting").joinpath(PRIOR_NAME)
+        if not path.is_file():
+            return cls(vocab_size)
+        shipped = cls.from_bytes(path.read_bytes())
+        state = cls(vocab_size)
+        state.cells[:] = shipped.cells
+        np.minimum(state.cells[:, CELL_COUNT], PRIOR_COUNT, out=state.cells[:, CELL_COUNT])
+        state.weights[:] = shipped.weights
+        return state
+
+    def merge(self, others: list[Calibration]) -> None:
+        """Take over what other replicas of the same model have learned.
+
+        Cells are averaged by their observations, weights and token biases by the number of tokens
+        learned from.
+
+        Raises:
+            SnapshotError: a state has another vocabulary.
+        """
+        states = [self, *others]
+        if any(state.vocab_size != self.vocab_size for state in states):
+            raise SnapshotError("the calibrations are of different vocabularies")
+        counts = np.stack([state.cells[:, CELL_COUNT] for state in states]) + 1e-3
+        p = np.stack([state.cells[:, CELL_P] for state in states])
+        shares = np.array([state.num_tokens + 1 for state in states], np.float64)
+        shares /= shares.sum()
+        merged_weights = sum(s * state.weights for s, state in zip(shares, states, strict=True))
+        merged_bias = sum(s * state.token_bias for s, state in zip(shares, states, strict=True))
+        self.cells[:, CELL_P] = (p * counts).sum(0) / counts.sum(0)
+        self.cells[:, CELL_COUNT] = counts.max(0)
+        self.weights[:] = merged_weights
+        self.token_bias[:] = merged_bias
+        self.num_tokens = max(state.num_tokens for state in states)
+        self._update_logits()
+
+
+def _array(data: bytes, dtype: Any, length: int) -> Any:
+    array = np.frombuffer(data, dtype)
+    if len(array) != length:
+        raise SnapshotError(f"the calibration is corrupt: {len(array)} entries, not {length}")
+    return array
+
+
+def _first_guess() -> Floats:
+    """Probabilities of the present cells before anything was learned: shares, distrusted."""
+    from hdserve.drafting.candidates import NUM_LEVELS, NUM_ORDERS, NUM_RANKS, ROWS_PER_LEVEL
+
+    shares = np.array(_SHARES)[:, None] * np.array([0.35, 0.45, 0.6, 0.75, 0.9, 0.95])
+    orders = np.array([0.4, 0.7, 0.85, 0.9, 0.95, 1.0, 1.0, 1.0])
+    shape = (NUM_LEVELS, NUM_ORDERS, len(shares), 6, NUM_RANKS, ROWS_PER_LEVEL)
+    guess = orders[None, :, None, None, None, None] * shares[None, None, :, :, None, None]
+    return np.broadcast_to(guess, shape).reshape(-1).astype(np.float32)

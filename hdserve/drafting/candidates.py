@@ -1,0 +1,469 @@
+"""What may follow one context: candidates of all databases, each with one calibrated probability.
+
+Every level (context, model, other models, statistics) contributes the rows of its longest known
+contexts, and the copy pointers of context and model contribute the token they stand at.  A
+*cell* holds how often evidence of one kind was right: this level, this context length, this share
+of the count, this rank.  The logits of the cells that speak for (or, where a known context lacks
+the token, against) a candidate are the inputs of an online-learned logistic mixer in the manner of
+PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence.
+
+::
+
+    row hits ──► cells ──► inputs [candidate, NUM_INPUTS] ──► mixer ──► p(candidate)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.databases.ngram import (
+    FIRST_SLOT,
+    HASH_SEED,
+    NUM_BUCKETS,
+    ROW_WORDS,
+    Ints,
+    Rows,
+    Tokens,
+    extend_hash,
+    find_row,
+    inlined,
+)
+
+Floats = npt.NDArray[np.float32]
+
+NUM_LEVELS = 4
+CONTEXT, MODEL, OTHERS, STATISTICS = range(NUM_LEVELS)
+ROWS_PER_LEVEL = 3
+MAX_ROWS = NUM_LEVELS * ROWS_PER_LEVEL
+POINTER_INPUT = MAX_ROWS
+BIAS_INPUT = POINTER_INPUT + 2
+NUM_INPUTS = 16
+
+NUM_ORDERS = 8
+NUM_SHARES = 8
+NUM_TOTALS = 6
+NUM_RANKS = 4
+MAX_CANDIDATES = 192
+MAX_SUFFIX = 36
+MAX_LOGIT = 8.0
+MAX_PROBABILITY = 0.985
+
+_ORDER_CELLS = NUM_SHARES * NUM_TOTALS
+PRESENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * NUM_RANKS * ROWS_PER_LEVEL
+ABSENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * ROWS_PER_LEVEL
+POINTER_CELLS = 2 * 2 * 16 * 8
+NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
+
+NUM_PATTERNS = 4**NUM_LEVELS
+POINTER_STATES = 7
+NUM_WEIGHT_SETS = NUM_PATTERNS + POINTER_STATES**2
+
+CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
+MAP_SIZE = 512
+
+_TOKEN_MASK = np.uint32(0xFFFFF)
+_COUNT_SHIFT = np.uint32(20)
+_TOTAL_MASK = np.uint32(0xFFFF)
+
+
+class Databases(NamedTuple):
+    """The arrays that candidates of one sequence come from.
+
+    ``state`` holds one number each, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
+    NUM_ORDERS]``, context lengths ascending, -1 where there are no more.
+    """
+
+    tokens: Tokens
+    heads: Ints
+    context: Rows
+    context_size: Ints
+    model: Rows
+    model_size: Ints
+    model_log: Tokens
+    model_heads: Ints
+    model_state: Ints
+    others: Rows
+    others_size: Ints
+    statistics: Rows
+    statistics_size: Ints
+    orders: Ints
+    state: Ints
+
+
+STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
+STATE_POINTERS = 8
+"""From here on: position, length and misses of the context pointer, then of the model pointer."""
+STATE_SIZE = 16
+POINTER_SIZE = 3
+
+
+class Learned(NamedTuple):
+    """The calibration: see :class:`hdserve.drafting.calibration.Calibration`."""
+
+    cells: Floats
+    weights: Floats
+    token_bias: Floats
+
+
+class Scratch(NamedTuple):
+    """Working memory of one drafter; nothing in it lives longer than a call."""
+
+    suffix: Tokens
+    found: Ints
+    rows: Rows
+    hits: Ints
+    absent_cells: Ints
+    template: Floats
+    candidates: Ints
+    inputs: Floats
+    input_cells: Ints
+    probabilities: Floats
+    slots: Ints
+    nodes: Ints
+    node_scores: Floats
+    queue: Ints
+    queue_scores: Floats
+
+
+CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
+
+
+def new_scratch(max_nodes: int) -> Scratch:
+    """Working memory for trees of up to ``max_nodes`` drafted tokens."""
+    return Scratch(
+        suffix=np.zeros((2, MAX_SUFFIX), np.int32),
+        found=np.zeros(NUM_ORDERS, np.int64),
+        rows=np.zeros((MAX_ROWS, ROW_WORDS), np.uint32),
+        hits=np.zeros((MAX_ROWS, 5), np.int64),
+        absent_cells=np.zeros(NUM_INPUTS, np.int64),
+        template=np.zeros(NUM_INPUTS, np.float32),
+        candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
+        inputs=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.float32),
+        input_cells=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.int64),
+        probabilities=np.zeros(MAX_CANDIDATES, np.float32),
+        slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
+        nodes=np.zeros((max_nodes + 2, 4 + 2 * POINTER_SIZE), np.int64),
+        node_scores=np.zeros(max_nodes + 2, np.float32),
+        queue=np.zeros((max_nodes + 2, 3), np.int64),
+        queue_scores=np.zeros(max_nodes + 2, np.float32),
+    )
+
+
+@inlined
+def share_bucket(count: int, total: int) -> int:
+    share = count / total
+    if share < 0.15:
+        return 0 if share < 0.03 else (1 if share < 0.08 else 2)
+    if share < 0.5:
+        return 3 if share < 0.3 else 4
+    return 5 if share < 0.8 else (6 if share < 0.97 else 7)
+
+
+@inlined
+def total_bucket(total: int) -> int:
+    if total <= 2:
+        return 0 if total <= 1 else 1
+    if total <= 16:
+        return 2 if total <= 4 else 3
+    return 4 if total <= 128 else 5
+
+
+@inlined
+def present_cell(level: int, order: int, share: int, total: int, rank: int, place: int) -> int:
+    index = ((level * NUM_ORDERS + order) * NUM_SHARES + share) * NUM_TOTALS + total
+    return (index * NUM_RANKS + rank) * ROWS_PER_LEVEL + place
+
+
+@inlined
+def absent_cell(level: int, order: int, share: int, total: int, place: int) -> int:
+    index = ((level * NUM_ORDERS + order) * NUM_SHARES + share) * NUM_TOTALS + total
+    return PRESENT_CELLS + index * ROWS_PER_LEVEL + place
+
+
+@inlined
+def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
+    bucket = length if length < 8 else min(15, 8 + ((length - 8) >> 2))
+    base = PRESENT_CELLS + ABSENT_CELLS + (which * 2 + is_agreeing) * 128
+    return base + bucket * 8 + min(misses, 7)
+
+
+@inlined
+def pointer_state(is_agreeing: int, length: int) -> int:
+    """1 to 6 by agreement and length; 0 is kept for no pointer."""
+    return 1 + (0 if length < 8 else (1 if length < 16 else 2)) + 3 * is_agreeing
+
+
+@inlined
+def find_level(
+    rows: Rows,
+    size: Ints,
+    min_stamp: int,
+    suffix: Tokens,
+    num_suffix: int,
+    level: int,
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    num_hits: int,
+) -> int:
+    """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
+
+    Also sets what a candidate gets that a row does not hold.  A hit is ``input, level, total,
+    total bucket, base of its cells``.
+
+    Returns:
+        The new number of hits.
+    """
+    num_buckets = size[NUM_BUCKETS]
+    found = 0
+    length = 0
+    value = HASH_SEED
+    for which in range(NUM_ORDERS):
+        order = databases.orders[level, which]
+        if order < 0 or order > num_suffix:
+            break
+        while length < order:
+            value = extend_hash(value, np.int64(suffix[length]))
+            length += 1
+        row = find_row(rows, num_buckets, value, min_stamp)
+        if row < 0:
+            break
+        scratch.found[found] = row
+        found += 1
+    for place in range(min(found, ROWS_PER_LEVEL)):
+        which = found - 1 - place
+        row = scratch.found[which]
+        for word in range(ROW_WORDS):
+            scratch.rows[num_hits, word] = rows[row, word]
+        total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
+        top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
+        bucket = total_bucket(total)
+        index = level * ROWS_PER_LEVEL + place
+        cell = absent_cell(level, which, share_bucket(top, total), bucket, place)
+        scratch.absent_cells[index] = cell
+        scratch.template[index] = learned.cells[cell, CELL_LOGIT]
+        scratch.hits[num_hits, 0] = index
+        scratch.hits[num_hits, 1] = level
+        scratch.hits[num_hits, 2] = total
+        scratch.hits[num_hits, 3] = bucket
+        scratch.hits[num_hits, 4] = which
+        num_hits += 1
+    return num_hits
+
+
+@inlined
+def find_all(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    levels: int,
+    num_suffix: int,
+    num_shared: int,
+) -> int:
+    """The rows of all levels in ``levels`` (a bit mask); returns the number of hits."""
+    for index in range(NUM_INPUTS):
+        scratch.template[index] = 0.0
+        scratch.absent_cells[index] = -1
+    scratch.template[BIAS_INPUT] = 1.0
+    own, shared = scratch.suffix[0], scratch.suffix[1]
+    num = 0
+    if levels & (1 << CONTEXT):
+        rows, size = databases.context, databases.context_size
+        stamp = databases.state[STATE_CONTEXT_STAMP]
+        num = find_level(
+            rows, size, stamp, own, num_suffix, CONTEXT, databases, learned, scratch, num
+        )
+    if levels & (1 << MODEL):
+        rows, size = databases.model, databases.model_size
+        num = find_level(rows, size, 0, shared, num_shared, MODEL, databases, learned, scratch, num)
+    if levels & (1 << OTHERS):
+        rows, size = databases.others, databases.others_size
+        num = find_level(
+            rows, size, 0, shared, num_shared, OTHERS, databases, learned, scratch, num
+        )
+    if levels & (1 << STATISTICS):
+        rows, size = databases.statistics, databases.statistics_size
+        num = find_level(
+            rows, size, 0, shared, num_shared, STATISTICS, databases, learned, scratch, num
+        )
+    return num
+
+
+@inlined
+def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: int) -> int:
+    """The candidate of ``token``, made from the template if there is none; -1 if full.
+
+    A new candidate has the index ``num``.
+    """
+    slots = scratch.slots
+    slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
+    while slots[slot, 0] == generation:
+        index = slots[slot, 1]
+        if scratch.candidates[index, CANDIDATE_TOKEN] == token:
+            return index
+        slot = (slot + 1) & (MAP_SIZE - 1)
+    if num >= MAX_CANDIDATES:
+        return -1
+    slots[slot, 0] = generation
+    slots[slot, 1] = num
+    scratch.candidates[num, CANDIDATE_TOKEN] = token
+    scratch.candidates[num, CANDIDATE_PATTERN] = 0
+    scratch.candidates[num, CANDIDATE_STATE] = slots[MAP_SIZE, 1]
+    scratch.candidates[num, CANDIDATE_LEVEL] = level
+    for index in range(NUM_INPUTS):
+        scratch.inputs[num, index] = scratch.template[index]
+        scratch.input_cells[num, index] = scratch.absent_cells[index]
+    return num
+
+
+@inlined
+def find_existing(scratch: Scratch, token: int, generation: int) -> int:
+    slots = scratch.slots
+    slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
+    while slots[slot, 0] == generation:
+        index = slots[slot, 1]
+        if scratch.candidates[index, CANDIDATE_TOKEN] == token:
+            return index
+        slot = (slot + 1) & (MAP_SIZE - 1)
+    return -1
+
+
+@inlined
+def collect(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    num_hits: int,
+    num: int,
+    generation: int,
+    need: float,
+) -> int:
+    """Make candidates of what the hit rows hold; returns the number of candidates.
+
+    Evidence that was right less often than a quarter of ``need`` adds no candidate.
+    """
+    vocab_size = databases.state[STATE_VOCAB_SIZE]
+    floor = need * 0.25
+    for index in range(num_hits):
+        which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
+        bucket, order = scratch.hits[index, 3], scratch.hits[index, 4]
+        place = which - level * ROWS_PER_LEVEL
+        digit = 1 << (2 * level)
+        for slot in range(FIRST_SLOT, ROW_WORDS):
+            word = scratch.rows[index, slot]
+            count = np.int64(word >> _COUNT_SHIFT)
+            if count == 0:
+                break
+            token = np.int64(word & _TOKEN_MASK)
+            rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
+            cell = present_cell(level, order, share_bucket(count, total), bucket, rank, place)
+            if learned.cells[cell, CELL_P] < floor:
+                candidate = find_existing(scratch, token, generation)
+                if candidate < 0:
+                    continue
+            else:
+                if token >= vocab_size:
+                    continue
+                candidate = find_or_add(scratch, token, num, generation, level)
+                if candidate < 0:
+                    continue
+                if candidate == num:
+                    num += 1
+            scratch.inputs[candidate, which] = learned.cells[cell, CELL_LOGIT]
+            scratch.input_cells[candidate, which] = cell
+            pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
+            if (pattern // digit) % 4 == 0:
+                scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern + digit * (place + 1)
+    return num
+
+
+@inlined
+def add_pointers(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    pointers: Ints,
+    predicted: tuple[int, int],
+    generation: int,
+) -> int:
+    """Let the copy pointers vote; returns the number of candidates.
+
+    Comes before :func:`collect`, so that each later candidate starts as one that the pointers
+    speak against.
+    """
+    state = 0
+    scale = 1
+    for which in range(2):
+        if predicted[which] >= 0:
+            base = which * POINTER_SIZE
+            cell = pointer_cell(which, 0, pointers[base + 1], pointers[base + 2])
+            scratch.template[POINTER_INPUT + which] = learned.cells[cell, CELL_LOGIT]
+            scratch.absent_cells[POINTER_INPUT + which] = cell
+            state += scale * pointer_state(0, pointers[base + 1])
+        scale *= POINTER_STATES
+    scratch.slots[MAP_SIZE, 1] = state
+    num = 0
+    scale = 1
+    for which in range(2):
+        token = predicted[which]
+        if token >= 0 and token < databases.state[STATE_VOCAB_SIZE]:
+            level = CONTEXT if which == 0 else MODEL
+            candidate = find_or_add(scratch, token, num, generation, level)
+            num = max(num, candidate + 1)
+            base = which * POINTER_SIZE
+            cell = pointer_cell(which, 1, pointers[base + 1], pointers[base + 2])
+            scratch.inputs[candidate, POINTER_INPUT + which] = learned.cells[cell, CELL_LOGIT]
+            scratch.input_cells[candidate, POINTER_INPUT + which] = cell
+            scratch.candidates[candidate, CANDIDATE_STATE] += 3 * scale
+        scale *= POINTER_STATES
+    return num
+
+
+@inlined
+def mix(learned: Learned, scratch: Scratch, index: int) -> float:
+    """The logit of one candidate."""
+    pattern = scratch.candidates[index, CANDIDATE_PATTERN]
+    state = NUM_PATTERNS + scratch.candidates[index, CANDIDATE_STATE]
+    logit = np.float32(0.0)
+    for which in range(NUM_INPUTS):
+        weight = learned.weights[pattern, which] + learned.weights[state, which]
+        logit += weight * scratch.inputs[index, which]
+    return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
+
+
+@inlined
+def squash(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-logit))
+
+
+@inlined
+def expand(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    levels: int,
+    num_suffix: int,
+    num_shared: int,
+    pointers: Ints,
+    predicted: tuple[int, int],
+    need: float,
+) -> int:
+    """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
+    ``scratch.suffix``; returns the number of candidates.  Those below ``need`` may lack.
+    """
+    generation = scratch.slots[MAP_SIZE, 0] + 1
+    scratch.slots[MAP_SIZE, 0] = generation
+    num_hits = find_all(databases, learned, scratch, levels, num_suffix, num_shared)
+    num = add_pointers(databases, learned, scratch, pointers, predicted, generation)
+    num = collect(databases, learned, scratch, num_hits, num, generation, need)
+    lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
+    for index in range(num):
+        logit = mix(learned, scratch, index)
+        scratch.probabilities[index] = (
+            min(MAX_PROBABILITY, squash(logit)) if logit > lowest else 0.0
+        )
+    return num

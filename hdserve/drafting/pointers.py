@@ -1,0 +1,138 @@
+"""Copy pointers: where in earlier text the sequence seems to be, and what stands there next.
+
+A pointer is ``position, length, misses``: the position of the predicted token in a log, how many
+tokens agreed before it, and how often it was wrong since it was set.  After a wrong token it stays
+aligned, one token on, because near copies differ in single tokens (a name, a number); it moves to
+another place as soon as the index knows a longer match.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdserve.databases.history import (
+    LOG_END,
+    LOG_OLDEST,
+    MATCH_TOKENS,
+    MAX_MATCH,
+    NUM_HEADS,
+    head_slot,
+    match_length,
+)
+from hdserve.databases.ngram import HASH_SEED, START, Ints, Tokens, extend_hash, inlined
+from hdserve.drafting.candidates import (
+    MAX_SUFFIX,
+    POINTER_SIZE,
+    STATE_NUM_TOKENS,
+    STATE_OUTPUT_START,
+    Databases,
+    Scratch,
+)
+
+MAX_MISSES = 8
+
+
+@inlined
+def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int, int]:
+    """Write the last tokens up to ``node``, newest first, to ``scratch.suffix``.
+
+    Row 0 is the whole sequence, row 1 what is comparable with other sequences: the output, before
+    it ``START``.
+
+    Returns:
+        The lengths of both.
+    """
+    num_tokens = databases.state[STATE_NUM_TOKENS]
+    depth = scratch.nodes[node, 2]
+    end = num_tokens + depth
+    length = 0
+    while node > 0 and length < MAX_SUFFIX:
+        scratch.suffix[0, length] = scratch.nodes[node, 0]
+        node = scratch.nodes[node, 1]
+        length += 1
+    full = min(MAX_SUFFIX, end)
+    while length < full:
+        scratch.suffix[0, length] = databases.tokens[end - 1 - length]
+        length += 1
+    num_output = end - databases.state[STATE_OUTPUT_START]
+    shared = min(MAX_SUFFIX, num_output + 1)
+    for index in range(min(shared, full)):
+        scratch.suffix[1, index] = scratch.suffix[0, index]
+    if num_output < MAX_SUFFIX:
+        scratch.suffix[1, num_output] = START
+    return full, shared
+
+
+@inlined
+def suffix_key(suffix: Tokens) -> np.uint64:
+    value = HASH_SEED
+    for index in range(MATCH_TOKENS):
+        value = extend_hash(value, np.int64(suffix[index]))
+    return value
+
+
+@inlined
+def refresh(
+    databases: Databases, scratch: Scratch, pointers: Ints, num_suffix: int, num_shared: int
+) -> None:
+    """Set the pointers that are not on a match to the last place that has one."""
+    if pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
+        slot = head_slot(suffix_key(scratch.suffix[0]), databases.heads.shape[0])
+        position = databases.heads[slot]
+        if position > 0:
+            length = match_length(databases.tokens, position, 0, scratch.suffix[0], num_suffix)
+            if length >= MATCH_TOKENS:
+                pointers[0], pointers[1], pointers[2] = position, length, 0
+    base = POINTER_SIZE
+    if pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
+        slot = head_slot(suffix_key(scratch.suffix[1]), databases.model_state[NUM_HEADS])
+        position = databases.model_heads[slot]
+        oldest = databases.model_state[LOG_OLDEST]
+        if position > oldest:
+            length = match_length(
+                databases.model_log, position, oldest, scratch.suffix[1], num_shared
+            )
+            if length >= MATCH_TOKENS:
+                pointers[base], pointers[base + 1], pointers[base + 2] = position, length, 0
+
+
+@inlined
+def predictions(
+    databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
+) -> tuple[int, int]:
+    """The tokens both pointers stand at; -1 for none."""
+    context = -1
+    position = pointers[0]
+    if position > 0:
+        end = databases.state[STATE_NUM_TOKENS]
+        if position < end:
+            context = np.int64(databases.tokens[position])
+        else:
+            back = end + depth - 1 - position
+            if 0 <= back < num_suffix:
+                context = np.int64(scratch.suffix[0, back])
+    model = -1
+    position = pointers[POINTER_SIZE]
+    if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
+        model = np.int64(databases.model_log[position & (databases.model_log.shape[0] - 1)])
+    return context, model
+
+
+@inlined
+def advance(pointers: Ints, predicted: tuple[int, int], token: int) -> None:
+    """Move both pointers over ``token``."""
+    for which in range(2):
+        base = which * POINTER_SIZE
+        if pointers[base] <= 0:
+            continue
+        if predicted[which] == token:
+            pointers[base] += 1
+            pointers[base + 1] = min(pointers[base + 1] + 1, MAX_MATCH)
+            if pointers[base + 1] >= 16:
+                pointers[base + 2] = 0
+        elif predicted[which] < 0 or pointers[base + 2] >= MAX_MISSES:
+            pointers[base], pointers[base + 1], pointers[base + 2] = 0, 0, 0
+        else:
+            pointers[base] += 1
+            pointers[base + 1] = 0
+            pointers[base + 2] += 1

@@ -1,0 +1,68 @@
+"""Which drafters there are, and how a configuration becomes drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from hdserve.config import DrafterConfig, DraftingConfig, describe_errors
+from hdserve.drafting.base import Drafter, DraftResources
+from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.errors import ConfigError
+
+ENTRY_POINT_GROUP = "hdserve.drafters"
+
+DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
+    {drafter.name: drafter for drafter in (Hierarchy,)}
+)
+"""The drafters of this package; others come from the entry points ``hdserve.drafters``."""
+
+
+def known_drafters() -> dict[str, type[Drafter]]:
+    """All drafters by name; those of this package cannot be replaced.
+
+    Raises:
+        ConfigError: an entry point cannot be loaded or is no drafter.
+    """
+    known: dict[str, type[Drafter]] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            drafter = entry.load()
+        except Exception as error:
+            raise ConfigError(f"the drafter {entry.name} ({entry.value}) fails: {error}") from error
+        if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
+            raise ConfigError(f"the drafter {entry.name} ({entry.value}) is no Drafter")
+        known[entry.name] = drafter
+    return known | dict(DRAFTERS)
+
+
+def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[Drafter, ...]:
+    """The configured drafters, in order.
+
+    Raises:
+        ConfigError: an unknown drafter or option, or a wrong value; names the known ones.
+    """
+    known = known_drafters()
+    return tuple(_build(drafter, known, resources) for drafter in config.drafters)
+
+
+def _build(
+    config: DrafterConfig, known: Mapping[str, type[Drafter]], resources: DraftResources
+) -> Drafter:
+    drafter = known.get(config.name)
+    if drafter is None:
+        raise ConfigError(
+            f"unknown drafter {config.name!r}; known drafters: {', '.join(sorted(known))}"
+        )
+    try:
+        options = drafter.options_model.model_validate(config.options)
+    except ValidationError as error:
+        lines = describe_errors(drafter.options_model, error)
+        raise ConfigError("\n".join(f"drafter {config.name}: {line}" for line in lines)) from error
+    build: Any = drafter
+    built: Drafter = build(resources, options)
+    return built
