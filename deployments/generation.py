@@ -92,6 +92,8 @@ class ModelInfo:
     num_threads: int
     num_slots: int
     num_kv_tokens: int
+    num_running: int
+    num_waiting: int
     weight_bytes: int
     drafters: tuple[str, ...]
     tokenizer_fingerprint: str

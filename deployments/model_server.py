@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import torch
 from ray import serve
 
 from deployments.generation import (
@@ -22,18 +20,14 @@ from deployments.generation import (
 from hdserve.config import ModelConfig, ModelDatabaseConfig
 from hdserve.core import (
     DraftCounts,
-    SamplingParams,
     Sequence,
     SpeculationParams,
     StepOutput,
     TokenLogprob,
 )
 from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.build import build_engine
-from hdserve.engine.engine import Engine
-from hdserve.engine.loader import LoadedModel, load_model
+from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import add_counts
-from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import InvalidRequest
 
 _MAX_SILENCE_S = 120.0
@@ -51,19 +45,14 @@ class ModelServer:
         self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
     ) -> None:
         self._config = config
-        torch.set_num_threads(config.engine.num_threads or num_threads)
-        self._tokenizer = load_tokenizer(
-            config.model, config.revision, trust_remote_code=config.trust_remote_code
+        self._host = ModelHost(
+            config, max_database_bytes=database_config.max_bytes, num_threads=num_threads
         )
-        self._model: LoadedModel = load_model(config)
+        self._tokenizer = self._host.tokenizer
+        self._model = self._host.model
         max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
-        self._engine = AsyncEngine(self._make_engine, max_num_open)
+        self._engine = AsyncEngine(self._host.make_engine, max_num_open)
         self._engine.start()
-
-    def _make_engine(self) -> Engine:
-        engine = build_engine(self._config, self._model, (), self._tokenizer)
-        self._num_kv_tokens = engine.num_kv_tokens
-        return engine
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
@@ -122,16 +111,19 @@ class ModelServer:
             raise InvalidRequest("a token id is not in the vocabulary", "tokens")
         return self._tokenizer.decode(token_ids)
 
-    def describe(self) -> ModelInfo:
-        """What this replica is and has."""
+    async def describe(self) -> ModelInfo:
+        """What this replica is, has and does."""
+        stats = await self._engine.ask(lambda engine: engine.stats)
         return ModelInfo(
             name=self._config.name,
             max_model_len=self._model.max_model_len,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
-            num_threads=torch.get_num_threads(),
+            num_threads=self._host.num_threads,
             num_slots=self._config.engine.max_num_sequences,
-            num_kv_tokens=self._num_kv_tokens,
+            num_kv_tokens=stats.num_kv_tokens,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
             weight_bytes=self._model.weight_bytes,
             drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
             tokenizer_fingerprint=self._tokenizer.fingerprint,
@@ -145,7 +137,7 @@ class ModelServer:
         self._engine.close()
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
-        params = self._params(request)
+        params = self._host.params(request.sampling)
         return [
             Sequence(
                 request_id=f"{request.request_id}/{prompt_index}/{choice_index}",
@@ -164,11 +156,6 @@ class ModelServer:
             yield tuple(self._tokenizer.encode_chat(request.messages, request.template_options))
         for prompt in request.prompts:
             yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-
-    def _params(self, request: GenerationRequest) -> SamplingParams:
-        """The client's parameters over the model's defaults; a missing seed is drawn here."""
-        chosen: dict[str, Any] = {"seed": secrets.randbits(63)}
-        return SamplingParams(**{**chosen, **self._model.default_sampling, **request.sampling})
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         prediction: tuple[int, ...] = ()

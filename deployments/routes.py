@@ -145,6 +145,8 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "num_threads": info.num_threads,
             "num_slots": info.num_slots,
             "num_kv_tokens": info.num_kv_tokens,
+            "num_running": info.num_running,
+            "num_waiting": info.num_waiting,
             "weight_bytes": info.weight_bytes,
             "drafters": list(info.drafters),
             "tokenizer_fingerprint": info.tokenizer_fingerprint,

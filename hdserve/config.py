@@ -95,8 +95,9 @@ class ModelConfig(StrictModel):
     aliases: tuple[str, ...] = ()
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
-    statistics: tuple[str, ...] = ("bundled",)
-    """Statistics databases: directories, or ``bundled`` for what ships for this tokenizer."""
+    statistics: str | None = "bundled"
+    """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
+    there is one."""
 
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""

@@ -30,7 +30,7 @@ LAYERS = {
 """A module imports only from its own layer and lower ones; the longest prefix counts."""
 
 HOMES = {
-    "torch": ("hdserve.engine", "hdserve.bench.engine", "deployments.model_server"),
+    "torch": ("hdserve.engine", "hdserve.bench.engine"),
     "transformers": ("hdserve.engine", "hdserve.bench.engine"),
     "ray": ("actors", "deployments"),
     "fastapi": ("deployments",),

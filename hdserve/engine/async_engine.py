@@ -8,12 +8,16 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.errors import EngineStopped, HdserveError, Overloaded
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _Command = Callable[[Engine], None]
 
@@ -50,6 +54,7 @@ class AsyncEngine:
         self._max_num_open = max_num_open
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}
+        self._asked: set[Future[Any]] = set()
         self._num_open = 0
         self._failure: Exception | None = None
         self._is_closed = False
@@ -86,6 +91,30 @@ class AsyncEngine:
     def call(self, command: _Command) -> None:
         """Have ``command`` run in the engine's thread between two steps."""
         self._inbox.put(command)
+
+    async def ask(self, question: Callable[[Engine], T]) -> T:
+        """The answer of ``question``, which runs in the engine's thread between two steps.
+
+        Raises:
+            EngineStopped: the engine fails or is closed before it answers.
+        """
+        asked: Future[T] = Future()
+
+        def command(engine: Engine) -> None:
+            if not asked.set_running_or_notify_cancel():
+                return
+            try:
+                asked.set_result(question(engine))
+            except HdserveError as error:
+                asked.set_exception(error)
+
+        with self._lock:
+            if self._failure is not None:
+                raise self._stopped()
+            self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
+        self._inbox.put(command)
+        return await asyncio.wrap_future(asked)
 
     async def generate(self, seq: Sequence) -> AsyncGenerator[StepOutput, None]:
         """Decode ``seq``; the last output carries the finish reason.
@@ -177,9 +206,12 @@ class AsyncEngine:
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self._failure = error
-            waiters = list(self._waiters.values())
+            waiters, asked = [*self._waiters.values()], [*self._asked]
         for waiter in waiters:
             waiter.deliver(self._stopped())
+        for question in asked:
+            if not question.done():
+                question.set_exception(self._stopped())
 
     def _stopped(self) -> EngineStopped:
         if isinstance(self._failure, EngineStopped):

@@ -63,14 +63,10 @@ class Engine:
         return self._scheduler.has_work
 
     @property
-    def num_kv_tokens(self) -> int:
-        """Tokens the KV cache holds."""
-        return self._runner.cache.num_rows
-
-    @property
     def stats(self) -> EngineStats:
         """The counters; the same object every time."""
         stats = self._stats
+        stats.num_kv_tokens = self._runner.cache.num_rows
         stats.num_running = len(self._scheduler.running)
         stats.num_waiting = len(self._scheduler.waiting)
         stats.kv_cache_usage = self._runner.cache.usage

@@ -58,8 +58,8 @@ class StepTimes:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting`` and
-    ``kv_cache_usage`` (0 to 1)."""
+    """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting``,
+    ``kv_cache_usage`` (0 to 1) and ``num_kv_tokens``, the size of the cache."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -71,3 +71,4 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
+    num_kv_tokens: int = 0

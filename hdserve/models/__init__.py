@@ -21,3 +21,9 @@ def resolve_model(model: str) -> str:
     """The directory of a bundled model's name; a directory or Hugging Face id as it is."""
     bundled = bundled_model_path(model)
     return str(bundled) if bundled is not None else model
+
+
+def bundled_statistics() -> tuple[Path, ...]:
+    """The directories of the bundled statistics databases."""
+    root = Path(str(files(__name__)))
+    return tuple(sorted(path.parent for path in root.glob("statistics/*/info.json")))
