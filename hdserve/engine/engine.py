@@ -63,6 +63,11 @@ class Engine:
         return self._scheduler.has_work
 
     @property
+    def is_exact(self) -> bool:
+        """Whether a row's result does not depend on what else is in a forward."""
+        return bool(self._runner.shapes.row_counts)
+
+    @property
     def stats(self) -> EngineStats:
         """The counters; the same object every time."""
         stats = self._stats
