@@ -127,7 +127,7 @@ def test_one_pass_visits_every_window_once(packed: PackedCorpus) -> None:
     stream = packed.streams["train"]["docs"]
     sampler = BatchSampler({"docs": stream}, {"docs": 1.0}, seed=1)
     num_windows = (len(stream) - 1) // 16
-    seen = [sampler.batch(step, 1, 16)[0].tobytes() for step in range(num_windows)]
+    seen = [sampler.batch(1, 16)[0].tobytes() for _ in range(num_windows)]
     shift = next(
         shift
         for shift in range(len(stream) - num_windows * 16)
@@ -138,13 +138,21 @@ def test_one_pass_visits_every_window_once(packed: PackedCorpus) -> None:
     assert sorted(seen) == sorted(windows)
 
 
-def test_batches_keep_the_mixture(packed: PackedCorpus) -> None:
+@pytest.mark.parametrize("num_rows", [2, 16])
+def test_batches_keep_the_mixture_on_average(packed: PackedCorpus, num_rows: int) -> None:
     weights = {"chat": 0.62, "docs": 0.38, "book": 0.5}
     sampler = BatchSampler(packed.streams["train"], weights, seed=0)
-    assert sampler.quotas(16, 32) == {"chat": 10, "docs": 6}
-    assert sampler.batch(0, 16, 32).shape == (16, 33)
+    for _ in range(400):
+        assert sampler.batch(num_rows, 32).shape == (num_rows, 33)
+    assert set(sampler.drawn_tokens) == {"chat", "docs"}
+    share = sampler.drawn_tokens["chat"] / sum(sampler.drawn_tokens.values())
+    assert share == pytest.approx(0.62, abs=0.04)
+
+
+def test_a_mixture_without_text_is_refused(packed: PackedCorpus) -> None:
+    sampler = BatchSampler(packed.streams["train"], {"book": 1.0}, seed=0)
     with pytest.raises(ValueError, match="no kind of text"):
-        sampler.quotas(16, 10_000_000)
+        sampler.batch(1, 16)
 
 
 def test_the_schedule_warms_up_falls_and_lengthens() -> None:

@@ -2,7 +2,7 @@
 
 Documents of one kind and split are concatenated, each followed by ``<|endoftext|>``; a training
 row is a window of that stream. The windows of one pass do not overlap, and a pass is a new
-shuffle, so the row of any step is a function of (seed, step) and a run resumes exactly.
+shuffle, so the rows depend on the seed and on how many were drawn, and a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -98,55 +98,51 @@ def pack(
     return PackedCorpus.load(directory)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchSampler:
-    """Training batches: a fixed number of rows of each kind.
+    """Training batches with a fixed mixture of kinds.
 
     Args:
         streams: token stream of each kind.
         weights: share of the rows of each kind; kinds without text are ignored.
         seed: fixes the order of the rows.
+        drawn_tokens: tokens drawn from each kind so far. This is the whole state of the sampler:
+            one that is given the same numbers goes on with the same rows.
     """
 
     streams: Mapping[str, TokenArray]
     weights: Mapping[str, float]
     seed: int
+    drawn_tokens: dict[str, int] = field(default_factory=dict)
 
-    def batch(self, step: int, num_rows: int, length: int) -> npt.NDArray[np.int64]:
-        """Rows of ``length + 1`` tokens (inputs and, shifted by one, targets) of one step.
+    def batch(self, num_rows: int, length: int) -> npt.NDArray[np.int64]:
+        """The next rows of ``length + 1`` tokens: inputs and, shifted by one, targets.
 
         Returns:
             Shape ``(num_rows, length + 1)``.
-        """
-        quotas = self.quotas(num_rows, length)
-        return np.concatenate(
-            [
-                self._rows(kind, step * quota, quota, length)
-                for kind, quota in quotas.items()
-                if quota
-            ]
-        )
-
-    def quotas(self, num_rows: int, length: int) -> dict[str, int]:
-        """Rows of each kind in a batch: largest remainders of the weights.
 
         Raises:
             ValueError: no weighted kind has ``length + 1`` tokens.
         """
-        usable = {
-            kind: weight
-            for kind, weight in self.weights.items()
-            if weight > 0 and len(self.streams.get(kind, ())) > length
-        }
-        if not usable:
+        rows = []
+        for kind, quota in self._quotas(num_rows, length).items():
+            drawn = self.drawn_tokens.get(kind, 0)
+            rows.append(self._rows(kind, drawn // length, quota, length))
+            self.drawn_tokens[kind] = drawn + quota * length
+        return np.concatenate(rows)
+
+    def _quotas(self, num_rows: int, length: int) -> dict[str, int]:
+        """Rows of each kind: its share rounded up or down (systematic sampling), exact on average."""
+        kinds = [kind for kind, stream in self.streams.items() if len(stream) > length]
+        weights = np.array([self.weights.get(kind, 0.0) for kind in kinds])
+        if weights.sum() <= 0:
             raise ValueError(f"no kind of text in the mixture has {length + 1} tokens")
-        total = sum(usable.values())
-        exact = {kind: num_rows * weight / total for kind, weight in usable.items()}
-        quotas = {kind: int(share) for kind, share in exact.items()}
-        by_remainder = sorted(usable, key=lambda kind: quotas[kind] - exact[kind])
-        for kind in by_remainder[: num_rows - sum(quotas.values())]:
-            quotas[kind] += 1
-        return quotas
+        offset = np.random.default_rng(_key(self.seed, sorted(self.drawn_tokens.items()))).random()
+        bounds = np.cumsum(weights) / weights.sum()
+        points = (np.arange(num_rows) + offset) / num_rows
+        chosen = np.searchsorted(bounds[:-1], points, side="right")
+        counts = np.bincount(chosen, minlength=len(kinds)).tolist()
+        return {kind: count for kind, count in zip(kinds, counts, strict=True) if count}
 
     def _rows(self, kind: str, first: int, count: int, length: int) -> npt.NDArray[np.int64]:
         """Windows ``first`` to ``first + count`` of the endless sequence of passes."""

@@ -12,6 +12,7 @@ from hdserve.config import StrictModel
 
 Size = Literal["mini", "tiny"]
 Device = Literal["cpu", "cuda"]
+Optimizer = Literal["adamw", "muon"]
 
 
 class Shape(StrictModel):
@@ -77,7 +78,8 @@ class TrainingSettings(StrictModel):
     )
     """Share of the rows of each kind of text."""
 
-    learning_rate: PositiveFloat = 3e-3
+    optimizer: Optimizer = "muon"
+    learning_rate: PositiveFloat = 6e-3
     warmup_steps: PositiveInt = 100
     final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
     weight_decay: float = Field(default=0.1, ge=0)

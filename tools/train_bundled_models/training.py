@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from tools.train_bundled_models.optimizers import build_optimizers
 from tools.train_bundled_models.packing import BatchSampler, PackedCorpus
 from tools.train_bundled_models.settings import SHAPES, Device, TrainingSettings
 
@@ -42,10 +43,11 @@ class TrainingRun:
 
     settings: TrainingSettings
     model: LlamaForCausalLM
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     device: Device = "cpu"
     step: int = 0
     elapsed_s: float = 0.0
+    drawn_tokens: dict[str, int] = field(default_factory=dict)
     _compute_loss: Any = field(default=None, repr=False)
 
     @classmethod
@@ -67,8 +69,8 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         model = LlamaForCausalLM(SHAPES[settings.size].llama_config(tokenizer)).to(device)
         model.train()
-        run = cls(settings, model, _optimizer(model, settings), device)
-        run._compute_loss = torch.compile(run.loss) if compile_model else run.loss
+        run = cls(settings, model, build_optimizers(model, settings), device)
+        run._compute_loss = torch.compile(run.loss, dynamic=False) if compile_model else run.loss
         return run
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -81,12 +83,14 @@ class TrainingRun:
     def train(self, corpus: PackedCorpus) -> Iterator[StepReport]:
         """Train to the end of the schedule, reporting every step."""
         settings = self.settings
-        sampler = BatchSampler(corpus.streams["train"], settings.mixture, settings.seed)
+        sampler = BatchSampler(
+            corpus.streams["train"], settings.mixture, settings.seed, self.drawn_tokens
+        )
         while self.step < settings.num_steps:
             started = time.monotonic()
             length = settings.length_tokens(self.step)
             num_rows = max(1, settings.tokens_per_step // length)
-            batch = torch.from_numpy(sampler.batch(self.step, num_rows, length)).to(self.device)
+            batch = torch.from_numpy(sampler.batch(num_rows, length)).to(self.device)
             learning_rate = settings.learning_rate_at(self.step)
             loss = self._update(batch, learning_rate)
             self.step += 1
@@ -100,9 +104,10 @@ class TrainingRun:
         state = {
             "settings": self.settings.model_dump_json(),
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
             "elapsed_s": self.elapsed_s,
+            "drawn_tokens": self.drawn_tokens,
         }
         torch.save(state, partial)
         os.replace(partial, path)
@@ -117,19 +122,23 @@ class TrainingRun:
         if state["settings"] != self.settings.model_dump_json():
             raise ValueError(f"{path} was written with other settings: {state['settings']}")
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step = state["step"]
         self.elapsed_s = state["elapsed_s"]
+        self.drawn_tokens = state["drawn_tokens"]
 
     def _update(self, batch: torch.Tensor, learning_rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
         with _autocast(self.device):
             loss = self._compute_loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_gradient_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         return float(loss.detach())
 
 
@@ -145,18 +154,3 @@ def _autocast(device: Device) -> AbstractContextManager[Any]:
     if multiplies_bfloat16(device):
         return torch.autocast(device, dtype=torch.bfloat16)
     return nullcontext()
-
-
-def _optimizer(model: LlamaForCausalLM, settings: TrainingSettings) -> torch.optim.Optimizer:
-    parameters = list(model.parameters())
-    groups = [
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
-            "weight_decay": settings.weight_decay,
-        },
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim < 2],
-            "weight_decay": 0.0,
-        },
-    ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
