@@ -1,4 +1,5 @@
-"""The models that come with the package."""
+"""The models that ship with hdserve, one directory each in the Hugging Face layout, and the
+statistics databases of their tokenizer."""
 
 from __future__ import annotations
 
@@ -7,14 +8,13 @@ from pathlib import Path
 
 
 def bundled_models() -> tuple[str, ...]:
-    """The names of the bundled models, in alphabetical order."""
-    root = Path(str(files(__name__)))
-    return tuple(sorted(path.parent.name for path in root.glob("*/config.json")))
+    """Names of the models in this package, sorted."""
+    return tuple(sorted(path.parent.name for path in _root().glob("*/config.json")))
 
 
 def bundled_model_path(name: str) -> Path | None:
-    """The directory of a bundled model; ``None`` when there is none of this name."""
-    return Path(str(files(__name__))) / name if name in bundled_models() else None
+    """Directory of a bundled model, or None when no model of this name ships with hdserve."""
+    return _root() / name if name in bundled_models() else None
 
 
 def resolve_model(model: str) -> str:
@@ -25,5 +25,9 @@ def resolve_model(model: str) -> str:
 
 def bundled_statistics() -> tuple[Path, ...]:
     """The directories of the bundled statistics databases."""
-    root = Path(str(files(__name__)))
-    return tuple(sorted(path.parent for path in root.glob("statistics/*/info.json")))
+    return tuple(sorted(path.parent for path in _root().glob("statistics/*/info.json")))
+
+
+def _root() -> Path:
+    """The package is installed as plain files, never as a zip archive."""
+    return Path(str(files(__name__)))
