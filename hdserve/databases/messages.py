@@ -140,12 +140,15 @@ class Reply:
     Attributes:
         epoch: of this run of the actor.
         next_poll_s: when to poll again; the actor sets the pace of its readers.
+        is_reset: the actor did not know the reader's epoch, so its cursors are void and
+            ``changes`` begins at the oldest outputs kept.
         changes: by namespace; one that is not named has nothing new.
         refill: namespaces to give back, with the sequence numbers the actor has.
     """
 
     epoch: str
     next_poll_s: float
+    is_reset: bool = False
     changes: Mapping[str, Changes] = field(default_factory=dict)
     refill: Mapping[str, OriginRanges] = field(default_factory=dict)
 
@@ -158,6 +161,7 @@ class Reply:
         payload = {
             "epoch": self.epoch,
             "next_poll_s": self.next_poll_s,
+            "is_reset": self.is_reset,
             "changes": {name: _pack_changes(change) for name, change in self.changes.items()},
             "refill": dict(self.refill),
         }
@@ -175,6 +179,7 @@ class Reply:
         return cls(
             epoch=fields.get("epoch", str),
             next_poll_s=fields.get("next_poll_s", float),
+            is_reset=fields.get("is_reset", bool),
             changes={
                 name: _unpack_changes(item)
                 for name, item in fields.mapping("changes", dict).items()

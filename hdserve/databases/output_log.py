@@ -18,6 +18,7 @@ from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError
 
 CHUNK_BYTES = 2**18
+MIN_CHUNK_BYTES = 2**14
 MAX_CALIBRATION_BYTES = 2**16
 
 MergeCalibration = Callable[[bytes, bytes], bytes]
@@ -70,7 +71,7 @@ class OutputLog:
         self._max_bytes = max_bytes
         self._max_total_bytes = max_total_bytes
         self._first_version = first_version
-        self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, 1))
+        self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
 

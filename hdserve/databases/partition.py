@@ -115,8 +115,9 @@ class Partition:
         self.num_outputs -= len(segment)
 
     def flush(self) -> None:
-        """Drop everything, and have readers do so too."""
+        """Drop everything, and have readers do so too; it takes one version number itself."""
         self.seal()
+        self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version

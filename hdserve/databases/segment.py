@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from hdserve.errors import SnapshotError
 
+TokenIds = Sequence[int] | NDArray[np.uint32]
+
 MAX_OUTPUT_TOKENS = 2**14
 """Most tokens of one output, so that each fits a message; longer text is stored in pieces."""
 
@@ -210,8 +212,10 @@ def concatenate(segments: Sequence[Segment]) -> Segment:
     )
 
 
-def split_output(token_ids: NDArray[np.uint32]) -> list[NDArray[np.uint32]]:
+def split_output(token_ids: TokenIds) -> list[TokenIds]:
     """One output in pieces of at most ``MAX_OUTPUT_TOKENS``; nothing for an empty one."""
+    if 0 < len(token_ids) <= MAX_OUTPUT_TOKENS:
+        return [token_ids]
     starts = range(0, len(token_ids), MAX_OUTPUT_TOKENS)
     return [token_ids[start : start + MAX_OUTPUT_TOKENS] for start in starts]
 
