@@ -7,13 +7,11 @@ without limit; it comes back with what was on its disk, and asks a replica for t
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
+import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +21,10 @@ import ray
 from actors.refills import Refills
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
+from hdserve.databases.seen_outputs import OriginRanges
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
@@ -39,8 +39,7 @@ MAX_POLLS_PER_S = 200.0
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
 EXPORT_BYTES = 4 * 2**20
 
-_REPLY_ROOM = MAX_REPLY_BYTES - 4 * 2**10
-"""For outputs and calibration; the rest is envelope, names and cursors."""
+_MIN_REPLY_ROOM = 2**12
 
 _READER_TIMEOUT_S = 60.0
 
@@ -110,30 +109,21 @@ class ModelDatabaseActor:
             SnapshotError: the message is corrupt, or of another model or tokenizer.
         """
         poll = Poll.decode(message, self._key)
+        now_s = time.monotonic()
         with self._lock:
-            is_reset = self._is_unknown_epoch(poll.epoch)
-            self._note_losses(poll)
-            positions = dict.fromkeys(poll.positions, Position()) if is_reset else poll.positions
-            now_s = time.monotonic()
             self._readers[poll.reader] = now_s
-            changes = self._log.changes_since(
-                {name: position.cursor for name, position in positions.items()},
-                max_bytes=_REPLY_ROOM,
-                exclude_origin=poll.reader,
-                calibration_versions={
-                    name: position.calibration_version for name, position in positions.items()
-                },
-            )
+            self._note_losses(poll)
             refill = {
                 name: self._log.partition(name).seen()
                 for name, position in poll.positions.items()
                 if position.num_held and self._refills.ask(name, now_s)
             }
-            is_complete = all(change.is_complete for change in changes.values())
-            reply = Reply(
-                self._epoch, self._next_poll_s(now_s, is_complete), is_reset, changes, refill
-            )
-        return reply.encode(self._key)
+            room = MAX_REPLY_BYTES
+            while True:
+                data = self._reply(poll, refill, room).encode(self._key)
+                if len(data) <= MAX_REPLY_BYTES or room < _MIN_REPLY_ROOM:
+                    return data
+                room = room * 7 // 8
 
     def count(self, namespace: str, token_ids: Sequence[int]) -> int:
         """How often outputs of ``namespace`` contain ``token_ids``; for tools and tests."""
@@ -186,11 +176,12 @@ class ModelDatabaseActor:
     def info(self) -> dict[str, Any]:
         """What is kept, for tools and metrics."""
         with self._lock:
-            self._forget_silent_readers(time.monotonic())
+            self._forget_silent_readers()
             partitions = {name: self._log.partition(name) for name in self._log.namespaces()}
             return {
                 "model": self._key.model,
                 "fingerprint": self._key.fingerprint,
+                "pid": os.getpid(),
                 "epoch": self._epoch,
                 "num_readers": len(self._readers),
                 "num_bytes": self._log.num_bytes,
@@ -218,9 +209,8 @@ class ModelDatabaseActor:
     def _open_store(self) -> OutputStore | None:
         if self._config.snapshot_dir is None:
             return None
-        directory = self._config.snapshot_dir / _directory_name(self._key)
         try:
-            return OutputStore(directory, self._key)
+            return OutputStore(database_directory(self._config.snapshot_dir, self._key), self._key)
         except DatabaseError as error:
             logger.error("nothing is kept on disk: %s", error)
             return None
@@ -242,6 +232,21 @@ class ModelDatabaseActor:
                     self._store.append(namespace, appended)
         return num_new
 
+    def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
+        """Answer with at most ``room`` bytes of outputs and calibration."""
+        is_reset = self._is_unknown_epoch(poll.epoch)
+        positions = dict.fromkeys(poll.positions, Position()) if is_reset else poll.positions
+        changes = self._log.changes_since(
+            {name: position.cursor for name, position in positions.items()},
+            max_bytes=room,
+            exclude_origin=poll.reader,
+            calibration_versions={
+                name: position.calibration_version for name, position in positions.items()
+            },
+        )
+        pace_s = self._next_poll_s(all(change.is_complete for change in changes.values()))
+        return Reply(self._epoch, pace_s, is_reset, changes, refill)
+
     def _is_unknown_epoch(self, epoch: str) -> bool:
         """Whether the version numbers of ``epoch`` mean nothing in this run."""
         return epoch != self._epoch and (self._store is None or epoch not in self._store.epochs)
@@ -256,14 +261,15 @@ class ModelDatabaseActor:
             if position.cursor and (is_certain or is_behind):
                 self._refills.note_lost(namespace)
 
-    def _next_poll_s(self, now_s: float, is_complete: bool) -> float:
-        self._forget_silent_readers(now_s)
+    def _next_poll_s(self, is_complete: bool) -> float:
+        self._forget_silent_readers()
         num_readers = len(self._readers)
         if not is_complete:
             return num_readers / MAX_CATCH_UP_CALLS_PER_S
         return max(self._config.poll_interval_s, num_readers / MAX_POLLS_PER_S)
 
-    def _forget_silent_readers(self, now_s: float) -> None:
+    def _forget_silent_readers(self) -> None:
+        now_s = time.monotonic()
         silent = [
             reader for reader, at_s in self._readers.items() if now_s - at_s > _READER_TIMEOUT_S
         ]
@@ -327,10 +333,3 @@ def stop(key: DatabaseKey) -> None:
         return
     ray.get(actor.close.remote())
     ray.kill(actor)
-
-
-def _directory_name(key: DatabaseKey) -> Path:
-    readable = re.sub(r"[^A-Za-z0-9.-]", "_", key.model)[:48]
-    identity = f"{key.model}\0{key.fingerprint}".encode()
-    digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
-    return Path(f"v{FORMAT_VERSION}") / f"{readable}-{digest}"

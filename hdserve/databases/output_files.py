@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,14 @@ class RestoredFile:
     namespace: str
     segment: Segment
     flaw: str = ""
+
+
+def database_directory(root: Path, key: DatabaseKey) -> Path:
+    """Where the database of ``key`` stands below ``root``, apart for each form of the files."""
+    readable = re.sub(r"[^A-Za-z0-9.-]", "_", key.model)[:48]
+    identity = f"{key.model}\0{key.fingerprint}".encode()
+    digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
+    return root / f"v{snapshot.FORMAT_VERSION}" / f"{readable}-{digest}"
 
 
 def directory_name(namespace: str) -> str:

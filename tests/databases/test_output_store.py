@@ -84,7 +84,7 @@ def test_full_chunks_become_snapshots_and_the_tail_stays_a_log(tmp_path):
 
 def test_evicted_outputs_leave_the_disk(tmp_path):
     database = Database(tmp_path, max_bytes=2_000)
-    for start in range(0, 1000, 50):
+    for start in range(0, 500, 50):
         database.append("n", *range(start, start + 50))
         assert database.sync()
     kept = database.numbers("n")
@@ -249,7 +249,7 @@ def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, cap
     assert database.restart().numbers("n") == [1, 2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_an_append_log_goes_unnoticed_or_raises(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("log") / "file"
