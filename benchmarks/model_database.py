@@ -170,7 +170,10 @@ def measure_restart(rows: Rows, config: ModelDatabaseConfig, tokens: int) -> Non
         if after["num_bytes"] != before["num_bytes"]:
             raise RuntimeError("the restart lost outputs")
     size = before["num_bytes"] / 2**20
-    add(rows, f"kill to first answer, {size:.0f} MiB on disk", "ms", times)
+    add(rows, f"kill to first answer, {size:.0f} MiB of outputs", "ms", times)
+    model_database.stop(KEY)
+    reading = timed(lambda _: ModelDatabaseActor(KEY, config), [b""])
+    add(rows, "of which reading them back", "ms", reading)
 
 
 def timed(call: Callable[[bytes], object], arguments: list[bytes]) -> list[float]:

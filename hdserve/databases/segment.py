@@ -151,8 +151,10 @@ class Segment:
         return [self.select(part == number) for number in range(current + 1)]
 
     def to_wire(self) -> dict[str, Any]:
-        """What :func:`hdserve.databases.snapshot.pack` takes."""
+        """What :func:`hdserve.databases.snapshot.pack` takes; small ids as two bytes each."""
         wire: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        if self.num_tokens and self.token_ids.max() < 2**16:
+            wire["token_ids"] = self.token_ids.astype("<u2")
         wire["origins"] = list(self.origins)
         return wire
 
@@ -166,6 +168,9 @@ class Segment:
         origins = wire.get("origins") if isinstance(wire, dict) else None
         if not isinstance(origins, list) or not all(type(origin) is str for origin in origins):
             raise SnapshotError("corrupt: a segment has no valid origins")
+        token_ids = wire.get("token_ids")
+        if isinstance(token_ids, np.ndarray) and token_ids.dtype == np.uint16:
+            wire = {**wire, "token_ids": token_ids.astype("<u4")}
         arrays = [
             _checked_array(wire.get(name), dtype)
             for name, dtype in zip(_FIELDS, _DTYPES, strict=True)
