@@ -121,10 +121,18 @@ class ModelDatabaseConfig(StrictModel):
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
     """Most bytes of text one model and namespace keeps, in the actor and in each replica."""
 
+    max_total_bytes: int = Field(default=2**30, ge=2**16)
+    """Most bytes of text all namespaces of one model keep in the actor."""
+
+    refill_bytes: int = Field(default=32 * 2**20, ge=0)
+    """Most bytes of recent text each replica keeps for an actor that has lost its disk."""
+
     snapshot_dir: Path | None = None
     """Where the actor keeps its snapshots; ``None`` keeps nothing on disk."""
 
     snapshot_interval_s: float = Field(default=10.0, gt=0)
+    """How much a power failure may lose; a killed actor loses nothing it acknowledged."""
+
     publish_interval_s: float = Field(default=0.2, gt=0)
     poll_interval_s: float = Field(default=0.5, gt=0)
     num_cpus: float = Field(default=0.1, ge=0)
