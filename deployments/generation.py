@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hdserve.core import DraftCounts
+from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
 Prompt = str | tuple[int, ...]
 """A text, or the token ids of one."""
@@ -36,7 +36,7 @@ class GenerationRequest:
     num_choices: int = 1
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None
-    namespace: str = "default"
+    namespace: str = DEFAULT_NAMESPACE
 
 
 class Alternative(NamedTuple):

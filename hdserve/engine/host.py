@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hdserve import core
 from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.databases.model import ModelDatabase, TokenIds
-from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase, read_info
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine
@@ -28,6 +28,16 @@ logger = logging.getLogger(__name__)
 
 BUNDLED_STATISTICS = "bundled"
 
+LocateStatistics = Callable[[Iterable[Path], str], Path | None]
+"""Picks a statistics database for a tokenizer fingerprint."""
+
+OnOutput = Callable[[str, list[int]], None]
+
+
+def first_directory(directories: Iterable[Path], _fingerprint: str) -> Path | None:
+    """The first that exists."""
+    return next((directory for directory in directories if directory.is_dir()), None)
+
 
 class ModelHost:
     """A loaded model, its tokenizer, its drafters and their databases.
@@ -37,6 +47,10 @@ class ModelHost:
     Args:
         max_database_bytes: bound of the model database, and of each one drafted from.
         num_threads: threads of the CPU kernels if the configuration does not say.
+        locate_statistics: picks, of the directories of the configuration, the statistics database
+            to map.
+        on_output: told the namespace and the token ids of every output that may be shared; called
+            in the engine's thread, must not block.
     """
 
     def __init__(
@@ -45,6 +59,8 @@ class ModelHost:
         *,
         max_database_bytes: int = 256 * 2**20,
         num_threads: int | None = None,
+        locate_statistics: LocateStatistics = first_directory,
+        on_output: OnOutput | None = None,
     ) -> None:
         threads = config.engine.num_threads or num_threads
         if threads is not None:
@@ -54,7 +70,8 @@ class ModelHost:
             config.model, config.revision, trust_remote_code=config.trust_remote_code
         )
         self.model: LoadedModel = load_model(config)
-        self.statistics = _open_statistics(config, self.tokenizer.fingerprint)
+        self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
+        self._on_output = on_output
         self.databases = {
             name: ModelDatabase(max_database_bytes) for name in (config.name, *config.draft_from)
         }
@@ -87,6 +104,10 @@ class ModelHost:
         """Add what other replicas, or other models to draft from, have generated."""
         self.databases[model].apply(namespace, outputs)
 
+    def forget(self, model: str, namespace: str) -> None:
+        """Drop what ``model`` has generated in ``namespace``."""
+        self.databases[model].clear(namespace)
+
     def params(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """The parameters a client chose, over the model's own defaults; a missing seed is drawn.
 
@@ -97,26 +118,36 @@ class ModelHost:
         return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
 
     def _record(self, seq: core.Sequence) -> None:
-        if self.config.share_output:
-            self.own_database.record(seq)
+        is_shared = self.config.share_output and seq.speculation.is_output_shared
+        if not is_shared or not seq.num_output_tokens:
+            return
+        self.own_database.record(seq)
+        if self._on_output is not None:
+            self._on_output(seq.namespace, seq.output_token_ids)
 
 
-def _open_statistics(config: ModelConfig, fingerprint: str) -> StatisticsDatabase | None:
+def _open_statistics(
+    config: ModelConfig, fingerprint: str, locate: LocateStatistics
+) -> StatisticsDatabase | None:
     """The statistics database of the configuration; without one the model is served all the same.
 
-    A bundled database that is for another tokenizer is silently none: most models have none.
+    Drafting fails open, so a database that cannot be used is logged, not raised.
     """
-    for directory in _statistics_directories(config):
-        try:
-            return StatisticsDatabase.open(directory, tokenizer=fingerprint)
-        except SnapshotError as error:
-            if config.statistics != BUNDLED_STATISTICS:
-                logger.error("%s: drafting without statistics: %s", config.name, error)
-    return None
+    directory = locate(_statistics_directories(config, fingerprint), fingerprint)
+    if directory is None:
+        if config.statistics not in (None, BUNDLED_STATISTICS):
+            logger.error("%s: no statistics database at %s", config.name, config.statistics)
+        return None
+    try:
+        return StatisticsDatabase.open(directory, tokenizer=fingerprint)
+    except SnapshotError as error:
+        logger.error("%s: drafting without statistics: %s", config.name, error)
+        return None
 
 
-def _statistics_directories(config: ModelConfig) -> Iterator[Path]:
-    if config.statistics == BUNDLED_STATISTICS:
-        yield from bundled_statistics()
-    elif config.statistics is not None:
-        yield Path(config.statistics)
+def _statistics_directories(config: ModelConfig, fingerprint: str) -> list[Path]:
+    if config.statistics is None:
+        return []
+    if config.statistics != BUNDLED_STATISTICS:
+        return [Path(config.statistics)]
+    return [path for path in bundled_statistics() if read_info(path).tokenizer == fingerprint]
