@@ -74,11 +74,13 @@ class Summary(NamedTuple):
 
     Attributes:
         drafts: over all choices.
+        replica: which replica answered.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
     drafts: DraftCounts
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class ModelServer:
         self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
     ) -> None:
         self._config = config
+        self._replica = serve.get_replica_context().replica_id.unique_id
         self._host = ModelHost(
             config,
             max_database_bytes=database_config.max_bytes,
@@ -106,7 +107,7 @@ class ModelServer:
                     num_open -= 1
                 else:
                     yield self._delta(item)
-            yield _summary(request, sequences)
+            yield _summary(request, sequences, self._replica)
         finally:
             for task in tasks:
                 task.cancel()
@@ -219,12 +220,13 @@ class ModelServer:
         return TokenInfo(text(logprob.token_id), logprob.logprob, top)
 
 
-def _summary(request: GenerationRequest, sequences: list[Sequence]) -> Summary:
+def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:
     counts = DraftCounts()
     for seq in sequences:
         add_counts(counts, seq.counts)
     num_prompt_tokens = sum(seq.num_prompt_tokens for seq in sequences) // request.num_choices
-    return Summary(num_prompt_tokens, sum(seq.num_output_tokens for seq in sequences), counts)
+    num_output_tokens = sum(seq.num_output_tokens for seq in sequences)
+    return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
 
 
 def model_deployment(

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.generation import Delta, Summary, TokenInfo
-from hdserve.core import DraftCounts
 from hdserve.errors import HdserveError, RequestError
 
 STREAM_END = b"data: [DONE]\n\n"
@@ -41,16 +40,18 @@ def usage(summary: Summary) -> dict[str, Any]:
     }
 
 
-def speculation_metrics(counts: DraftCounts) -> dict[str, Any]:
-    """What drafting did, by the field names of vLLM, and accepted tokens by source."""
-    histogram = counts.num_drafts_by_accepted
+def metrics(summary: Summary) -> dict[str, Any]:
+    """What drafting did, by the field names of vLLM, with accepted tokens by source, and which
+    replica it was."""
+    counts = summary.drafts
     return {
+        "replica": summary.replica,
         "speculative_decoding": {
             "mean_acceptance_length": _ratio(
                 counts.num_accepted_tokens + counts.num_drafts, counts.num_drafts
             ),
             "draft_acceptance_rate": _ratio(counts.num_accepted_tokens, counts.num_draft_tokens),
-            "acceptance_histogram": list(histogram),
+            "acceptance_histogram": counts.num_drafts_by_accepted,
             "num_spec_steps": counts.num_drafts,
             "num_steps": counts.num_steps,
             "num_draft_tokens": counts.num_draft_tokens,
@@ -58,7 +59,7 @@ def speculation_metrics(counts: DraftCounts) -> dict[str, Any]:
             "accepted_by_source": {
                 source.label: count for source, count in sorted(counts.accepted_by_source.items())
             },
-        }
+        },
     }
 
 
@@ -211,7 +212,7 @@ class ResponseBuilder:
             "object": self._form.chunk_kind,
             "choices": [],
             "usage": usage(summary),
-            "metrics": speculation_metrics(summary.drafts),
+            "metrics": metrics(summary),
         }
 
     def collect(self, delta: Delta) -> None:
@@ -228,7 +229,7 @@ class ResponseBuilder:
                 self._form.choice(answer, index) for index, answer in sorted(self._answers.items())
             ],
             "usage": usage(summary),
-            "metrics": speculation_metrics(summary.drafts),
+            "metrics": metrics(summary),
         }
 
     def _index(self, delta: Delta) -> int:

@@ -25,9 +25,15 @@ class ServedApplication:
     Args:
         directory: for the log and the Serve configuration file.
         config: the hdserve configuration; ``None`` for the default application.
+        ray_address: a running cluster to use; by default one is started with it.
     """
 
-    def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any] | None = None,
+        ray_address: str = "local",
+    ) -> None:
         self.port = _free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "serve.log"
@@ -51,7 +57,7 @@ class ServedApplication:
         serve = Path(sys.executable).with_name("serve")
         environment = {
             **os.environ,
-            "RAY_ADDRESS": "local",
+            "RAY_ADDRESS": ray_address,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
