@@ -47,6 +47,9 @@ class DraftingConfig(StrictModel):
     max_depth: int = Field(default=24, ge=1, le=256)
     """Longest path of a draft tree."""
 
+    adapts_budget: bool = True
+    """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
+
 
 class EngineConfig(StrictModel):
     """The engine of one replica."""
@@ -70,6 +73,10 @@ class EngineConfig(StrictModel):
     prefill_chunk_tokens: int = Field(default=256, ge=1)
     """Most prompt tokens in one step, so that a long prompt does not stall the others."""
 
+    exact: bool | Literal["auto"] = "auto"
+    """Whether a row's result may not depend on what else is in a forward, so that drafted output
+    equals plain output in every bit; ``auto``: where that costs at most 3 %."""
+
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
 
@@ -88,8 +95,9 @@ class ModelConfig(StrictModel):
     aliases: tuple[str, ...] = ()
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
-    statistics: tuple[str, ...] = ("bundled",)
-    """Statistics databases: directories, or ``bundled`` for what ships for this tokenizer."""
+    statistics: str | None = "bundled"
+    """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
+    there is one."""
 
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
@@ -113,10 +121,18 @@ class ModelDatabaseConfig(StrictModel):
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
     """Most bytes of text one model and namespace keeps, in the actor and in each replica."""
 
+    max_total_bytes: int = Field(default=2**30, ge=2**16)
+    """Most bytes of text all namespaces of one model keep in the actor."""
+
+    refill_bytes: int = Field(default=32 * 2**20, ge=0)
+    """Most bytes of recent text each replica keeps for an actor that has lost its disk."""
+
     snapshot_dir: Path | None = None
     """Where the actor keeps its snapshots; ``None`` keeps nothing on disk."""
 
     snapshot_interval_s: float = Field(default=10.0, gt=0)
+    """How much a power failure may lose; a killed actor loses nothing it acknowledged."""
+
     publish_interval_s: float = Field(default=0.2, gt=0)
     poll_interval_s: float = Field(default=0.5, gt=0)
     num_cpus: float = Field(default=0.1, ge=0)

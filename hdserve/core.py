@@ -13,6 +13,9 @@ from hdserve.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
 
+DEFAULT_NAMESPACE = "default"
+"""Whose generated text a request reads and feeds when nothing else is said."""
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended; every sequence ends with exactly one."""
@@ -201,7 +204,7 @@ class Sequence:
     params: SamplingParams
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     choice_index: int = 0
-    namespace: str = "default"
+    namespace: str = DEFAULT_NAMESPACE
     num_prompt_tokens: int = field(init=False)
     num_cached_tokens: int = 0
     max_total_tokens: int = 0

@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from hdserve.cli import bench, statistics
+from hdserve.cli import bench, lossless, statistics
 from hdserve.errors import HdserveError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(statistics.app, name="statistics")
+app.command("check-lossless")(lossless.check_lossless)
 
 
 def main() -> None:

@@ -1,0 +1,46 @@
+# make setup   create .venv and install the project with the versions of constraints.txt
+# make serve   serve the bundled models on port 8000
+# make test    run the tests          make test-all   the slow ones, too
+# make check   linters, type checker, architecture test
+#
+# PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself:
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu     (or .../cu130)
+
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+
+.PHONY: setup serve test test-all check
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c "import torch" 2>/dev/null || \
+	  $(BIN)/python -m pip install --dry-run --no-deps --quiet --report - $(TORCH) \
+	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 2>/dev/null | grep -q '+cpu' || \
+	  echo "PyTorch: no CPU build is offered, so its CUDA build is installed, a download of" \
+	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
+	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) --editable '.[test,dev]'
+	@touch $(STAMP)
+
+serve: setup
+	$(BIN)/serve run deployments:app
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-all: setup
+	$(BIN)/python -m pytest -m ''
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py

@@ -1,0 +1,67 @@
+"""A statistics database as a directory of files: names, sizes, checksums, and a description."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdserve.errors import DatabaseError
+
+INFO_FILE = "info.json"
+MAX_INFO_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """One statistics database.
+
+    Attributes:
+        corpus_id: a hash of the tokenizer, the description and the files' names and sizes; equal
+            for copies on different nodes.
+        fingerprint: of the tokenizer.
+        directory: where the actor has it.
+        sizes: bytes of each file, by path relative to the directory.
+        info: the description made when it was built.
+    """
+
+    corpus_id: str
+    fingerprint: str
+    directory: str
+    sizes: dict[str, int]
+    info: dict[str, Any]
+
+
+def describe(fingerprint: str, directory: Path) -> Corpus:
+    """The corpus in ``directory``; reads its description and no other file.
+
+    Raises:
+        DatabaseError: it is no statistics database.
+    """
+    try:
+        info_path = directory / INFO_FILE
+        if info_path.stat().st_size > MAX_INFO_BYTES:
+            raise DatabaseError(f"{info_path} is larger than {MAX_INFO_BYTES} bytes")
+        description = info_path.read_bytes()
+        info = json.loads(description)
+        sizes = {
+            path.relative_to(directory).as_posix(): path.stat().st_size
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and not path.name.startswith(".")
+        }
+    except (OSError, ValueError) as error:
+        raise DatabaseError(f"{directory} is no statistics database: {error}") from error
+    if not isinstance(info, dict):
+        raise DatabaseError(f"{info_path} is no description of a statistics database")
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([fingerprint, sizes]).encode())
+    digest.update(description)
+    return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes, info)
+
+
+def file_checksum(path: Path) -> str:
+    """BLAKE2b-128 of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

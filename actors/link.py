@@ -1,0 +1,70 @@
+"""Calls to an actor that may be dead, restarting, gone or not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ray.exceptions import RayTaskError
+
+from hdserve.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+_MIN_BACK_OFF_S = 0.1
+_MAX_BACK_OFF_S = 10.0
+
+
+class ActorUnreachable(DatabaseError):
+    """The actor did not answer; the call may or may not have been carried out."""
+
+
+class ActorLink:
+    """A connection that finds its actor again.
+
+    Args:
+        resolve: gives a handle; it may block and raise.
+        name: for the log.
+
+    Attributes:
+        num_failures: calls that failed.
+        back_off_s: how long to wait before the next call; 0 after a success.
+    """
+
+    def __init__(self, resolve: Callable[[], Any], name: str) -> None:
+        self.num_failures = 0
+        self.back_off_s = 0.0
+        self._resolve = resolve
+        self._name = name
+        self._handle: Any = None
+
+    async def call(self, method: str, message: bytes) -> Any:
+        """Call a method of the actor.
+
+        Raises:
+            ActorUnreachable: try again after ``back_off_s``.
+            DatabaseError: the actor refused the message; sending it again is of no use.
+        """
+        try:
+            if self._handle is None:
+                self._handle = await asyncio.to_thread(self._resolve)
+            future = getattr(self._handle, method).remote(message).future()
+            result = await asyncio.wait_for(asyncio.wrap_future(future), CALL_TIMEOUT_S)
+        except RayTaskError as error:
+            self._count_failure(error)
+            raise DatabaseError(f"{self._name} refused a message: {error}") from error
+        except Exception as error:  # whatever Ray raises must not reach a request
+            self._handle = None
+            self._count_failure(error)
+            raise ActorUnreachable(f"{self._name}: {error!r}") from error
+        self.back_off_s = 0.0
+        return result
+
+    def _count_failure(self, error: Exception) -> None:
+        self.num_failures += 1
+        if not self.back_off_s:
+            logger.warning("a call to %s failed: %s", self._name, error)
+        self.back_off_s = min(max(2 * self.back_off_s, _MIN_BACK_OFF_S), _MAX_BACK_OFF_S)

@@ -1,0 +1,224 @@
+"""What a replica runs beside its engine to share generated text with the cluster.
+
+    engine thread ── publish ──> queue ──> Publisher ─────┐
+                                                          ├── actor of the own model
+    replica      <── deliver ─────────── Subscription ────┘
+                 <── deliver ─────────── Subscription ─────── actors of ``draft_from`` models
+
+Everything but ``publish`` and ``use`` happens on one background thread with its own event loop.
+No failure of an actor, of Ray or of the receiver gets out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from actors import model_database
+from actors.link import ActorLink
+from actors.output_queue import OutputQueue
+from actors.publisher import Publisher
+from actors.subscription import Receiver, Subscription
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.messages import PUBLISH_BYTES
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, MergeCalibration, OutputLog
+from hdserve.databases.segment import TokenIds
+from hdserve.databases.snapshot import DatabaseKey
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES = 4 * 2**20
+NAMESPACE_IDLE_S = 3600.0
+_RESTART_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStats:
+    """Counters since the start.
+
+    Attributes:
+        num_published_outputs: acknowledged by the actor.
+        num_dropped_outputs: lost because the queue was full or the actor refused them.
+        num_received_outputs: delivered to the replica, of all models followed.
+        num_refilled_outputs: given back to an actor that had lost them.
+        num_failures: calls of an actor that failed.
+        num_receiver_failures: exceptions of the receiver.
+        num_queued_bytes: waiting to be published.
+        last_poll_age_s: since the last successful poll of the own model's actor; ``None`` before
+            the first.
+    """
+
+    num_published_outputs: int
+    num_published_tokens: int
+    num_dropped_outputs: int
+    num_received_outputs: int
+    num_received_tokens: int
+    num_refilled_outputs: int
+    num_failures: int
+    num_receiver_failures: int
+    num_queued_bytes: int
+    last_poll_age_s: float | None
+
+
+class Mirror:
+    """Publishes the outputs of one replica and delivers those of all others.
+
+    Args:
+        key: the replica's model and tokenizer.
+        receiver: what the replica does with news.
+        draft_from: further models of the same tokenizer to read.
+        merge_calibration: passed to the actor if this mirror is the one that starts it.
+        replica_id: for logs; a random suffix makes it unique to this object.
+        namespace_idle_s: a namespace that was not used for so long is no longer followed.
+    """
+
+    def __init__(
+        self,
+        key: DatabaseKey,
+        config: ModelDatabaseConfig,
+        receiver: Receiver,
+        *,
+        draft_from: Iterable[str] = (),
+        merge_calibration: MergeCalibration | None = None,
+        replica_id: str = "",
+        namespace_idle_s: float = NAMESPACE_IDLE_S,
+    ) -> None:
+        self.replica_id = f"{replica_id}#{uuid4().hex[:12]}"
+        self._namespace_idle_s = namespace_idle_s
+        self._last_used: dict[str, float] = {}
+        self._queue = OutputQueue(QUEUE_BYTES)
+        self._num_oversized = 0
+        self._num_crashes = 0
+
+        def resolve() -> object:
+            return model_database.get_or_create(key, config, merge_calibration)
+
+        link = ActorLink(resolve, f"the model database of {key.model}")
+        kept = OutputLog(config.refill_bytes, config.refill_bytes)
+        self._publisher = Publisher(
+            link, key, self.replica_id, self._queue, kept, config.publish_interval_s
+        )
+        self._subscriptions = [
+            Subscription(link, key, self.replica_id, kept, self._used_namespaces, receiver)
+        ]
+        for model in draft_from:
+            other = DatabaseKey(model, key.fingerprint)
+            self._subscriptions.append(self._follow(other, receiver))
+        self._loop = asyncio.new_event_loop()
+        self._is_closing = asyncio.Event()
+        self._drain_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the actor is started in the background if there is none."""
+        self._thread.start()
+
+    def publish(self, namespace: str, token_ids: TokenIds) -> None:
+        """Share one finished output, which must not be changed afterwards.
+
+        Never blocks and never raises; the oldest outputs are dropped when the queue is full.
+        """
+        self.use(namespace)
+        self._queue.put(namespace, token_ids)
+        if self._queue.num_bytes >= PUBLISH_BYTES:
+            self._wake(self._publisher.is_due)
+
+    def publish_calibration(self, namespace: str, calibration: bytes) -> None:
+        """Share the calibration state of ``namespace``, at most ``MAX_CALIBRATION_BYTES``."""
+        if len(calibration) > MAX_CALIBRATION_BYTES:
+            self._num_oversized += 1
+            return
+        self.use(namespace)
+        self._queue.put_calibration(namespace, calibration)
+
+    def use(self, namespace: str) -> None:
+        """A request of ``namespace`` came: follow it from now on.  Never blocks."""
+        is_new = namespace not in self._last_used
+        self._last_used[namespace] = time.monotonic()
+        if is_new:
+            for subscription in self._subscriptions:
+                self._wake(subscription.is_due)
+
+    def wait_until_current(self, timeout_s: float) -> bool:
+        """Wait until all the actor has now of the namespaces in use is delivered.
+
+        A new replica calls it to draft from the cluster's text with its first request.
+        """
+        own = self._subscriptions[0]
+        poll = own.current_poll()
+        self._wake(own.is_due)
+        return own.wait_for(poll, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Publish what is queued, for at most ``timeout_s``, and end."""
+        if not self._thread.is_alive():
+            self._loop.close()
+            return
+        self._drain_s = timeout_s
+        self._wake(self._is_closing)
+        self._thread.join(timeout_s + 1.0)
+
+    def stats(self) -> MirrorStats:
+        own = self._subscriptions[0]
+        links = {id(item.link): item.link for item in self._subscriptions}.values()
+        age_s = None if own.last_poll_s is None else time.monotonic() - own.last_poll_s
+        return MirrorStats(
+            num_published_outputs=self._publisher.num_outputs,
+            num_published_tokens=self._publisher.num_tokens,
+            num_dropped_outputs=self._queue.num_dropped + self._publisher.num_refused,
+            num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
+            num_received_tokens=sum(item.num_tokens for item in self._subscriptions),
+            num_refilled_outputs=own.num_refilled_outputs,
+            num_failures=sum(link.num_failures for link in links)
+            + self._num_oversized
+            + self._num_crashes,
+            num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
+            num_queued_bytes=self._queue.num_bytes,
+            last_poll_age_s=age_s,
+        )
+
+    def _follow(self, key: DatabaseKey, receiver: Receiver) -> Subscription:
+        """A reader of another model's database, which it neither starts nor refills."""
+        link = ActorLink(lambda: model_database.get(key), f"the model database of {key.model}")
+        nothing = OutputLog(max_bytes=0, max_total_bytes=0)
+        return Subscription(link, key, self.replica_id, nothing, self._used_namespaces, receiver)
+
+    def _used_namespaces(self) -> list[str]:
+        since_s = time.monotonic() - self._namespace_idle_s
+        return [name for name, used_s in list(self._last_used.items()) if used_s >= since_s]
+
+    def _wake(self, event: asyncio.Event) -> None:
+        try:
+            self._loop.call_soon_threadsafe(event.set)
+        except RuntimeError:
+            logger.debug("the mirror has ended")
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        runs = [self._publisher.run, *(item.run for item in self._subscriptions)]
+        tasks = [asyncio.create_task(self._forever(run)) for run in runs]
+        await self._is_closing.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._publisher.drain(), self._drain_s)
+        except TimeoutError:
+            logger.warning("%d bytes were not published", self._queue.num_bytes)
+
+    async def _forever(self, run: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await run()
+            except Exception:
+                logger.exception("the mirror goes on after an error")
+                self._num_crashes += 1
+                await asyncio.sleep(_RESTART_S)

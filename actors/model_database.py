@@ -1,0 +1,335 @@
+"""The actor that keeps what one model generated anywhere in the cluster.
+
+It merges, keeps and hands on; nobody asks it anything while a token is waited for.  Replicas
+talk to it through :class:`actors.mirror.Mirror`.  It is named, detached and restarted by Ray
+without limit; it comes back with what was on its disk, and asks a replica for the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+
+from actors.refills import Refills
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_log import MergeCalibration, OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
+from hdserve.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+RAY_NAMESPACE = "hdserve"
+
+MAX_POLLS_PER_S = 200.0
+"""Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
+
+MAX_CATCH_UP_CALLS_PER_S = 1000.0
+EXPORT_BYTES = 4 * 2**20
+
+_MIN_REPLY_ROOM = 2**12
+
+_READER_TIMEOUT_S = 60.0
+
+
+class ModelDatabaseActor:
+    """The database of one model; a plain class, so that tests can call it without Ray.
+
+    Args:
+        key: whose database it is; messages of another are refused.
+        merge_calibration: how the calibration of two replicas becomes one; the last writer's is
+            kept without it.
+    """
+
+    def __init__(
+        self,
+        key: DatabaseKey,
+        config: ModelDatabaseConfig,
+        merge_calibration: MergeCalibration | None = None,
+    ) -> None:
+        self._key = key
+        self._config = config
+        self._lock = threading.Lock()
+        self._refills = Refills()
+        self._readers: dict[str, float] = {}
+        self._store = self._open_store()
+        self._epoch = self._store.epoch if self._store else uuid4().hex
+        self._log = OutputLog(
+            config.max_bytes,
+            config.max_total_bytes,
+            first_version=self._store.first_version if self._store else 0,
+            merge_calibration=merge_calibration,
+        )
+        self._restore()
+        self._restored_ends = {
+            name: self._log.partition(name).end_version for name in self._log.namespaces()
+        }
+        if self._store:
+            threading.Thread(target=self._sync_forever, daemon=True).start()
+
+    def publish(self, message: bytes) -> int:
+        """Add finished outputs and calibration; return how many outputs were new.
+
+        Sending a message again changes nothing.
+
+        Raises:
+            SnapshotError: it is corrupt, or of another model or tokenizer.
+            DatabaseError: the calibration in it cannot be used.
+        """
+        received = Publish.decode(message, self._key.fingerprint, self._key.model)
+        with self._lock:
+            num_new = self._append(received)
+            now_s = time.monotonic()
+            for namespace in received.outputs:
+                self._refills.extend(namespace, now_s)
+            for namespace in received.refilled:
+                self._refills.finish(namespace)
+            for namespace, calibration in received.calibrations.items():
+                self._log.set_calibration(namespace, received.sender, calibration)
+                if self._store:
+                    self._store.state_changed(namespace)
+        return num_new
+
+    def changes_since(self, message: bytes) -> bytes:
+        """The encoded :class:`Reply` to an encoded :class:`Poll`, at most ``MAX_REPLY_BYTES``.
+
+        Raises:
+            SnapshotError: the message is corrupt, or of another model or tokenizer.
+        """
+        poll = Poll.decode(message, self._key)
+        now_s = time.monotonic()
+        with self._lock:
+            self._readers[poll.reader] = now_s
+            self._note_losses(poll)
+            refill = {
+                name: self._log.partition(name).seen()
+                for name, position in poll.positions.items()
+                if position.num_held and self._refills.ask(name, now_s)
+            }
+            room = MAX_REPLY_BYTES
+            while True:
+                data = self._reply(poll, refill, room).encode(self._key)
+                if len(data) <= MAX_REPLY_BYTES or room < _MIN_REPLY_ROOM:
+                    return data
+                room = room * 7 // 8
+
+    def count(self, namespace: str, token_ids: Sequence[int]) -> int:
+        """How often outputs of ``namespace`` contain ``token_ids``; for tools and tests."""
+        with self._lock:
+            return self._log.count(namespace, np.asarray(token_ids, np.uint32))
+
+    def flush(self, namespace: str) -> None:
+        """Forget ``namespace``: here, on disk, and in each mirror with its next poll.
+
+        Raises:
+            DatabaseError: it is forgotten, but files of it could not be deleted.
+        """
+        with self._lock:
+            self._log.flush(namespace)
+            self._refills.finish(namespace)
+            if self._store:
+                self._store.flush(namespace, self._log)
+
+    def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
+        """Outputs of ``namespace`` from ``cursor`` on.
+
+        Returns:
+            A message for ``import_``, the cursor of the next one, and whether this is the last.
+        """
+        with self._lock:
+            changes = self._log.changes_since({namespace: cursor}, max_bytes=EXPORT_BYTES)
+        change = changes.get(namespace)
+        segment = change.segment if change else Segment.empty()
+        message = Publish("export", {namespace: segment}).encode(self._key)
+        return message, change.cursor if change else cursor, not change or change.is_complete
+
+    def import_(self, message: bytes) -> int:
+        """Add what ``export`` gave, here or in the database of another model of this tokenizer.
+
+        Returns:
+            How many outputs were new.
+
+        Raises:
+            SnapshotError: it is corrupt or of another tokenizer.
+        """
+        received = Publish.decode(message, self._key.fingerprint, model=None)
+        with self._lock:
+            return self._append(received)
+
+    def snapshot_now(self) -> bool:
+        """Bring everything to the disk; ``False`` if it could not be, or there is none."""
+        with self._lock:
+            return self._store is not None and self._store.sync(self._log)
+
+    def info(self) -> dict[str, Any]:
+        """What is kept, for tools and metrics."""
+        with self._lock:
+            self._forget_silent_readers()
+            partitions = {name: self._log.partition(name) for name in self._log.namespaces()}
+            return {
+                "model": self._key.model,
+                "fingerprint": self._key.fingerprint,
+                "pid": os.getpid(),
+                "epoch": self._epoch,
+                "num_readers": len(self._readers),
+                "num_bytes": self._log.num_bytes,
+                "directory": str(self._store.directory) if self._store else None,
+                "is_writable": bool(self._store and self._store.is_writable),
+                "num_write_failures": self._store.num_failures if self._store else 0,
+                "num_refused_files": self._store.num_refused if self._store else 0,
+                "namespaces": {
+                    name: {
+                        "num_outputs": partition.num_outputs,
+                        "num_bytes": partition.num_bytes,
+                        "next_version": partition.next_version,
+                    }
+                    for name, partition in partitions.items()
+                },
+            }
+
+    def close(self) -> None:
+        """Write everything and let go of the directory."""
+        with self._lock:
+            if self._store:
+                self._store.sync(self._log)
+                self._store.close()
+
+    def _open_store(self) -> OutputStore | None:
+        if self._config.snapshot_dir is None:
+            return None
+        try:
+            return OutputStore(database_directory(self._config.snapshot_dir, self._key), self._key)
+        except DatabaseError as error:
+            logger.error("nothing is kept on disk: %s", error)
+            return None
+
+    def _restore(self) -> None:
+        if not self._store:
+            return
+        try:
+            self._store.restore(self._log)
+        except OSError as error:
+            logger.error("%s cannot be read: %s", self._store.directory, error)
+
+    def _append(self, received: Publish) -> int:
+        num_new = 0
+        for namespace, segment in received.outputs.items():
+            for appended in self._log.append(namespace, segment):
+                num_new += len(appended.segment)
+                if self._store:
+                    self._store.append(namespace, appended)
+        return num_new
+
+    def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
+        """Answer with at most ``room`` bytes of outputs and calibration."""
+        is_reset = self._is_unknown_epoch(poll.epoch)
+        positions = dict.fromkeys(poll.positions, Position()) if is_reset else poll.positions
+        changes = self._log.changes_since(
+            {name: position.cursor for name, position in positions.items()},
+            max_bytes=room,
+            exclude_origin=poll.reader,
+            calibration_versions={
+                name: position.calibration_version for name, position in positions.items()
+            },
+        )
+        pace_s = self._next_poll_s(all(change.is_complete for change in changes.values()))
+        return Reply(self._epoch, pace_s, is_reset, changes, refill)
+
+    def _is_unknown_epoch(self, epoch: str) -> bool:
+        """Whether the version numbers of ``epoch`` mean nothing in this run."""
+        return epoch != self._epoch and (self._store is None or epoch not in self._store.epochs)
+
+    def _note_losses(self, poll: Poll) -> None:
+        """Compare what the reader knew of an earlier run with what came back from the disk."""
+        if poll.epoch == self._epoch:
+            return
+        is_certain = self._is_unknown_epoch(poll.epoch) or (self._store and self._store.num_refused)
+        for namespace, position in poll.positions.items():
+            is_behind = position.cursor > self._restored_ends.get(namespace, 0)
+            if position.cursor and (is_certain or is_behind):
+                self._refills.note_lost(namespace)
+
+    def _next_poll_s(self, is_complete: bool) -> float:
+        self._forget_silent_readers()
+        num_readers = len(self._readers)
+        if not is_complete:
+            return num_readers / MAX_CATCH_UP_CALLS_PER_S
+        return max(self._config.poll_interval_s, num_readers / MAX_POLLS_PER_S)
+
+    def _forget_silent_readers(self) -> None:
+        now_s = time.monotonic()
+        silent = [
+            reader for reader, at_s in self._readers.items() if now_s - at_s > _READER_TIMEOUT_S
+        ]
+        for reader in silent:
+            del self._readers[reader]
+
+    def _sync_forever(self) -> None:
+        while True:
+            time.sleep(self._config.snapshot_interval_s)
+            self.snapshot_now()
+
+
+def actor_name(key: DatabaseKey) -> str:
+    """The actor's name in the Ray namespace ``hdserve``.
+
+    It carries the wire version, so that two versions of the program run side by side during an
+    upgrade, each with an actor it understands.
+    """
+    return f"model-database-v{FORMAT_VERSION}:{key.model}:{key.fingerprint[:16]}"
+
+
+def get_or_create(
+    key: DatabaseKey,
+    config: ModelDatabaseConfig,
+    merge_calibration: MergeCalibration | None = None,
+) -> Any:
+    """A handle of the database's actor, which is started if there is none in the cluster.
+
+    Args:
+        merge_calibration: an importable function; see :class:`ModelDatabaseActor`.
+
+    Raises:
+        RayError: the cluster cannot be reached.
+    """
+    options = ray.remote(ModelDatabaseActor).options(
+        name=actor_name(key),
+        namespace=RAY_NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=config.num_cpus,
+    )
+    return options.remote(key, config, merge_calibration)
+
+
+def get(key: DatabaseKey) -> Any:
+    """A handle of the actor if there is one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return ray.get_actor(actor_name(key), namespace=RAY_NAMESPACE)
+
+
+def stop(key: DatabaseKey) -> None:
+    """Write everything to disk and end the actor for good; nothing happens if there is none."""
+    try:
+        actor = get(key)
+    except ValueError:
+        return
+    ray.get(actor.close.remote())
+    ray.kill(actor)

@@ -1,0 +1,86 @@
+"""What a replica has finished and not yet published: bounded, and never in the way."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, TokenIds, split_output
+
+
+@dataclass(slots=True)
+class Batch:
+    """What goes into one message, by namespace."""
+
+    outputs: dict[str, list[NDArray[np.uint32]]] = field(default_factory=dict)
+    calibrations: dict[str, bytes] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.calibrations)
+
+
+class OutputQueue:
+    """Thread-safe.  When it is full the oldest outputs are dropped and counted.
+
+    Attributes:
+        num_bytes: what is queued.
+        num_dropped: outputs that were dropped, or were no token ids.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self.num_dropped = 0
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._outputs: deque[tuple[str, TokenIds]] = deque()
+        self._calibrations: dict[str, bytes] = {}
+
+    def put(self, namespace: str, token_ids: TokenIds) -> None:
+        """Queue one output; it must not be changed afterwards.  Takes about a microsecond."""
+        with self._lock:
+            for piece in split_output(token_ids):
+                self._outputs.append((namespace, piece))
+                self.num_bytes += _cost(piece)
+            while self.num_bytes > self._max_bytes:
+                self._pop()
+                self.num_dropped += 1
+
+    def put_calibration(self, namespace: str, calibration: bytes) -> None:
+        """Queue calibration state; what was queued before for ``namespace`` is replaced."""
+        with self._lock:
+            self._calibrations[namespace] = calibration
+
+    def take(self, max_bytes: int) -> Batch:
+        """Calibrations and the oldest outputs, up to ``max_bytes`` but at least one item."""
+        batch = Batch()
+        taken: list[tuple[str, TokenIds]] = []
+        size = 0
+        with self._lock:
+            while self._calibrations and size < max_bytes:
+                namespace, calibration = self._calibrations.popitem()
+                batch.calibrations[namespace] = calibration
+                size += len(calibration)
+            while self._outputs and (not size or size + _cost(self._outputs[0][1]) <= max_bytes):
+                taken.append(self._pop())
+                size += _cost(taken[-1][1])
+        for namespace, token_ids in taken:
+            try:
+                array = np.asarray(token_ids, np.uint32).reshape(len(token_ids))
+            except (OverflowError, TypeError, ValueError):
+                self.num_dropped += 1
+            else:
+                batch.outputs.setdefault(namespace, []).append(array)
+        return batch
+
+    def _pop(self) -> tuple[str, TokenIds]:
+        namespace, token_ids = self._outputs.popleft()
+        self.num_bytes -= _cost(token_ids)
+        return namespace, token_ids
+
+
+def _cost(token_ids: TokenIds) -> int:
+    return BYTES_PER_TOKEN * len(token_ids) + BYTES_PER_OUTPUT

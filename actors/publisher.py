@@ -1,0 +1,100 @@
+"""Sends a replica's finished outputs to the model database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+
+from actors.link import ActorLink, ActorUnreachable
+from actors.output_queue import Batch, OutputQueue
+from hdserve.databases.messages import PUBLISH_BYTES, Publish
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """One message is under way at a time.
+
+    A message whose fate is unknown is sent again as it was; the actor knows its outputs by their
+    numbers.  So a restart of the actor loses nothing that was not yet acknowledged.
+
+    Args:
+        origin: the replica's id, unique to this process.
+        kept: gets every published output, to give it back if the actor loses it.
+
+    Attributes:
+        is_due: set when there is enough for a message.
+    """
+
+    def __init__(
+        self,
+        link: ActorLink,
+        key: DatabaseKey,
+        origin: str,
+        queue: OutputQueue,
+        kept: OutputLog,
+        interval_s: float,
+    ) -> None:
+        self.is_due = asyncio.Event()
+        self.num_outputs = 0
+        self.num_tokens = 0
+        self.num_refused = 0
+        self._link = link
+        self._key = key
+        self._origin = origin
+        self._queue = queue
+        self._kept = kept
+        self._interval_s = interval_s
+        self._unsent: Publish | None = None
+        self._next_numbers: defaultdict[str, int] = defaultdict(int)
+
+    async def run(self) -> None:
+        """Publish at the interval, or as soon as there is enough for a message."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.is_due.wait(), self._interval_s)
+            self.is_due.clear()
+            if not await self.publish_all():
+                await asyncio.sleep(self._link.back_off_s)
+
+    async def publish_all(self) -> bool:
+        """Send all that is queued; ``False`` if the actor cannot be reached now."""
+        while True:
+            message = self._unsent = self._unsent or self._next_message()
+            if message is None:
+                return True
+            num_outputs = sum(map(len, message.outputs.values()))
+            try:
+                await self._link.call("publish", message.encode(self._key))
+            except ActorUnreachable:
+                return False
+            except DatabaseError:
+                self.num_refused += num_outputs
+            else:
+                self.num_outputs += num_outputs
+                self.num_tokens += sum(part.num_tokens for part in message.outputs.values())
+            self._unsent = None
+
+    async def drain(self) -> None:
+        """Try until nothing is left."""
+        while not await self.publish_all():
+            await asyncio.sleep(self._link.back_off_s)
+
+    def _next_message(self) -> Publish | None:
+        batch = self._queue.take(PUBLISH_BYTES)
+        return self._number(batch) if batch else None
+
+    def _number(self, batch: Batch) -> Publish:
+        segments = {}
+        for namespace, outputs in batch.outputs.items():
+            first = self._next_numbers[namespace]
+            self._next_numbers[namespace] += len(outputs)
+            segments[namespace] = Segment.from_outputs(self._origin, first, outputs)
+            self._kept.append(namespace, segments[namespace])
+        return Publish(self._origin, segments, batch.calibrations)

@@ -1,0 +1,33 @@
+"""Which namespaces lost outputs in a restart, and which replica was asked to give them back."""
+
+from __future__ import annotations
+
+LEASE_S = 10.0
+"""How long a replica that was asked may stay silent before another one is asked."""
+
+
+class Refills:
+    """One replica at a time is asked for each namespace, until one has sent all it has."""
+
+    def __init__(self) -> None:
+        self._asked_until: dict[str, float] = {}
+
+    def note_lost(self, namespace: str) -> None:
+        """A caller knows outputs of ``namespace`` that are not here."""
+        self._asked_until.setdefault(namespace, 0.0)
+
+    def ask(self, namespace: str, now_s: float) -> bool:
+        """Whether to ask the caller; if so nobody else is asked for a while."""
+        if now_s < self._asked_until.get(namespace, float("inf")):
+            return False
+        self._asked_until[namespace] = now_s + LEASE_S
+        return True
+
+    def extend(self, namespace: str, now_s: float) -> None:
+        """The replica that was asked is answering."""
+        if namespace in self._asked_until:
+            self._asked_until[namespace] = now_s + LEASE_S
+
+    def finish(self, namespace: str) -> None:
+        """Nothing more is to be had."""
+        self._asked_until.pop(namespace, None)

@@ -1,0 +1,277 @@
+"""The actor that knows which corpora there are, and hands them to nodes that lack them.
+
+A statistics database is a directory of immutable files.  A replica maps the files of its own
+node, so that all replicas of a node share its page cache; the actor is never asked while a token
+is waited for.  What the files contain is :mod:`hdserve.databases.statistics`' business: here they
+are names, sizes and checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import ray
+from filelock import FileLock
+from numpy.typing import NDArray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from actors.corpus import Corpus, describe, file_checksum
+from hdserve.databases.snapshot import FORMAT_VERSION, sync_directory
+from hdserve.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+RAY_NAMESPACE = "hdserve"
+ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}"
+CHUNK_BYTES = 8 * 2**20
+
+CALL_TIMEOUT_S = 600.0
+"""Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
+
+_NUM_ATTEMPTS = 5
+_RETRY_S = 1.0
+
+LookUp = Callable[[Sequence[Sequence[int]]], list[Any]]
+"""Answers a batch of contexts."""
+
+OpenLookUp = Callable[[Path], LookUp]
+
+
+class StatisticsDatabaseActor:
+    """The catalogue; a plain class, so that tests can call it without Ray.
+
+    Args:
+        open_look_up: makes a batched look-up of a directory, for ``look_up``.
+    """
+
+    def __init__(self, open_look_up: OpenLookUp | None = None) -> None:
+        self._open_look_up = open_look_up
+        self._corpora: dict[str, Corpus] = {}
+        self._checksums: dict[str, dict[str, str]] = {}
+        self._look_ups: dict[str, LookUp] = {}
+
+    def register(self, fingerprint: str, directory: str) -> Corpus:
+        """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
+
+        Raises:
+            DatabaseError: the actor's node has no such database.
+        """
+        corpus = describe(fingerprint, Path(directory).absolute())
+        return self._corpora.setdefault(corpus.corpus_id, corpus)
+
+    def catalogue(self, fingerprint: str) -> list[Corpus]:
+        """The corpora of one tokenizer, in the order of registration."""
+        return [item for item in self._corpora.values() if item.fingerprint == fingerprint]
+
+    def checksums(self, corpus_id: str) -> dict[str, str]:
+        """BLAKE2b-128 of each file; reads them all the first time.
+
+        Raises:
+            DatabaseError: unknown, or changed since it was registered.
+        """
+        if corpus_id not in self._checksums:
+            corpus = self._known(corpus_id)
+            directory = Path(corpus.directory)
+            if describe(corpus.fingerprint, directory).corpus_id != corpus_id:
+                raise DatabaseError(f"{directory} has changed since it was registered")
+            self._checksums[corpus_id] = {
+                name: file_checksum(directory / name) for name in corpus.sizes
+            }
+        return self._checksums[corpus_id]
+
+    def read_chunk(self, corpus_id: str, name: str, offset: int) -> NDArray[np.uint8]:
+        """Up to ``CHUNK_BYTES`` of a file; Ray passes them through the object store.
+
+        Raises:
+            DatabaseError: there is no such corpus or file, or it cannot be read.
+        """
+        corpus = self._known(corpus_id)
+        if name not in corpus.sizes:
+            raise DatabaseError(f"the corpus {corpus_id} has no file {name!r}")
+        try:
+            return np.fromfile(
+                Path(corpus.directory) / name, np.uint8, count=CHUNK_BYTES, offset=offset
+            )
+        except OSError as error:
+            raise DatabaseError(f"{name!r} of {corpus.directory} cannot be read") from error
+
+    def look_up(self, corpus_id: str, contexts: Sequence[Sequence[int]]) -> list[Any]:
+        """One answer for each context; for tools and tests.
+
+        Raises:
+            DatabaseError: unknown corpus, or the actor was started without a look-up.
+        """
+        corpus = self._known(corpus_id)
+        if self._open_look_up is None:
+            raise DatabaseError("this statistics actor was started without a look-up")
+        if corpus_id not in self._look_ups:
+            self._look_ups[corpus_id] = self._open_look_up(Path(corpus.directory))
+        return self._look_ups[corpus_id](contexts)
+
+    def _known(self, corpus_id: str) -> Corpus:
+        try:
+            return self._corpora[corpus_id]
+        except KeyError:
+            raise DatabaseError(f"no corpus {corpus_id} is registered") from None
+
+
+def get_or_create(open_look_up: OpenLookUp | None = None, num_cpus: float = 0.1) -> Any:
+    """A handle of the cluster's statistics actor, which is started if there is none.
+
+    Args:
+        open_look_up: an importable function; see :class:`StatisticsDatabaseActor`.
+
+    Raises:
+        RayError: the cluster cannot be reached.
+    """
+    options = ray.remote(StatisticsDatabaseActor).options(
+        name=ACTOR_NAME,
+        namespace=RAY_NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=num_cpus,
+    )
+    return options.remote(open_look_up)
+
+
+def stop() -> None:
+    """End the actor for good; nothing happens if there is none."""
+    try:
+        ray.kill(ray.get_actor(ACTOR_NAME, namespace=RAY_NAMESPACE))
+    except ValueError:
+        return
+
+
+def ensure_local(
+    fingerprint: str,
+    cache_dir: Path,
+    *,
+    directories: Iterable[Path] = (),
+    is_always_copied: bool = False,
+) -> list[Path]:
+    """Directories on this node with every corpus of a tokenizer that the cluster has.
+
+    A corpus that this node has where the actor has it (image, wheel, volume) is used there.
+    Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
+    replicas ask, checked, and moved into place together.
+
+    Args:
+        directories: corpora of this node, to be registered first; each is used even if the
+            actor's node lacks it.
+        is_always_copied: copy what is not below ``cache_dir`` even if this node has it, as on a
+            slow network volume.
+
+    Raises:
+        DatabaseError: a corpus could not be fetched, or a directory is no statistics database.
+    """
+    own = [describe(fingerprint, Path(directory).absolute()) for directory in directories]
+    for attempt in range(1, _NUM_ATTEMPTS + 1):
+        try:
+            return _ensure_local(fingerprint, cache_dir, own, is_always_copied)
+        except RayActorError as error:
+            if attempt == _NUM_ATTEMPTS:
+                raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
+            logger.warning("the statistics actor is gone and is tried again")
+            time.sleep(_RETRY_S)
+        except RayError as error:
+            raise DatabaseError(f"the statistics actor failed: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _ensure_local(
+    fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
+) -> list[Path]:
+    actor = get_or_create()
+    for corpus in own:
+        try:
+            _call(actor, "register", fingerprint, corpus.directory)
+        except DatabaseError as error:
+            logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
+    found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
+    paths = []
+    for corpus in found.values():
+        directory = Path(corpus.directory)
+        if is_always_copied or not _holds(directory, corpus):
+            directory = _fetch(actor, corpus, cache_dir)
+        paths.append(directory)
+    return paths
+
+
+def _holds(directory: Path, corpus: Corpus) -> bool:
+    """Whether ``directory`` on this node is that corpus."""
+    try:
+        return describe(corpus.fingerprint, directory).corpus_id == corpus.corpus_id
+    except DatabaseError:
+        return False
+
+
+def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
+    """Copy a corpus into ``cache_dir`` unless another process of this node has."""
+    target = cache_dir / corpus.corpus_id
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache_dir / f"{corpus.corpus_id}.lock"):
+            if not _holds(target, corpus):
+                _copy(actor, corpus, target)
+    except OSError as error:
+        raise DatabaseError(f"{cache_dir} cannot take the corpus: {error}") from error
+    return target
+
+
+def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
+    checksums = _call(actor, "checksums", corpus.corpus_id)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        for name in corpus.sizes:
+            _fetch_file(actor, corpus, name, partial, checksums.get(name, ""))
+        partial.rename(target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    logger.info("fetched the corpus %s to %s", corpus.directory, target)
+
+
+def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum: str) -> None:
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise DatabaseError(f"the corpus names a file outside itself: {name!r}")
+    path = directory / relative
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("wb") as file:
+        for offset in range(0, corpus.sizes[name], CHUNK_BYTES):
+            chunk = _call(actor, "read_chunk", corpus.corpus_id, name, offset)
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != checksum:
+        raise DatabaseError(f"{name!r} of {corpus.directory} arrived with a wrong checksum")
+
+
+def _call(actor: Any, method: str, *args: Any) -> Any:
+    """
+    Raises:
+        DatabaseError: as the method raised it, or it took too long.
+        RayError: the actor could not be reached.
+    """
+    try:
+        return ray.get(getattr(actor, method).remote(*args), timeout=CALL_TIMEOUT_S)
+    except GetTimeoutError as error:
+        raise DatabaseError(f"the statistics actor did not answer: {method}") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, DatabaseError):
+            raise error.cause from None
+        raise

@@ -1,0 +1,36 @@
+"""``serve run deployments:app``: the builder of the whole application."""
+
+# No "from __future__ import annotations" here: Ray Serve reads the annotation of the builder's
+# argument, and validates nothing when it is a string.
+
+from typing import Any
+
+from ray import serve
+
+from deployments.gateway import gateway_deployment
+from deployments.model_server import model_deployment
+from hdserve.config import StrictModel, load_config, parse_config
+
+
+class AppArgs(StrictModel):
+    """The arguments of ``serve run deployments:app [config=FILE]``."""
+
+    config: str | dict[str, Any] | None = None
+    """A YAML file, or the configuration itself; default: ``HDSERVE_CONFIG``, else the bundled
+    models."""
+
+
+def app(args: AppArgs) -> serve.Application:
+    """Build the application: one deployment per model, and the gateway.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    config = (
+        parse_config(args.config) if isinstance(args.config, dict) else load_config(args.config)
+    )
+    models = {
+        model.name: model_deployment(model, config.model_database, len(config.models))
+        for model in config.models
+    }
+    return gateway_deployment(config, models)

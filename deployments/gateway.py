@@ -1,0 +1,141 @@
+"""The HTTP side: requests in, answers of the models out.  It holds no state but the handles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
+from hdserve.config import ModelConfig, ServeConfig
+from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Gateway:
+    """Finds the model of a request and passes its records on.
+
+    Args:
+        handles: of the model servers, by model name.
+    """
+
+    def __init__(self, config: ServeConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        self.config = config
+        self._configs = {model.name: model for model in config.models}
+        self._names = {
+            name: model.name for model in config.models for name in (model.name, *model.aliases)
+        }
+        self._unary = dict(handles)
+        self._streaming = {name: handle.options(stream=True) for name, handle in handles.items()}
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.routes import build_api
+
+        return build_api(self)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name a request may use, the first model first."""
+        return tuple(self._names)
+
+    def model(self, name: str) -> ModelConfig:
+        """The configuration of a served model.
+
+        Raises:
+            ModelNotFound: names the models there are.
+        """
+        if name not in self._names:
+            known = ", ".join(self._names)
+            raise ModelNotFound(
+                f"the model {name[:100]!r} does not exist; there are: {known}", "model"
+            )
+        return self._configs[self._names[name]]
+
+    async def generate(
+        self, model: str, request: GenerationRequest
+    ) -> AsyncGenerator[Delta | Summary, None]:
+        """The records of one answer.  Closing the iterator aborts the request.
+
+        Raises:
+            HdserveError: as the model server raised it, or that there is none.
+        """
+        stream: Any = self._streaming[self.model(model).name].generate.remote(request)
+        try:
+            async for record in stream:
+                yield record
+        except Exception as error:
+            raise translated(error) from error
+        finally:
+            stream.cancel()
+
+    async def describe(self, model: str) -> ModelInfo:
+        """What a replica of the model says of itself."""
+        return await self._call(self._unary[self.model(model).name].describe.remote())
+
+    async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
+        handle = self._unary[self.model(model).name]
+        return await self._call(handle.tokenize.remote(text, adds_special_tokens))
+
+    async def tokenize_chat(self, model: str, messages: list[dict[str, Any]]) -> list[int]:
+        handle = self._unary[self.model(model).name]
+        return await self._call(handle.tokenize_chat.remote(messages))
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        handle = self._unary[self.model(model).name]
+        return await self._call(handle.detokenize.remote(token_ids))
+
+    async def unready_models(self, timeout_s: float) -> list[str]:
+        """The models of which no replica answers."""
+
+        async def is_ready(name: str) -> bool:
+            try:
+                await asyncio.wait_for(self.describe(name), timeout_s)
+            except (HdserveError, TimeoutError):
+                return False
+            return True
+
+        names = list(self._configs)
+        answers = await asyncio.gather(*map(is_ready, names))
+        return [name for name, ready in zip(names, answers, strict=True) if not ready]
+
+    async def _call(self, response: Awaitable[T]) -> T:
+        try:
+            return await response
+        except Exception as error:
+            raise translated(error) from error
+
+
+def translated(error: Exception) -> HdserveError:
+    """What a failed call of a model server means to the client."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, HdserveError):
+        return cause
+    if isinstance(error, BackPressureError):
+        return Overloaded("too many requests are waiting for this model; try again later")
+    if isinstance(error, (DeploymentUnavailableError, RayActorError)):
+        return EngineStopped("the model's replica went away; try again")
+    logger.error("a model server failed", exc_info=error)
+    return HdserveError("the model server failed; its log says why")
+
+
+def gateway_deployment(
+    config: ServeConfig, models: Mapping[str, serve.Application]
+) -> serve.Application:
+    """The Serve application of the whole system; its ingress is the gateway."""
+    deploy = serve.deployment(
+        name="gateway",
+        num_replicas=config.gateway.num_replicas,
+        max_ongoing_requests=config.gateway.max_ongoing_requests,
+        ray_actor_options={"num_cpus": config.gateway.num_cpus},
+    )
+    return deploy(serve.ingress()(Gateway)).bind(config, dict(models))

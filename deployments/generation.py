@@ -1,0 +1,101 @@
+"""The plain records that pass between gateway and model server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
+
+Prompt = str | tuple[int, ...]
+"""A text, or the token ids of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a model is asked to do; values a client left out are absent.
+
+    Attributes:
+        request_id: also the trace of the request in every log.
+        prompts: texts or token ids to continue; empty for a chat.
+        messages: the conversation of a chat, as the chat template takes it.
+        template_options: further variables of the chat template.
+        sampling: fields of ``SamplingParams`` the client set.
+        num_choices: answers per prompt.
+        speculation: fields of ``SpeculationParams`` the client set.
+        prediction: the text the client expects in the answer.
+        namespace: which model databases the request may read and feed.
+    """
+
+    request_id: str
+    prompts: tuple[Prompt, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    num_choices: int = 1
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+    prediction: str | None = None
+    namespace: str = DEFAULT_NAMESPACE
+
+
+class Alternative(NamedTuple):
+    """One token and its log probability."""
+
+    text: str
+    logprob: float
+
+
+class TokenInfo(NamedTuple):
+    """The log probabilities of one generated token."""
+
+    text: str
+    logprob: float
+    top: tuple[Alternative, ...]
+
+
+class Delta(NamedTuple):
+    """What one verification step added to one choice.
+
+    ``sources`` are the values of :class:`hdserve.core.Source`, one per token.
+    """
+
+    prompt_index: int
+    choice_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[int, ...]
+    logprobs: tuple[TokenInfo, ...] | None
+    finish_reason: str | None
+
+
+class Summary(NamedTuple):
+    """The last record of an answer.
+
+    Attributes:
+        drafts: over all choices.
+        replica: which replica answered.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    drafts: DraftCounts
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a replica says of itself."""
+
+    name: str
+    max_model_len: int
+    dtype: str
+    device: str
+    num_threads: int
+    num_slots: int
+    num_kv_tokens: int
+    num_running: int
+    num_waiting: int
+    weight_bytes: int
+    drafters: tuple[str, ...]
+    tokenizer_fingerprint: str

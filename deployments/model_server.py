@@ -1,0 +1,253 @@
+"""One replica of one model: tokenizer, engine and local databases behind a streaming call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from ray import serve
+
+from actors.mirror import Mirror
+from deployments.generation import (
+    Alternative,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Summary,
+    TokenInfo,
+)
+from deployments.mirror_receiver import MirrorReceiver
+from deployments.statistics import locate_statistics
+from hdserve.config import ModelConfig, ModelDatabaseConfig
+from hdserve.core import (
+    DEFAULT_NAMESPACE,
+    DraftCounts,
+    Sequence,
+    SpeculationParams,
+    StepOutput,
+    TokenLogprob,
+)
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.host import ModelHost
+from hdserve.engine.stats import add_counts
+from hdserve.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+_MAX_SILENCE_S = 120.0
+_CATCH_UP_TIMEOUT_S = 10.0
+
+
+class ModelServer:
+    """Hosts a model; Ray Serve runs ``num_replicas`` of it.
+
+    Args:
+        num_threads: threads of the CPU kernels, because Ray gives an actor of one CPU or less a
+            single one.
+    """
+
+    def __init__(
+        self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
+    ) -> None:
+        self._config = config
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._host = ModelHost(
+            config,
+            max_database_bytes=database_config.max_bytes,
+            num_threads=num_threads,
+            locate_statistics=locate_statistics,
+            on_output=self._publish,
+        )
+        self._tokenizer = self._host.tokenizer
+        self._model = self._host.model
+        max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
+        self._engine = AsyncEngine(self._host.make_engine, max_num_open)
+        self._engine.start()
+        self._mirror = self._start_mirror(database_config)
+
+    def _start_mirror(self, config: ModelDatabaseConfig) -> Mirror | None:
+        """Follow the cluster's model database; returns when what it has now is drafted from."""
+        if not config.is_enabled:
+            return None
+        key = DatabaseKey(self._config.name, self._tokenizer.fingerprint)
+        mirror = Mirror(key, config, MirrorReceiver(self._host, self._engine))
+        mirror.start()
+        mirror.use(DEFAULT_NAMESPACE)
+        if not mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
+            logger.warning("the model database did not answer yet; drafting begins without it")
+        return mirror
+
+    def _publish(self, namespace: str, token_ids: list[int]) -> None:
+        if self._mirror is not None:
+            self._mirror.publish(namespace, token_ids)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
+        """Answer ``request``: the deltas of all choices as they come, then a summary.
+
+        Raises:
+            RequestError: the request cannot be answered.
+            EngineStopped: the engine has failed; another replica may answer.
+        """
+        sequences = self._sequences(request)
+        if self._mirror is not None:
+            self._mirror.use(request.namespace)
+        merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(seq, merged)) for seq in sequences]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await merged.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield self._delta(item)
+            yield _summary(request, sequences, self._replica)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
+    ) -> None:
+        outputs = self._engine.generate(seq)
+        try:
+            async for output in outputs:
+                merged.put_nowait(output)
+            merged.put_nowait(None)
+        except Exception as error:
+            merged.put_nowait(error)
+        finally:
+            await outputs.aclose()
+
+    def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        return self._tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+
+    def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation."""
+        return self._tokenizer.encode_chat(messages, {})
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary.
+        """
+        if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
+            raise InvalidRequest("a token id is not in the vocabulary", "tokens")
+        return self._tokenizer.decode(token_ids)
+
+    async def describe(self) -> ModelInfo:
+        """What this replica is, has and does."""
+        stats = await self._engine.ask(lambda engine: engine.stats)
+        return ModelInfo(
+            name=self._config.name,
+            max_model_len=self._model.max_model_len,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            device=str(self._model.device),
+            num_threads=self._host.num_threads,
+            num_slots=self._config.engine.max_num_sequences,
+            num_kv_tokens=stats.num_kv_tokens,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            weight_bytes=self._model.weight_bytes,
+            drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
+            tokenizer_fingerprint=self._tokenizer.fingerprint,
+        )
+
+    def check_health(self) -> None:
+        """Ray Serve replaces the replica when this raises."""
+        self._engine.check(_MAX_SILENCE_S)
+
+    def __del__(self) -> None:
+        """Ray Serve calls it once the last request has ended: publish what is not yet."""
+        self._engine.close()
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _sequences(self, request: GenerationRequest) -> list[Sequence]:
+        params = self._host.params(request.sampling)
+        return [
+            Sequence(
+                request_id=f"{request.request_id}/{prompt_index}/{choice_index}",
+                token_ids=list(token_ids),
+                params=params,
+                speculation=self._speculation(request),
+                choice_index=choice_index,
+                namespace=request.namespace,
+            )
+            for prompt_index, token_ids in enumerate(self._prompts(request))
+            for choice_index in range(request.num_choices)
+        ]
+
+    def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
+        if request.messages:
+            yield tuple(self._tokenizer.encode_chat(request.messages, request.template_options))
+        for prompt in request.prompts:
+            yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    def _speculation(self, request: GenerationRequest) -> SpeculationParams:
+        prediction: tuple[int, ...] = ()
+        if request.prediction:
+            prediction = tuple(
+                self._tokenizer.encode(request.prediction, adds_special_tokens=False)
+            )
+        return SpeculationParams(**request.speculation, prediction=prediction)
+
+    def _delta(self, output: StepOutput) -> Delta:
+        seq = output.sequence
+        _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
+        return Delta(
+            prompt_index=int(prompt_index),
+            choice_index=int(choice_index),
+            text=output.text,
+            token_ids=output.token_ids,
+            sources=tuple(int(source) for source in output.sources),
+            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
+            finish_reason=output.finish_reason and str(output.finish_reason),
+        )
+
+    def _info(self, logprob: TokenLogprob) -> TokenInfo:
+        text = self._tokenizer.token_text
+        top = tuple(Alternative(text(token_id), value) for token_id, value in logprob.top)
+        return TokenInfo(text(logprob.token_id), logprob.logprob, top)
+
+
+def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:
+    counts = DraftCounts()
+    for seq in sequences:
+        add_counts(counts, seq.counts)
+    num_prompt_tokens = sum(seq.num_prompt_tokens for seq in sequences) // request.num_choices
+    num_output_tokens = sum(seq.num_output_tokens for seq in sequences)
+    return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
+
+
+def model_deployment(
+    config: ModelConfig, database_config: ModelDatabaseConfig, num_models: int
+) -> serve.Application:
+    """The Serve application of one model."""
+    options: dict[str, Any] = {
+        "name": f"model-{config.name}",
+        "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
+        "max_queued_requests": max(config.engine.max_num_queued, 1),
+        "ray_actor_options": {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "resources": dict(config.resources),
+        },
+        "health_check_period_s": 5,
+    }
+    if config.autoscaling is not None:
+        options["autoscaling_config"] = config.autoscaling
+    else:
+        options["num_replicas"] = config.num_replicas
+    num_threads = max(1, (os.cpu_count() or 1) // num_models)
+    deployment = serve.deployment(**options)(ModelServer)
+    return deployment.bind(config, database_config, num_threads)

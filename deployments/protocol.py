@@ -1,0 +1,298 @@
+"""The requests of the OpenAI API: what is accepted, what is refused, and what it means here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.generation import GenerationRequest, Prompt
+from hdserve.errors import InvalidRequest, Unsupported
+
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_CHOICES = 64
+_MAX_REASON_CHARACTERS = 300
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    """``stream_options`` of the OpenAI API."""
+
+    include_usage: bool = False
+
+
+class Speculation(BaseModel):
+    """How this request is drafted for; an extension of hdserve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = True
+    max_draft_tokens: int | None = Field(default=None, ge=0)
+    databases: tuple[Literal["context", "model", "statistics", "recycled", "other"], ...] | None = (
+        None
+    )
+    share_output: bool = True
+
+
+class Prediction(_Body):
+    """``prediction`` of the OpenAI API: text that is likely to appear in the answer."""
+
+    type: Literal["content"] = "content"
+    content: str | tuple[Mapping[str, Any], ...]
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: str
+    content: str | tuple[Mapping[str, Any], ...] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the content as one string."""
+        return {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+
+
+class GenerationBody(_Body):
+    """What chat and plain completions have in common."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Documented parameters that are not offered, with the values that change nothing."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+    user: str | None = None
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Check the JSON body of a request.
+
+        Raises:
+            Unsupported: a documented parameter that is not offered is set.
+            InvalidRequest: a value is wrong or missing.
+        """
+        if not isinstance(data, dict):
+            raise InvalidRequest("the request body must be a JSON object")
+        for name, neutral in cls.unsupported.items():
+            if data.get(name) is not None and data[name] not in neutral:
+                raise Unsupported(f"{name} is not supported", name)
+        known = {name: value for name, value in data.items() if name not in cls.unsupported}
+        return parse_body(cls, known)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that nobody documents."""
+        return tuple(sorted(self.model_extra or ()))
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int | None, num_logprobs: int | None) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that the client set."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if found["top_k"] == -1:
+            found["top_k"] = 0
+        found |= {
+            "logit_bias": self.logit_bias,
+            "max_tokens": max_tokens,
+            "logprobs": num_logprobs,
+            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def speculation_fields(self) -> dict[str, Any]:
+        """The fields of ``SpeculationParams`` that the client set."""
+        if self.speculation is None:
+            return {}
+        databases = self.speculation.databases
+        return {
+            "is_enabled": self.speculation.enabled,
+            "max_draft_tokens": self.speculation.max_draft_tokens,
+            "databases": None if databases is None else frozenset(databases),
+            "is_output_shared": self.speculation.share_output,
+        }
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``."""
+
+    unsupported = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "store": (False,),
+        "web_search_options": (),
+        "reasoning_effort": ("none",),
+    }
+
+    messages: tuple[Message, ...] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+    prediction: Prediction | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def to_generation(self, request_id: str) -> GenerationRequest:
+        """What the model is asked for.
+
+        Raises:
+            InvalidRequest: parameters contradict each other.
+            Unsupported: a message has a part that is not text.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        max_tokens = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return GenerationRequest(
+            request_id=request_id,
+            messages=tuple(message.for_template() for message in self.messages),
+            template_options=self.chat_template_kwargs or {},
+            sampling=self.sampling(max_tokens, num_logprobs),
+            num_choices=self.num_choices,
+            speculation=self.speculation_fields(),
+            prediction=None if self.prediction is None else _joined(self.prediction.content),
+        )
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    unsupported = {"suffix": ("",), "prompt_logprobs": (0,), "response_format": ({"type": "text"},)}
+
+    prompt: str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+    logprobs: int | None = Field(default=None, ge=0)
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts one by one."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        if self.prompt and isinstance(self.prompt[0], int):
+            return (self.prompt,)
+        return cast("tuple[Prompt, ...]", self.prompt)
+
+    def to_generation(self, request_id: str) -> GenerationRequest:
+        """What the model is asked for.
+
+        Raises:
+            InvalidRequest: parameters contradict each other.
+            Unsupported: ``echo`` together with ``logprobs``, or ``best_of`` other than ``n``.
+        """
+        if not self.prompts:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if self.echo and self.logprobs is not None:
+            raise Unsupported("echo together with logprobs is not supported", "echo")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise Unsupported("best_of other than n is not supported", "best_of")
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        return GenerationRequest(
+            request_id=request_id,
+            prompts=self.prompts,
+            sampling=self.sampling(max_tokens, self.logprobs),
+            num_choices=self.num_choices,
+            speculation=self.speculation_fields(),
+        )
+
+
+class TokenizeBody(_Body):
+    """``POST /tokenize``: the token ids of a text or of a chat."""
+
+    model: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(_Body):
+    """``POST /detokenize``: the text of token ids."""
+
+    model: str
+    tokens: tuple[int, ...]
+
+
+def parse_body(model: type[Body], data: Any) -> Body:
+    """Check ``data`` against ``model``.
+
+    Raises:
+        InvalidRequest: names the first field at fault; the message is bounded whatever was sent.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
+
+
+def _joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_text(part) for part in content)
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = str(part.get("type"))[:50]
+        raise Unsupported(f"content parts of type {kind!r} are not supported", "messages")
+    text: str = part["text"]
+    return text

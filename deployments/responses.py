@@ -1,0 +1,236 @@
+"""Answers in the OpenAI API's shape, built from the records of a model server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deployments.generation import Delta, Summary, TokenInfo
+from hdserve.errors import HdserveError, RequestError
+
+STREAM_END = b"data: [DONE]\n\n"
+
+
+def server_sent_event(data: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_body(error: HdserveError) -> dict[str, Any]:
+    """The ``error`` object of the OpenAI API; ``code`` is a slug."""
+    is_client_error = 400 <= error.status < 500
+    return {
+        "error": {
+            "message": error.message,
+            "type": "invalid_request_error" if is_client_error else "server_error",
+            "param": error.param if isinstance(error, RequestError) else None,
+            "code": error.code,
+        }
+    }
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """The ``usage`` object."""
+    return {
+        "prompt_tokens": summary.num_prompt_tokens,
+        "completion_tokens": summary.num_output_tokens,
+        "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
+    }
+
+
+def metrics(summary: Summary) -> dict[str, Any]:
+    """What drafting did, by the field names of vLLM, with accepted tokens by source, and which
+    replica it was."""
+    counts = summary.drafts
+    return {
+        "replica": summary.replica,
+        "speculative_decoding": {
+            "mean_acceptance_length": _ratio(
+                counts.num_accepted_tokens + counts.num_drafts, counts.num_drafts
+            ),
+            "draft_acceptance_rate": _ratio(counts.num_accepted_tokens, counts.num_draft_tokens),
+            "acceptance_histogram": counts.num_drafts_by_accepted,
+            "num_spec_steps": counts.num_drafts,
+            "num_steps": counts.num_steps,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted_draft_tokens": counts.num_accepted_tokens,
+            "accepted_by_source": {
+                source.label: count for source, count in sorted(counts.accepted_by_source.items())
+            },
+        },
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+class ChatFormat:
+    """``chat.completion`` objects and chunks."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
+        """The ``choices`` entry of a chunk."""
+        message: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if delta.text or is_first:
+            message["content"] = delta.text
+        return {
+            "index": index,
+            "delta": message,
+            "logprobs": self._logprobs(delta.logprobs),
+            "finish_reason": delta.finish_reason,
+        }
+
+    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+        """The ``choices`` entry of a whole answer."""
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": answer.finish_reason,
+        }
+
+    def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        return {
+            "content": [
+                {
+                    **_chat_token(token.text, token.logprob),
+                    "top_logprobs": [_chat_token(*alternative) for alternative in token.top],
+                }
+                for token in tokens
+            ]
+        }
+
+
+class CompletionFormat:
+    """``text_completion`` objects and chunks.
+
+    Args:
+        echoes: per prompt the text that comes before the answer; empty without ``echo``.
+    """
+
+    prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(self, echoes: tuple[str, ...] = ()) -> None:
+        self._echoes = echoes
+        self._num_characters: dict[int, int] = {}
+
+    def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
+        """The ``choices`` entry of a chunk."""
+        text = (self._echo(delta.prompt_index) if is_first else "") + delta.text
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(delta.logprobs, index),
+            "finish_reason": delta.finish_reason,
+        }
+
+    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+        """The ``choices`` entry of a whole answer."""
+        return {
+            "index": index,
+            "text": self._echo(answer.prompt_index) + answer.text,
+            "logprobs": self._logprobs(answer.logprobs, index),
+            "finish_reason": answer.finish_reason,
+        }
+
+    def _echo(self, prompt_index: int) -> str:
+        return self._echoes[prompt_index] if self._echoes else ""
+
+    def _logprobs(self, tokens: Iterable[TokenInfo] | None, index: int) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        offsets = []
+        for token in tokens:
+            offsets.append(self._num_characters.get(index, 0))
+            self._num_characters[index] = offsets[-1] + len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [dict(token.top) for token in tokens],
+            "text_offset": offsets,
+        }
+
+
+ResponseFormat = ChatFormat | CompletionFormat
+
+
+def _chat_token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+class Answer:
+    """One choice as it is collected."""
+
+    def __init__(self, prompt_index: int) -> None:
+        self.prompt_index = prompt_index
+        self.text = ""
+        self.logprobs: list[TokenInfo] | None = None
+        self.finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+
+
+class ResponseBuilder:
+    """The objects of one response, which share an id and a time."""
+
+    def __init__(self, form: ResponseFormat, model: str, request_id: str, num_choices: int) -> None:
+        self._form = form
+        self._num_choices = num_choices
+        self._head = {
+            "id": f"{form.prefix}-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._answers: dict[int, Answer] = {}
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """The chunk of one delta."""
+        index = self._index(delta)
+        is_first = index not in self._answers
+        self._answers.setdefault(index, Answer(delta.prompt_index))
+        choice = self._form.delta(delta, index, is_first=is_first)
+        return {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
+
+    def last_chunk(self, summary: Summary) -> dict[str, Any]:
+        """The chunk after the last delta: no choices, but usage and what drafting did."""
+        return {
+            **self._head,
+            "object": self._form.chunk_kind,
+            "choices": [],
+            "usage": usage(summary),
+            "metrics": metrics(summary),
+        }
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole answer."""
+        answer = self._answers.setdefault(self._index(delta), Answer(delta.prompt_index))
+        answer.add(delta)
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The answer in one object."""
+        return {
+            **self._head,
+            "object": self._form.kind,
+            "choices": [
+                self._form.choice(answer, index) for index, answer in sorted(self._answers.items())
+            ],
+            "usage": usage(summary),
+            "metrics": metrics(summary),
+        }
+
+    def _index(self, delta: Delta) -> int:
+        return delta.prompt_index * self._num_choices + delta.choice_index

@@ -1,0 +1,253 @@
+"""The routes of the gateway."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from deployments.body_limit import BodyLimit
+from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+    parse_body,
+)
+from deployments.responses import (
+    STREAM_END,
+    ChatFormat,
+    CompletionFormat,
+    ResponseBuilder,
+    ResponseFormat,
+    error_body,
+    server_sent_event,
+)
+from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+_READY_TIMEOUT_S = 2.0
+_ERROR_STATUSES = {
+    400: "A parameter is wrong",
+    404: "No such model",
+    413: "The body is too large",
+    429: "Too many requests are waiting",
+    503: "No replica can answer",
+}
+
+
+def build_api(gateway: Gateway) -> FastAPI:
+    """The ASGI application of a gateway replica."""
+    api = FastAPI(
+        title="hdserve",
+        version=version("hdserve"),
+        description="LLM serving, losslessly accelerated by hierarchical drafting.",
+    )
+    api.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
+    api.add_exception_handler(HdserveError, _on_error)
+    api.add_exception_handler(HTTPException, _on_http_error)
+    api.add_exception_handler(Exception, _on_unexpected)
+    _add_generation_routes(api, gateway)
+    _add_model_routes(api, gateway)
+    _add_operation_routes(api, gateway)
+    return api
+
+
+def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"description": text} for status, text in _ERROR_STATUSES.items()
+    }
+
+    @api.post("/v1/chat/completions", responses=responses, openapi_extra=_body_schema(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        body = ChatBody.parse(await _json(request))
+        return await _answer(gateway, body, body.to_generation(_request_id(request)), ChatFormat())
+
+    @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """Continue a text."""
+        body = CompletionBody.parse(await _json(request))
+        generation = body.to_generation(_request_id(request))
+        echoes: tuple[str, ...] = ()
+        if body.echo:
+            echoes = tuple(
+                [
+                    prompt
+                    if isinstance(prompt, str)
+                    else await gateway.detokenize(body.model, list(prompt))
+                    for prompt in body.prompts
+                ]
+            )
+        return await _answer(gateway, body, generation, CompletionFormat(echoes))
+
+    @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """The token ids of a text or a conversation."""
+        body = parse_body(TokenizeBody, await _json(request))
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
+        if body.prompt is not None:
+            tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
+        else:
+            messages = [message.for_template() for message in body.messages or ()]
+            tokens = await gateway.tokenize_chat(body.model, messages)
+        info = await gateway.describe(body.model)
+        return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+
+    @api.post("/detokenize", responses=responses, openapi_extra=_body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        """The text of token ids."""
+        body = parse_body(DetokenizeBody, await _json(request))
+        return {"prompt": await gateway.detokenize(body.model, list(body.tokens))}
+
+
+def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
+    created = int(time.time())
+
+    def entry(name: str) -> dict[str, Any]:
+        root = gateway.model(name).name
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "hdserve",
+            "root": root,
+        }
+
+    @api.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The served models, the default one first."""
+        return {"object": "list", "data": [entry(name) for name in gateway.model_names]}
+
+    @api.get("/v1/models/{name:path}", responses={404: {"description": "No such model"}})
+    async def model(name: str) -> dict[str, Any]:
+        """One model and what its replica runs on."""
+        found = entry(name)
+        info = await gateway.describe(name)
+        return {
+            **found,
+            "max_model_len": info.max_model_len,
+            "dtype": info.dtype,
+            "device": info.device,
+            "num_threads": info.num_threads,
+            "num_slots": info.num_slots,
+            "num_kv_tokens": info.num_kv_tokens,
+            "num_running": info.num_running,
+            "num_waiting": info.num_waiting,
+            "weight_bytes": info.weight_bytes,
+            "drafters": list(info.drafters),
+            "tokenizer_fingerprint": info.tokenizer_fingerprint,
+        }
+
+
+def _add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
+    @api.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the gateway lives."""
+        return {"status": "ok"}
+
+    @api.get("/ready", responses={503: {"description": "A model is not ready"}})
+    async def ready() -> JSONResponse:
+        """Whether every model answers."""
+        missing = await gateway.unready_models(_READY_TIMEOUT_S)
+        status = "not ready" if missing else "ready"
+        return JSONResponse(
+            {"status": status, "not_ready": missing}, status_code=503 if missing else 200
+        )
+
+    @api.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The version of hdserve."""
+        return {"version": version("hdserve")}
+
+
+async def _answer(
+    gateway: Gateway, body: GenerationBody, generation: GenerationRequest, form: ResponseFormat
+) -> Response:
+    """The whole answer, or a stream of it.  The first record is awaited before any header is sent,
+    so a request that is refused gets its status."""
+    builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
+    headers = {}
+    if body.ignored:
+        headers["x-hdserve-ignored"] = ", ".join(body.ignored)[:1000]
+    records = gateway.generate(body.model, generation)
+    if not body.stream:
+        async with aclosing(records):
+            async for record in records:
+                if isinstance(record, Summary):
+                    return JSONResponse(builder.whole(record), headers=headers)
+                builder.collect(record)
+        raise HdserveError("the model server ended without a summary")
+    first = await anext(records)
+    events = _events(builder, first, records, includes_usage=body.includes_usage)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _events(
+    builder: ResponseBuilder,
+    first: Delta | Summary,
+    rest: AsyncGenerator[Delta | Summary, None],
+    *,
+    includes_usage: bool,
+) -> AsyncIterator[bytes]:
+    """One event per verification step; an error in mid-stream is an event, too."""
+    record = first
+    async with aclosing(rest):
+        try:
+            while not isinstance(record, Summary):
+                yield server_sent_event(builder.chunk(record))
+                record = await anext(rest)
+            if includes_usage:
+                yield server_sent_event(builder.last_chunk(record))
+        except HdserveError as error:
+            yield server_sent_event(error_body(error))
+        yield STREAM_END
+
+
+async def _json(request: Request) -> Any:
+    try:
+        return json.loads(await request.body())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidRequest("the request body is not valid JSON") from error
+
+
+def _request_id(request: Request) -> str:
+    return request.headers.get("x-request-id", "")[:64] or uuid4().hex
+
+
+def _body_schema(model: Any) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _on_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HdserveError)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+
+
+async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    body = error_body(RequestError(str(error.detail)))
+    body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
+    error = HdserveError("an internal error occurred; the log of the gateway says more")
+    return JSONResponse(error_body(error), status_code=500)

@@ -1,0 +1,72 @@
+"""``hdserve check-lossless``: prove on this machine that drafts change no token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hdserve.config import EngineConfig, ModelConfig
+
+
+def check_lossless(
+    prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
+    model: Annotated[
+        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
+    ] = "hdserve-tiny",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64 or auto.")
+    ] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option(help="Sequences decoded together.", min=1)] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
+    exact: Annotated[
+        bool, typer.Option(help="Run forwards at shapes whose rows are bitwise independent.")
+    ] = True,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+) -> None:
+    """Compare drafted with plain output, token for token, greedy and sampled.
+
+    Each prompt is decoded plainly, with cold databases, and again with the databases that pass
+    filled.  Exits with 1 when a single token differs, or when nothing was accepted.
+    """
+    from hdserve.bench.lossless import SETTINGS
+    from hdserve.bench.lossless import check_lossless as run
+    from hdserve.bench.prompts import encode_prompt, read_prompts
+    from hdserve.engine.host import ModelHost
+
+    rows = read_prompts(prompts, limit)
+    engine = EngineConfig.model_validate(
+        {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
+    )
+    host = ModelHost(ModelConfig(name=model, model=model, engine=engine))
+    longest = host.model.max_model_len - max_tokens
+    encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(SETTINGS) * 3 * len(encoded))
+        results = run(
+            host,
+            encoded,
+            max_tokens,
+            batch_size=batch_size,
+            progress=lambda num: bar.advance(task, num),
+        )
+    for result in results:
+        typer.echo(
+            f"{result.setting} identical {result.identical}/{result.total}"
+            f"  ({result.dtype}, {'exact' if result.is_exact else 'not exact'};"
+            f" {result.draft_tokens} drafted, {result.accepted_tokens} accepted;"
+            f" {result.num_cut_prompts} prompts cut to fit)"
+        )
+        for difference in result.first_differences:
+            typer.echo(f"  {difference}")
+    if json_path is not None:
+        report = {"model": model, "results": [result.to_json() for result in results]}
+        json_path.write_text(json.dumps(report, indent=1))
+    if not all(result.is_lossless for result in results):
+        raise typer.Exit(1)

@@ -1,0 +1,258 @@
+"""What replicas and the model database's actor say to each other.
+
+    replica                                        actor
+       │  Publish(outputs, calibration)              │
+       ├────────────────────────────────────────────>│  log
+       │                                             │
+       │  Poll(epoch, cursor of each namespace)      │
+       ├────────────────────────────────────────────>│
+       │<────────────────────────────────────────────┤
+       │  Reply(epoch, changes, next_poll_s, refill) │
+
+``epoch`` names one run of the actor.  When it changes the replica learns that the actor was
+restarted, and the actor learns from the replica's cursor whether outputs were lost.  If so,
+``refill`` asks that replica for what it has and the actor has not; it answers with ordinary
+``Publish`` messages of outputs in the name of their origins, the last of which lists the
+namespace in ``refilled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hdserve.databases import snapshot
+from hdserve.databases.output_log import Changes
+from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import SnapshotError
+
+MAX_REPLY_BYTES = 96 * 2**10
+"""Ray sends larger results through the object store, at four times the cost."""
+
+PUBLISH_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Finished outputs, and the calibration state of their origin.
+
+    Attributes:
+        sender: the replica's id.
+        outputs: by namespace.
+        calibrations: by namespace.
+        refilled: namespaces of which the sender has now sent all it had.
+    """
+
+    sender: str
+    outputs: Mapping[str, Segment] = field(default_factory=dict)
+    calibrations: Mapping[str, bytes] = field(default_factory=dict)
+    refilled: tuple[str, ...] = ()
+
+    def encode(self, key: DatabaseKey) -> bytes:
+        payload = {
+            "sender": self.sender,
+            "outputs": {name: segment.to_wire() for name, segment in self.outputs.items()},
+            "calibrations": dict(self.calibrations),
+            "refilled": list(self.refilled),
+        }
+        return snapshot.encode(payload, kind="publish", key=key)
+
+    @classmethod
+    def decode(cls, data: bytes, fingerprint: str, model: str | None) -> Publish:
+        """
+        Raises:
+            SnapshotError: corrupt, or of another tokenizer or ``model``.
+        """
+        payload = snapshot.decode(data, kind="publish", fingerprint=fingerprint, model=model)
+        fields = _Fields(payload)
+        outputs = fields.mapping("outputs", dict)
+        return cls(
+            sender=fields.get("sender", str),
+            outputs={name: Segment.from_wire(wire) for name, wire in outputs.items()},
+            calibrations=fields.mapping("calibrations", bytes),
+            refilled=tuple(fields.items("refilled", str)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a reader stands in one namespace.
+
+    Attributes:
+        cursor: the version it wants next.
+        calibration_version: the calibration it has.
+        num_held: how many outputs it could give back in a refill.
+    """
+
+    cursor: int = 0
+    calibration_version: int = 0
+    num_held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A reader's question.
+
+    Attributes:
+        reader: the replica's id; outputs of this origin are not sent back.
+        epoch: of the last reply; empty before the first.
+        positions: by namespace.
+    """
+
+    reader: str
+    epoch: str = ""
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def encode(self, key: DatabaseKey) -> bytes:
+        payload = {
+            "reader": self.reader,
+            "epoch": self.epoch,
+            "positions": {
+                name: [position.cursor, position.calibration_version, position.num_held]
+                for name, position in self.positions.items()
+            },
+        }
+        return snapshot.encode(payload, kind="poll", key=key)
+
+    @classmethod
+    def decode(cls, data: bytes, key: DatabaseKey) -> Poll:
+        """
+        Raises:
+            SnapshotError: corrupt, or of another tokenizer or model.
+        """
+        payload = snapshot.decode(data, kind="poll", fingerprint=key.fingerprint, model=key.model)
+        fields = _Fields(payload)
+        positions = fields.mapping("positions", list)
+        return cls(
+            reader=fields.get("reader", str),
+            epoch=fields.get("epoch", str),
+            positions={name: Position(*_integers(item, 3)) for name, item in positions.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The actor's answer to a poll.
+
+    Attributes:
+        epoch: of this run of the actor.
+        next_poll_s: when to poll again; the actor sets the pace of its readers.
+        is_reset: the actor did not know the reader's epoch, so its cursors are void and
+            ``changes`` begins at the oldest outputs kept.
+        changes: by namespace; one that is not named has nothing new.
+        refill: namespaces to give back, with the sequence numbers the actor has.
+    """
+
+    epoch: str
+    next_poll_s: float
+    is_reset: bool = False
+    changes: Mapping[str, Changes] = field(default_factory=dict)
+    refill: Mapping[str, OriginRanges] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reader is up to date."""
+        return all(change.is_complete for change in self.changes.values())
+
+    def encode(self, key: DatabaseKey) -> bytes:
+        payload = {
+            "epoch": self.epoch,
+            "next_poll_s": self.next_poll_s,
+            "is_reset": self.is_reset,
+            "changes": {name: _pack_changes(change) for name, change in self.changes.items()},
+            "refill": dict(self.refill),
+        }
+        return snapshot.encode(payload, kind="reply", key=key)
+
+    @classmethod
+    def decode(cls, data: bytes, key: DatabaseKey) -> Reply:
+        """
+        Raises:
+            SnapshotError: corrupt, or of another tokenizer or model.
+        """
+        payload = snapshot.decode(data, kind="reply", fingerprint=key.fingerprint, model=key.model)
+        fields = _Fields(payload)
+        refill = fields.mapping("refill", dict)
+        return cls(
+            epoch=fields.get("epoch", str),
+            next_poll_s=fields.get("next_poll_s", float),
+            is_reset=fields.get("is_reset", bool),
+            changes={
+                name: _unpack_changes(item)
+                for name, item in fields.mapping("changes", dict).items()
+            },
+            refill={name: _origin_ranges(item) for name, item in refill.items()},
+        )
+
+
+class _Fields:
+    """A decoded payload whose fields are checked as they are taken."""
+
+    def __init__(self, payload: Any) -> None:
+        self._payload = payload if isinstance(payload, dict) else {}
+
+    def get(self, name: str, expected: type) -> Any:
+        value = self._payload.get(name)
+        if type(value) is not expected:
+            raise SnapshotError(f"corrupt: {name} is missing or has another type")
+        return value
+
+    def items(self, name: str, expected: type) -> list[Any]:
+        values: list[Any] = self.get(name, list)
+        _check_types(name, values, expected)
+        return values
+
+    def mapping(self, name: str, expected: type) -> dict[str, Any]:
+        values: dict[str, Any] = self.get(name, dict)
+        _check_types(name, values, str)
+        _check_types(name, values.values(), expected)
+        return values
+
+
+def _check_types(name: str, values: Iterable[Any], expected: type) -> None:
+    if not all(type(value) is expected for value in values):
+        raise SnapshotError(f"corrupt: {name} holds a value of another type")
+
+
+def _integers(values: Any, count: int) -> list[int]:
+    if not isinstance(values, list) or len(values) != count:
+        raise SnapshotError("corrupt: a list has another length")
+    if not all(type(value) is int and 0 <= value < 2**63 for value in values):
+        raise SnapshotError("corrupt: a number is out of range")
+    return values
+
+
+def _origin_ranges(wire: dict[Any, Any]) -> OriginRanges:
+    _check_types("refill", wire, str)
+    _check_types("refill", wire.values(), list)
+    ranges = {}
+    for origin, intervals in wire.items():
+        pairs = [_integers(interval, 2) for interval in intervals]
+        ranges[origin] = [(start, stop) for start, stop in pairs]
+    return ranges
+
+
+def _pack_changes(change: Changes) -> dict[str, Any]:
+    return {
+        "outputs": change.segment.to_wire(),
+        "cursor": change.cursor,
+        "is_complete": change.is_complete,
+        "is_flushed": change.is_flushed,
+        "calibration": change.calibration or b"",
+        "calibration_version": change.calibration_version,
+    }
+
+
+def _unpack_changes(wire: dict[str, Any]) -> Changes:
+    fields = _Fields(wire)
+    return Changes(
+        segment=Segment.from_wire(fields.get("outputs", dict)),
+        cursor=fields.get("cursor", int),
+        is_complete=fields.get("is_complete", bool),
+        is_flushed=fields.get("is_flushed", bool),
+        calibration=fields.get("calibration", bytes) or None,
+        calibration_version=fields.get("calibration_version", int),
+    )

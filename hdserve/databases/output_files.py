@@ -1,0 +1,132 @@
+"""What stands in each file of an :class:`~hdserve.databases.output_store.OutputStore`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdserve.databases import snapshot
+from hdserve.databases.append_log import read_records
+from hdserve.databases.segment import Segment, concatenate
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import SnapshotError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFile:
+    """The outputs of one file; ``flaw`` says why some of it could not be used."""
+
+    namespace: str
+    segment: Segment
+    flaw: str = ""
+
+
+def database_directory(root: Path, key: DatabaseKey) -> Path:
+    """Where the database of ``key`` stands below ``root``, apart for each form of the files."""
+    readable = re.sub(r"[^A-Za-z0-9.-]", "_", key.model)[:48]
+    identity = f"{key.model}\0{key.fingerprint}".encode()
+    digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
+    return root / f"v{snapshot.FORMAT_VERSION}" / f"{readable}-{digest}"
+
+
+def directory_name(namespace: str) -> str:
+    """The directory of ``namespace``: any string becomes a safe name of a fixed length."""
+    return hashlib.blake2b(namespace.encode(), digest_size=16).hexdigest()
+
+
+def versioned_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """The logs and chunks among ``paths`` with their first versions."""
+    for path in paths:
+        if path.suffix in (".log", ".chunk"):
+            try:
+                yield path, int(path.stem, 16)
+            except ValueError:
+                logger.warning("%s is none of this database's files", path)
+
+
+def encode_chunk(namespace: str, segment: Segment, key: DatabaseKey) -> bytes:
+    payload = {"namespace": namespace, "outputs": segment.to_wire()}
+    return snapshot.encode(payload, kind="chunk", key=key)
+
+
+def read_chunk(path: Path, key: DatabaseKey) -> RestoredFile:
+    """What a chunk holds.
+
+    Raises:
+        SnapshotError: the file cannot be used.
+    """
+    payload = snapshot.read_file(path, kind="chunk", fingerprint=key.fingerprint, model=key.model)
+    namespace = _checked_namespace(payload, path)
+    try:
+        return RestoredFile(namespace, Segment.from_wire(payload.get("outputs")))
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error.message}") from error
+
+
+def encode_log_head(namespace: str, key: DatabaseKey) -> bytes:
+    """The first record of an append log; the others are packed segments."""
+    return snapshot.encode({"namespace": namespace}, kind="log", key=key)
+
+
+def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
+    """What an append log holds.
+
+    A last record that a crash cut short is left out with a warning; a corrupt record ends the
+    log with an error, what stands before it is intact.
+
+    Raises:
+        SnapshotError: nothing of the file can be used.
+    """
+    records = read_records(path, snapshot.MAX_FILE_BYTES)
+    if not records.bodies:
+        raise SnapshotError(f"{path}: truncated or corrupt: it has no head")
+    try:
+        head = snapshot.decode(
+            records.bodies[0], kind="log", fingerprint=key.fingerprint, model=key.model
+        )
+        segments = [Segment.from_wire(snapshot.unpack(body)) for body in records.bodies[1:]]
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error.message}") from error
+    if records.is_torn:
+        logger.warning("%s ends in an incomplete record, which is left out", path)
+    flaw = f"{path}: {records.error}" if records.error else ""
+    return RestoredFile(_checked_namespace(head, path), concatenate(segments), flaw)
+
+
+def encode_state(
+    namespace: str, flushed_version: int, calibration: bytes, key: DatabaseKey
+) -> bytes:
+    state = {
+        "namespace": namespace,
+        "flushed_version": flushed_version,
+        "calibration": calibration,
+    }
+    return snapshot.encode(state, kind="state", key=key)
+
+
+def read_state(path: Path, key: DatabaseKey) -> tuple[str, int, bytes]:
+    """Namespace, flushed version and calibration.
+
+    Raises:
+        SnapshotError: the file cannot be used.
+    """
+    state = snapshot.read_file(path, kind="state", fingerprint=key.fingerprint, model=key.model)
+    namespace = _checked_namespace(state, path)
+    flushed_version, calibration = state.get("flushed_version"), state.get("calibration")
+    if not isinstance(flushed_version, int) or not isinstance(calibration, bytes):
+        raise SnapshotError(f"{path}: corrupt: a field is missing")
+    return namespace, flushed_version, calibration
+
+
+def _checked_namespace(head: Any, path: Path) -> str:
+    namespace = head.get("namespace") if isinstance(head, dict) else None
+    if not isinstance(namespace, str) or directory_name(namespace) != path.parent.name:
+        raise SnapshotError(f"{path}: corrupt, or a file of another namespace")
+    return namespace

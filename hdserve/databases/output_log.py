@@ -1,0 +1,201 @@
+"""The bounded, versioned log of what one model generated, apart for each namespace.
+
+A reader keeps one cursor per namespace: the version of the output it wants next.  Nothing here
+does I/O or knows of time; :mod:`hdserve.databases.output_store` keeps the log on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdserve.databases.partition import Appended, Partition
+from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.segment import Segment
+from hdserve.errors import DatabaseError
+
+CHUNK_BYTES = 2**18
+MIN_CHUNK_BYTES = 2**14
+MAX_CALIBRATION_BYTES = 2**16
+
+MergeCalibration = Callable[[bytes, bytes], bytes]
+"""``merge(kept, new)`` gives the calibration to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a reader of one namespace has missed.
+
+    Attributes:
+        segment: outputs it does not have, in order.
+        cursor: where it goes on.
+        is_complete: whether nothing more is waiting.
+        is_flushed: it must forget all it has of this namespace, then take ``segment``.
+        calibration: the newest state, if it is newer than what the reader has.
+    """
+
+    segment: Segment
+    cursor: int
+    is_complete: bool
+    is_flushed: bool = False
+    calibration: bytes | None = None
+    calibration_version: int = 0
+
+
+class OutputLog:
+    """The logs of all namespaces of one model; no output ever passes from one to another.
+
+    Not thread-safe.
+
+    Args:
+        max_bytes: most bytes of one namespace; the oldest outputs go first.
+        max_total_bytes: most bytes of all together; the largest namespace gives way first, so a
+            busy tenant does not push out a quiet one.
+        first_version: where version numbers of new outputs begin.
+        merge_calibration: how calibration state of two replicas becomes one; without it the last
+            writer's is kept.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        max_total_bytes: int,
+        *,
+        first_version: int = 0,
+        chunk_bytes: int = CHUNK_BYTES,
+        merge_calibration: MergeCalibration | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
+        self._first_version = first_version
+        self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
+        self._merge_calibration = merge_calibration
+        self._partitions: dict[str, Partition] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(partition.num_bytes for partition in self._partitions.values())
+
+    def namespaces(self) -> list[str]:
+        return list(self._partitions)
+
+    def partition(self, namespace: str) -> Partition:
+        """The log of ``namespace``, made if there is none."""
+        partition = self._partitions.get(namespace)
+        if partition is None:
+            partition = Partition(self._first_version, self._chunk_bytes)
+            self._partitions[namespace] = partition
+        return partition
+
+    def append(self, namespace: str, segment: Segment) -> list[Appended]:
+        """Add outputs; those that were appended before are left out.
+
+        Returns:
+            What was new, in parts that each belong to one chunk.
+        """
+        appended = list(self.partition(namespace).append(segment))
+        self._evict(namespace)
+        return appended
+
+    def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
+        """Put a chunk back as it was; only before the first append to ``namespace``."""
+        self.partition(namespace).restore(first_version, segment)
+        self._evict(namespace)
+
+    def changes_since(
+        self,
+        cursors: Mapping[str, int],
+        *,
+        max_bytes: int,
+        exclude_origin: str | None = None,
+        calibration_versions: Mapping[str, int] | None = None,
+    ) -> dict[str, Changes]:
+        """What a reader has missed, for each namespace it names and where there is anything.
+
+        Args:
+            cursors: for each namespace the version the reader wants next.
+            max_bytes: about how much the reply may hold in all; a namespace that does not fit
+                comes back with ``is_complete=False``.
+            exclude_origin: the reader itself.
+            calibration_versions: what calibration the reader has.
+        """
+        changes: dict[str, Changes] = {}
+        room = max_bytes
+        for namespace, cursor in cursors.items():
+            partition = self._partitions.get(namespace)
+            if partition is None:
+                continue
+            known = (calibration_versions or {}).get(namespace, 0)
+            change = self._changes(
+                partition, cursor, known, exclude_origin, room, is_first=room == max_bytes
+            )
+            room -= change.segment.num_bytes + len(change.calibration or b"")
+            is_news = change.cursor != cursor or change.calibration_version != known
+            if is_news or not change.is_complete:
+                changes[namespace] = change
+        return changes
+
+    def _changes(
+        self,
+        partition: Partition,
+        cursor: int,
+        known_calibration: int,
+        origin: str | None,
+        room: int,
+        *,
+        is_first: bool,
+    ) -> Changes:
+        calibration = None
+        version = partition.calibration_version
+        is_own = origin == partition.calibration_origin and not self._merge_calibration
+        if version != known_calibration and not is_own:
+            if len(partition.calibration) > room and not is_first:
+                return Changes(Segment.empty(), cursor, False, False, None, known_calibration)
+            calibration = partition.calibration
+            room -= len(calibration)
+            is_first = is_first and not calibration
+        is_flushed = 0 < cursor < partition.flushed_version
+        segment, cursor, is_complete = partition.since(cursor, origin, room, takes_one=is_first)
+        return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
+
+    def set_calibration(self, namespace: str, origin: str, blob: bytes) -> None:
+        """Keep ``blob`` as the calibration state of ``namespace``, merged if that was asked for.
+
+        Raises:
+            DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or the merge failed.
+        """
+        partition = self.partition(namespace)
+        if self._merge_calibration and partition.calibration:
+            try:
+                blob = self._merge_calibration(partition.calibration, blob)
+            except Exception as error:
+                raise DatabaseError(f"calibration cannot be merged: {error}") from error
+        if len(blob) > MAX_CALIBRATION_BYTES:
+            raise DatabaseError(
+                f"calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
+        partition.calibration = blob
+        partition.calibration_version += 1
+        partition.calibration_origin = origin
+
+    def missing_from(self, namespace: str, seen: OriginRanges) -> Segment:
+        """What is kept here of ``namespace`` and not among ``seen`` elsewhere."""
+        return self.partition(namespace).missing_from(seen)
+
+    def count(self, namespace: str, ngram: NDArray[np.uint32]) -> int:
+        """How often the outputs kept of ``namespace`` contain ``ngram``; scans all of them."""
+        return self._partitions[namespace].count(ngram) if namespace in self._partitions else 0
+
+    def flush(self, namespace: str) -> None:
+        """Forget ``namespace``, and tell its readers to."""
+        self.partition(namespace).flush()
+
+    def _evict(self, namespace: str) -> None:
+        partition = self._partitions[namespace]
+        while partition.num_bytes > self._max_bytes:
+            partition.evict()
+        while self.num_bytes > self._max_total_bytes:
+            max(self._partitions.values(), key=lambda largest: largest.num_bytes).evict()

@@ -1,0 +1,201 @@
+"""The log of one namespace: chunks that never change, and a tail that grows.
+
+    namespace "default"
+      version    0 ........ 311 | 312 ........ 590 | 591 .. 640 |
+                 └─ evicted ──┘   └── chunk ─────┘   └─ tail ─┘  ^ next_version
+                                  ^ first_version
+
+Every output gets the next version of its namespace.  A chunk is full and never changes again; the
+tail becomes a chunk when the next append would not fit.  A reader keeps one cursor per namespace:
+the version it wants next.  A cursor in the evicted part goes on at ``first_version``, so a new
+reader (cursor 0) gets all that is kept, in replies of a bounded size.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdserve.databases.seen_outputs import OriginRanges, SeenOutputs
+from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append added: the outputs that were new, and the chunk they became part of."""
+
+    segment: Segment
+    chunk_version: int
+
+
+class Partition:
+    """The log of one namespace.
+
+    Args:
+        first_version: where version numbers of new outputs begin.
+        chunk_bytes: most bytes of one chunk.
+
+    Attributes:
+        chunks: ``(first version, outputs)``, oldest first.
+        flushed_version: everything before it was flushed; readers must forget it too.
+        calibration: opaque state of the drafters, kept and handed on beside the outputs.
+    """
+
+    def __init__(self, first_version: int, chunk_bytes: int) -> None:
+        self.chunks: deque[tuple[int, Segment]] = deque()
+        self.next_version = first_version
+        self.num_bytes = 0
+        self.num_outputs = 0
+        self.flushed_version = 0
+        self.calibration = b""
+        self.calibration_version = 0
+        self.calibration_origin = ""
+        self._chunk_bytes = chunk_bytes
+        self._tail: list[Segment] = []
+        self._tail_version = first_version
+        self._tail_bytes = 0
+        self._seen = SeenOutputs()
+
+    @property
+    def first_version(self) -> int:
+        """The version of the oldest output that is kept."""
+        return self.chunks[0][0] if self.chunks else self._tail_version
+
+    @property
+    def tail_version(self) -> int:
+        """The version of the first output of the tail."""
+        return self._tail_version
+
+    @property
+    def end_version(self) -> int:
+        """One more than the version of the newest output kept, or flushed."""
+        segments = self.segments()
+        end = segments[-1][0] + len(segments[-1][1]) if segments else 0
+        return max(end, self.flushed_version)
+
+    def append(self, segment: Segment) -> Iterator[Appended]:
+        """Add the outputs of ``segment`` that were not seen before."""
+        for part in self._seen.add(segment).split(self._chunk_bytes):
+            if self._tail_bytes + part.num_bytes > self._chunk_bytes:
+                self.seal()
+            self._tail.append(part)
+            self._tail_bytes += part.num_bytes
+            self.num_bytes += part.num_bytes
+            self.num_outputs += len(part)
+            self.next_version += len(part)
+            yield Appended(part, self._tail_version)
+
+    def restore(self, first_version: int, segment: Segment) -> None:
+        """Add a chunk as it was before a restart; chunks come in ascending order."""
+        segment = self._seen.add(segment)
+        if len(segment):
+            self.chunks.append((first_version, segment))
+            self.num_bytes += segment.num_bytes
+            self.num_outputs += len(segment)
+
+    def seal(self) -> None:
+        """Make the tail a chunk."""
+        if self._tail:
+            self.chunks.append((self._tail_version, concatenate(self._tail)))
+        self._tail = []
+        self._tail_bytes = 0
+        self._tail_version = self.next_version
+
+    def evict(self) -> None:
+        """Drop the oldest chunk."""
+        if not self.chunks:
+            self.seal()
+        _, segment = self.chunks.popleft()
+        self.num_bytes -= segment.num_bytes
+        self.num_outputs -= len(segment)
+
+    def flush(self) -> None:
+        """Drop everything, and have readers do so too; it takes one version number itself."""
+        self.seal()
+        self.next_version = self._tail_version = self.next_version + 1
+        self.chunks.clear()
+        self.num_bytes = self.num_outputs = 0
+        self.flushed_version = self.next_version
+        self.calibration = b""
+        self.calibration_version += 1
+
+    def segments(self) -> list[tuple[int, Segment]]:
+        """``(first version, outputs)`` of all chunks and of the tail."""
+        if len(self._tail) > 1:
+            self._tail = [concatenate(self._tail)]
+        return [*self.chunks, *((self._tail_version, segment) for segment in self._tail)]
+
+    def seen(self) -> OriginRanges:
+        """The sequence numbers that were ever appended, evicted ones included."""
+        return self._seen.ranges()
+
+    def since(
+        self, cursor: int, exclude_origin: str | None, room: int, *, takes_one: bool
+    ) -> tuple[Segment, int, bool]:
+        """Outputs from ``cursor`` on, the new cursor, and whether nothing is left.
+
+        Args:
+            room: most bytes to return.
+            takes_one: return one output even if it is larger than that.
+        """
+        segments = self.segments()
+        index = max(bisect_right(segments, cursor, key=lambda item: item[0]) - 1, 0)
+        found: list[Segment] = []
+        for version, segment in segments[index:]:
+            keep, stop = _window(
+                segment,
+                max(cursor - version, 0),
+                exclude_origin,
+                room,
+                takes_one=takes_one and not found,
+            )
+            if keep.any():
+                found.append(segment.select(keep))
+                room -= found[-1].num_bytes
+            cursor = max(cursor, version + stop)
+            if stop < len(segment):
+                return concatenate(found), cursor, False
+        return concatenate(found), max(cursor, self.next_version), True
+
+    def missing_from(self, seen: OriginRanges) -> Segment:
+        """What is kept here and not among ``seen`` elsewhere."""
+        elsewhere = SeenOutputs(seen)
+        return concatenate([elsewhere.add(segment) for _, segment in self.segments()])
+
+    def count(self, ngram: NDArray[np.uint32]) -> int:
+        """How often the outputs kept contain ``ngram``; scans all of them."""
+        return sum(_count_ngram(segment, ngram) for _, segment in self.segments())
+
+
+def _window(
+    segment: Segment, start: int, exclude_origin: str | None, room: int, *, takes_one: bool
+) -> tuple[NDArray[np.bool_], int]:
+    """Which outputs of ``segment`` from ``start`` on to send, and where to go on."""
+    keep = np.ones(len(segment), np.bool_)
+    if exclude_origin in segment.origins:
+        keep = segment.origin_index != segment.origins.index(exclude_origin)
+    keep[:start] = False
+    costs = np.where(keep, segment.lengths * BYTES_PER_TOKEN + BYTES_PER_OUTPUT, 0)
+    stop = int(np.searchsorted(np.cumsum(costs, dtype=np.int64), room, side="right"))
+    if takes_one and stop < len(segment) and not keep[:stop].any():
+        stop += 1
+    keep[stop:] = False
+    return keep, max(stop, start)
+
+
+def _count_ngram(segment: Segment, ngram: NDArray[np.uint32]) -> int:
+    num_starts = segment.num_tokens - len(ngram) + 1
+    if num_starts <= 0 or not len(ngram):
+        return 0
+    is_match = np.ones(num_starts, np.bool_)
+    for offset, token_id in enumerate(ngram):
+        is_match &= segment.token_ids[offset : offset + num_starts] == token_id
+    starts = np.flatnonzero(is_match)
+    offsets = segment.offsets()
+    output = np.searchsorted(offsets, starts, side="right") - 1
+    return int((starts + len(ngram) <= offsets[output + 1]).sum())

@@ -1,0 +1,108 @@
+"""Which outputs have been seen: a set of (origin, sequence number), held as few intervals."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from hdserve.databases.segment import Segment
+
+OriginRanges = dict[str, list[tuple[int, int]]]
+"""For each origin the half-open intervals of sequence numbers, in ascending order."""
+
+MAX_ORIGINS = 4096
+"""Beyond this the origin that was met first is forgotten: a replica that is long gone."""
+
+MAX_INTERVALS = 1024
+"""Beyond this the two lowest intervals are joined: old gaps count as seen."""
+
+
+class SequenceRanges:
+    """A growing set of integers, stored as sorted, disjoint, half-open intervals.
+
+    An origin numbers its outputs without gaps, so there is nearly always one interval; gaps
+    come from what a lost actor never passed on.
+    """
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in intervals:
+            self.add(start, stop)
+
+    def __len__(self) -> int:
+        return sum(self._stops) - sum(self._starts)
+
+    def __contains__(self, number: int) -> bool:
+        index = bisect_right(self._starts, number) - 1
+        return index >= 0 and number < self._stops[index]
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """``(start, stop)`` in ascending order."""
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def add(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Add ``start <= number < stop`` and return the intervals of it that were missing."""
+        if start >= stop:
+            return []
+        if not self._stops or start > self._stops[-1]:
+            self._starts.append(start)
+            self._stops.append(stop)
+            self._join_lowest()
+            return [(start, stop)]
+        low = bisect_left(self._stops, start)
+        high = bisect_right(self._starts, stop)
+        missing = self._gaps(low, high, start, stop)
+        merged_start = min([start, *self._starts[low : low + 1]]) if low < high else start
+        merged_stop = max([stop, *self._stops[high - 1 : high]]) if low < high else stop
+        self._starts[low:high] = [merged_start]
+        self._stops[low:high] = [merged_stop]
+        self._join_lowest()
+        return missing
+
+    def _gaps(self, low: int, high: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of ``start..stop`` outside the intervals ``low..high``."""
+        gaps = []
+        position = start
+        for index in range(low, high):
+            if position < self._starts[index]:
+                gaps.append((position, min(self._starts[index], stop)))
+            position = max(position, self._stops[index])
+        if position < stop:
+            gaps.append((position, stop))
+        return gaps
+
+    def _join_lowest(self) -> None:
+        if len(self._starts) > MAX_INTERVALS:
+            del self._starts[1], self._stops[0]
+
+
+class SeenOutputs:
+    """A growing set of output names; it makes every merge of segments a union."""
+
+    def __init__(self, ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None) -> None:
+        self._origins = {
+            origin: SequenceRanges(intervals) for origin, intervals in (ranges or {}).items()
+        }
+
+    def ranges(self) -> OriginRanges:
+        return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
+
+    def add(self, segment: Segment) -> Segment:
+        """Add the outputs of ``segment`` and return those that were new."""
+        is_new = np.zeros(len(segment), np.bool_)
+        for origin, number, start, stop in segment.runs():
+            missing = self._ranges_of(origin).add(number, number + stop - start)
+            for low, high in missing:
+                is_new[start + low - number : start + high - number] = True
+        return segment.select(is_new)
+
+    def _ranges_of(self, origin: str) -> SequenceRanges:
+        ranges = self._origins.get(origin)
+        if ranges is None:
+            if len(self._origins) >= MAX_ORIGINS:
+                del self._origins[next(iter(self._origins))]
+            ranges = self._origins[origin] = SequenceRanges()
+        return ranges

@@ -1,0 +1,231 @@
+"""A segment: finished outputs of one namespace as flat arrays, in memory, on disk and on the wire.
+
+    origins          ("replica-a", "replica-b")
+    origin_index     [0, 0, 1]               which of the origins finished output i
+    sequence_numbers [17, 18, 4]             its number among that origin's outputs
+    lengths          [3, 1, 2]
+    token_ids        [5 9 9 | 7 | 5 9]
+
+``(origin, sequence number)`` names an output for ever.  All merging (retried messages, restarts,
+refills from several replicas) is the union of such names, so it may happen in any order and
+more than once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hdserve.errors import SnapshotError
+
+TokenIds = Sequence[int] | NDArray[np.uint32]
+
+MAX_OUTPUT_TOKENS = 2**14
+"""Most tokens of one output, so that each fits a message; longer text is stored in pieces."""
+
+BYTES_PER_OUTPUT = 14
+"""What an output costs beside its tokens: origin index, sequence number, length."""
+
+BYTES_PER_TOKEN = 4
+MAX_ORIGINS = 2**14
+
+_FIELDS = ("origin_index", "sequence_numbers", "lengths", "token_ids")
+_DTYPES = tuple(np.dtype(code) for code in ("<u2", "<i8", "<u4", "<u4"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Immutable outputs of one namespace.
+
+    Attributes:
+        origins: ids of the replicas that finished them.
+        origin_index: uint16 ``[num_outputs]``.
+        sequence_numbers: int64 ``[num_outputs]``, not negative.
+        lengths: uint32 ``[num_outputs]``, each from 1 to ``MAX_OUTPUT_TOKENS``.
+        token_ids: uint32 ``[sum of lengths]``.
+    """
+
+    origins: tuple[str, ...]
+    origin_index: NDArray[np.uint16]
+    sequence_numbers: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    token_ids: NDArray[np.uint32]
+
+    @classmethod
+    def empty(cls) -> Segment:
+        """A segment without outputs."""
+        return cls((), *(np.empty(0, dtype) for dtype in _DTYPES))
+
+    @classmethod
+    def from_outputs(
+        cls, origin: str, first_sequence_number: int, outputs: Sequence[NDArray[np.uint32]]
+    ) -> Segment:
+        """Outputs of one origin, numbered on from ``first_sequence_number``."""
+        if not outputs:
+            return cls.empty()
+        first = first_sequence_number
+        return cls(
+            origins=(origin,),
+            origin_index=np.zeros(len(outputs), np.uint16),
+            sequence_numbers=np.arange(first, first + len(outputs), dtype=np.int64),
+            lengths=np.fromiter(map(len, outputs), np.uint32, len(outputs)),
+            token_ids=np.concatenate(outputs, dtype=np.uint32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the arrays."""
+        return BYTES_PER_TOKEN * len(self.token_ids) + BYTES_PER_OUTPUT * len(self.lengths)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """int64 ``[num_outputs + 1]``: output ``i`` is ``token_ids[offsets[i]:offsets[i + 1]]``."""
+        offsets = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
+    def outputs(self) -> list[NDArray[np.uint32]]:
+        """Each output's token ids, as views."""
+        bounds = self.offsets().tolist()
+        return [self.token_ids[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+    def select(self, keep: NDArray[np.bool_]) -> Segment:
+        """The outputs for which ``keep`` (bool ``[num_outputs]``) holds."""
+        if keep.all():
+            return self
+        used, origin_index = np.unique(self.origin_index[keep], return_inverse=True)
+        return Segment(
+            origins=tuple(self.origins[index] for index in used.tolist()),
+            origin_index=origin_index.astype(np.uint16),
+            sequence_numbers=self.sequence_numbers[keep],
+            lengths=self.lengths[keep],
+            token_ids=self.token_ids[np.repeat(keep, self.lengths)],
+        )
+
+    def runs(self) -> list[tuple[str, int, int, int]]:
+        """Maximal runs of one origin's consecutive numbers.
+
+        Returns:
+            ``(origin, first sequence number, start, stop)`` with indices of outputs.
+        """
+        if not len(self):
+            return []
+        is_break = (np.diff(self.origin_index.astype(np.int64)) != 0) | (
+            np.diff(self.sequence_numbers) != 1
+        )
+        starts = [0, *(np.flatnonzero(is_break) + 1).tolist()]
+        return [
+            (
+                self.origins[int(self.origin_index[start])],
+                int(self.sequence_numbers[start]),
+                start,
+                stop,
+            )
+            for start, stop in zip(starts, [*starts[1:], len(self)], strict=True)
+        ]
+
+    def split(self, max_bytes: int) -> list[Segment]:
+        """Segments in order, each at most ``max_bytes`` or of a single output."""
+        if self.num_bytes <= max_bytes:
+            return [self] if len(self) else []
+        costs = self.lengths.astype(np.int64) * BYTES_PER_TOKEN + BYTES_PER_OUTPUT
+        part = np.zeros(len(self), np.int64)
+        size = current = 0
+        for index, cost in enumerate(costs.tolist()):
+            if size and size + cost > max_bytes:
+                current += 1
+                size = 0
+            size += cost
+            part[index] = current
+        return [self.select(part == number) for number in range(current + 1)]
+
+    def to_wire(self) -> dict[str, Any]:
+        """What :func:`hdserve.databases.snapshot.pack` takes; small ids as two bytes each."""
+        wire: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        if self.num_tokens and self.token_ids.max() < 2**16:
+            wire["token_ids"] = self.token_ids.astype("<u2")
+        wire["origins"] = list(self.origins)
+        return wire
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> Segment:
+        """The segment that ``to_wire`` described.
+
+        Raises:
+            SnapshotError: the fields are missing or contradict one another.
+        """
+        origins = wire.get("origins") if isinstance(wire, dict) else None
+        if not isinstance(origins, list) or not all(type(origin) is str for origin in origins):
+            raise SnapshotError("corrupt: a segment has no valid origins")
+        token_ids = wire.get("token_ids")
+        if isinstance(token_ids, np.ndarray) and token_ids.dtype == np.uint16:
+            wire = {**wire, "token_ids": token_ids.astype("<u4")}
+        arrays = [
+            _checked_array(wire.get(name), dtype)
+            for name, dtype in zip(_FIELDS, _DTYPES, strict=True)
+        ]
+        segment = cls(tuple(origins), *arrays)
+        segment._check()
+        return segment
+
+    def _check(self) -> None:
+        num_outputs = len(self.lengths)
+        is_valid = (
+            len(self.origin_index) == len(self.sequence_numbers) == num_outputs
+            and len(self.origins) <= MAX_ORIGINS
+            and int(self.lengths.sum(dtype=np.int64)) == len(self.token_ids)
+        )
+        if is_valid and num_outputs:
+            is_valid = bool(
+                self.origin_index.max() < len(self.origins)
+                and self.sequence_numbers.min() >= 0
+                and self.sequence_numbers.max() < 2**62
+                and self.lengths.min() >= 1
+                and self.lengths.max() <= MAX_OUTPUT_TOKENS
+            )
+        if not is_valid:
+            raise SnapshotError("corrupt: the arrays of a segment contradict one another")
+
+
+def concatenate(segments: Sequence[Segment]) -> Segment:
+    """All outputs of ``segments`` in order."""
+    segments = [segment for segment in segments if len(segment)]
+    if len(segments) <= 1:
+        return segments[0] if segments else Segment.empty()
+    numbers: dict[str, int] = {}
+    indices = []
+    for segment in segments:
+        mapped = [numbers.setdefault(origin, len(numbers)) for origin in segment.origins]
+        indices.append(np.array(mapped, np.uint16)[segment.origin_index])
+    return Segment(
+        origins=tuple(numbers),
+        origin_index=np.concatenate(indices),
+        sequence_numbers=np.concatenate([segment.sequence_numbers for segment in segments]),
+        lengths=np.concatenate([segment.lengths for segment in segments]),
+        token_ids=np.concatenate([segment.token_ids for segment in segments]),
+    )
+
+
+def split_output(token_ids: TokenIds) -> list[TokenIds]:
+    """One output in pieces of at most ``MAX_OUTPUT_TOKENS``; nothing for an empty one."""
+    if 0 < len(token_ids) <= MAX_OUTPUT_TOKENS:
+        return [token_ids]
+    starts = range(0, len(token_ids), MAX_OUTPUT_TOKENS)
+    return [token_ids[start : start + MAX_OUTPUT_TOKENS] for start in starts]
+
+
+def _checked_array(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
+        raise SnapshotError("corrupt: an array of a segment is missing or has another type")
+    return value

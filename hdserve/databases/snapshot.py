@@ -1,0 +1,253 @@
+"""The wire and file form of database state: msgpack in a checked envelope, never pickle.
+
+    envelope = msgpack map
+        magic        "hdserve"
+        version      of this form; a newer one is refused
+        kind         what the payload is: "publish", "changes", "chunk", ...
+        model        whose output it is
+        fingerprint  of the tokenizer, without which token ids mean nothing
+        checksum     BLAKE2b-128 over all other fields
+        payload      msgpack; a numpy array is an extension: dtype code, shape, raw little-endian
+
+Messages between replicas and actors and files on disk have the same form, so a file can be sent
+and a message kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from hdserve.errors import SnapshotError
+
+MAGIC = "hdserve"
+FORMAT_VERSION = 1
+MAX_MESSAGE_BYTES = 8 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
+
+_ARRAY_EXTENSION = 1
+_MAX_DIMENSIONS = 8
+_MAX_ITEMS = 2**14
+"""Most items of one msgpack list or map: numbers in quantity travel as arrays."""
+
+_DTYPE_CODES = ("|b1", "|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
+_DTYPES = tuple(np.dtype(code) for code in _DTYPE_CODES)
+_ENVELOPE_FIELDS = {
+    "magic": str,
+    "version": int,
+    "kind": str,
+    "model": str,
+    "fingerprint": str,
+    "checksum": bytes,
+    "payload": bytes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseKey:
+    """Which database: generated text belongs to one model and one tokenizer.
+
+    Attributes:
+        model: the served model's name.
+        fingerprint: a hash of the tokenizer, equal exactly where token ids mean the same.
+    """
+
+    model: str
+    fingerprint: str
+
+
+def pack(value: Any) -> bytes:
+    """Encode nested dicts, lists, strings, bytes, numbers and numpy arrays as msgpack.
+
+    Raises:
+        TypeError: ``value`` holds an object of another type.
+    """
+    packed: bytes = msgpack.packb(value, default=_pack_array)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """The value that ``pack`` encoded; lists stay lists, arrays are read-only views of ``data``.
+
+    Raises:
+        SnapshotError: ``data`` is not what ``pack`` makes, or claims impossible sizes.
+    """
+    return _unpack(data, max_items=_MAX_ITEMS, max_ext_len=len(data))
+
+
+def encode(payload: Any, *, kind: str, key: DatabaseKey) -> bytes:
+    """Put ``payload`` into an envelope."""
+    body = pack(payload)
+    fields = {
+        "magic": MAGIC,
+        "version": FORMAT_VERSION,
+        "kind": kind,
+        "model": key.model,
+        "fingerprint": key.fingerprint,
+        "payload": body,
+    }
+    packed: bytes = msgpack.packb({**fields, "checksum": _checksum(fields)})
+    return packed
+
+
+def decode(
+    data: bytes,
+    *,
+    kind: str,
+    fingerprint: str,
+    model: str | None = None,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> Any:
+    """Open an envelope and return its payload.
+
+    Args:
+        model: whose it must be; ``None`` takes any model of this tokenizer.
+        max_bytes: longer ``data`` is refused before it is looked at.
+
+    Raises:
+        SnapshotError: truncated, corrupt, too large, of a newer version, of another kind, model
+            or tokenizer; the message says which.
+    """
+    if len(data) > max_bytes:
+        raise SnapshotError(f"{len(data)} bytes are more than the {max_bytes} allowed")
+    fields = _open_envelope(data)
+    if fields["kind"] != kind:
+        raise SnapshotError(f"this is a {fields['kind'][:64]!r}, not a {kind!r}")
+    if fields["fingerprint"] != fingerprint:
+        raise SnapshotError(
+            f"made with another tokenizer: its fingerprint is {fields['fingerprint'][:64]!r}, "
+            f"expected is {fingerprint[:64]!r}"
+        )
+    if model is not None and fields["model"] != model:
+        raise SnapshotError(f"of the model {fields['model'][:256]!r}, not of {model[:256]!r}")
+    return unpack(fields["payload"])
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` atomically: after a crash it holds the old or the new bytes.
+
+    Raises:
+        OSError: the disk is full or not writable; ``path`` is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", opener=_open_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def read_file(
+    path: Path,
+    *,
+    kind: str,
+    fingerprint: str,
+    model: str | None = None,
+    max_bytes: int = MAX_FILE_BYTES,
+) -> Any:
+    """The payload of the envelope in ``path``; arguments as in :func:`decode`.
+
+    Raises:
+        SnapshotError: the file cannot be read or used; the message names it and says why.
+    """
+    try:
+        if path.stat().st_size > max_bytes:
+            raise SnapshotError(f"the file is larger than the {max_bytes} bytes allowed")
+        data = path.read_bytes()
+        return decode(data, kind=kind, fingerprint=fingerprint, model=model, max_bytes=max_bytes)
+    except OSError as error:
+        raise SnapshotError(f"cannot read {path}: {error}") from error
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error.message}") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and deletions in ``directory`` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _open_envelope(data: bytes) -> dict[str, Any]:
+    fields = _unpack(data, max_items=2 * len(_ENVELOPE_FIELDS), max_ext_len=0)
+    if not isinstance(fields, dict) or fields.get("magic") != MAGIC:
+        raise SnapshotError("not made by hdserve, or corrupt")
+    version = fields.get("version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise SnapshotError(
+            f"format version {version} is newer than {FORMAT_VERSION}, which this program reads"
+        )
+    is_complete = fields.keys() == _ENVELOPE_FIELDS.keys() and all(
+        type(fields[name]) is expected for name, expected in _ENVELOPE_FIELDS.items()
+    )
+    if not is_complete or fields.pop("checksum") != _checksum(fields):
+        raise SnapshotError("corrupt: the checksum does not match")
+    return fields
+
+
+def _checksum(fields: dict[str, Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    names = ("magic", "version", "kind", "model", "fingerprint")
+    digest.update(msgpack.packb([fields[name] for name in names]))
+    digest.update(fields["payload"])
+    return digest.digest()
+
+
+def _unpack(data: bytes, *, max_items: int, max_ext_len: int) -> Any:
+    try:
+        return msgpack.unpackb(
+            data,
+            ext_hook=_unpack_array,
+            max_array_len=max_items,
+            max_map_len=max_items,
+            max_ext_len=max_ext_len,
+        )
+    except SnapshotError:
+        raise
+    except Exception as error:  # msgpack raises a dozen types for malformed input
+        raise SnapshotError(f"truncated or corrupt: {error}") from error
+
+
+def _pack_array(value: Any) -> msgpack.ExtType:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"cannot pack a {type(value).__name__}")
+    array = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+    if array.dtype not in _DTYPES or value.ndim > _MAX_DIMENSIONS:
+        raise TypeError(f"cannot pack an array of {value.dtype} with {value.ndim} dimensions")
+    head = struct.pack(f"<BB{value.ndim}Q", _DTYPES.index(array.dtype), value.ndim, *value.shape)
+    return msgpack.ExtType(_ARRAY_EXTENSION, head + array.tobytes())
+
+
+def _unpack_array(code: int, data: bytes) -> np.ndarray[Any, Any]:
+    if code != _ARRAY_EXTENSION or len(data) < 2:
+        raise SnapshotError(f"unknown extension {code}")
+    dtype_code, num_dimensions = data[0], data[1]
+    start = 2 + 8 * num_dimensions
+    if dtype_code >= len(_DTYPES) or num_dimensions > _MAX_DIMENSIONS or len(data) < start:
+        raise SnapshotError("corrupt: an array has no valid head")
+    shape = struct.unpack_from(f"<{num_dimensions}Q", data, 2)
+    dtype = _DTYPES[dtype_code]
+    if math.prod(shape) * dtype.itemsize != len(data) - start:
+        raise SnapshotError("corrupt: an array's shape does not match its size")
+    return np.frombuffer(data, dtype, offset=start).reshape(shape)

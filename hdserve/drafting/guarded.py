@@ -1,0 +1,78 @@
+"""Drafting that fails open: whatever a drafter does, decoding goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hdserve import core
+from hdserve.drafting.base import Drafter, Forward
+from hdserve.tree import Acceptance, DraftTree
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedDrafters:
+    """Fills one tree from several drafters in order; the one place where their errors end.
+
+    An exception, or an id outside the vocabulary, costs that drafter's guess of this step: it is
+    counted, and logged the first time for each drafter and call.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
+        self._drafters = tuple(drafters)
+        self._vocab_size = vocab_size
+        self.num_failures: Counter[tuple[str, str]] = Counter()
+        """By drafter and call."""
+
+    @property
+    def needs_hidden(self) -> bool:
+        return any(drafter.needs_hidden for drafter in self._drafters)
+
+    def start(self, seq: core.Sequence) -> None:
+        for drafter in self._drafters:
+            self._call(drafter.name, drafter.start, seq)
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        """Fill ``tree``; it is a valid tree of valid ids whatever happens."""
+        for drafter in self._drafters:
+            if tree.is_full:
+                return
+            num_before = tree.num_draft_tokens
+            if not self._call(drafter.name, self._propose, drafter, seq, tree):
+                tree.truncate(num_before)
+
+    def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
+        first_new = len(tree)
+        drafter.propose(seq, tree)
+        for token_id in tree.token_ids[first_new:]:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValueError(f"token id {token_id} is not in the vocabulary")
+
+    def observe(
+        self,
+        seq: core.Sequence,
+        tree: DraftTree,
+        acceptance: Acceptance,
+        forward: Forward | None,
+    ) -> None:
+        for drafter in self._drafters:
+            self._call(drafter.name, drafter.observe, seq, tree, acceptance, forward)
+
+    def finish(self, seq: core.Sequence) -> None:
+        for drafter in self._drafters:
+            self._call(drafter.name, drafter.finish, seq)
+
+    def _call(self, name: str, method: Callable[..., None], *arguments: Any) -> bool:
+        """Whether ``method`` returned."""
+        try:
+            method(*arguments)
+        except Exception:
+            key = (name, method.__name__.lstrip("_"))
+            self.num_failures[key] += 1
+            if self.num_failures[key] == 1:
+                logger.exception("drafter %s failed in %s; decoding goes on", *key)
+            return False
+        return True

@@ -1,0 +1,219 @@
+"""The engine in a thread of its own, and its outputs in the event loops of the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from hdserve.core import Sequence, StepOutput
+from hdserve.engine.engine import Engine
+from hdserve.errors import EngineStopped, HdserveError, Overloaded
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_Command = Callable[[Engine], None]
+
+
+class _Waiter:
+    """Where the outputs of one sequence go: a queue in the event loop that asked for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.outputs: asyncio.Queue[StepOutput | Exception] = asyncio.Queue()
+
+    def deliver(self, item: StepOutput | Exception) -> None:
+        """From any thread; never blocks and never fails."""
+        try:
+            self._loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+        except RuntimeError:
+            logger.debug("an output came after its event loop had closed")
+
+
+class AsyncEngine:
+    """Runs an :class:`Engine` in one thread, the only one that ever touches it.
+
+    Everything from outside comes through one inbox that is read between steps.  Delivery never
+    blocks the engine.  If a step fails, every waiter and everybody who asks later gets
+    ``EngineStopped`` with the cause: each request ends exactly once.
+
+    Args:
+        make_engine: builds the engine, in the engine's own thread.
+        max_num_open: most sequences that may be open, running and waiting together.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], max_num_open: int) -> None:
+        self._make_engine = make_engine
+        self._max_num_open = max_num_open
+        self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._waiters: dict[str, _Waiter] = {}
+        self._asked: set[Future[Any]] = set()
+        self._num_open = 0
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._heartbeat_s = time.monotonic()
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hdserve-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and wait until the engine is built.
+
+        Raises:
+            HdserveError: it could not be built.
+        """
+        self._thread.start()
+        self._is_ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended."""
+        return self._num_open
+
+    def check(self, max_silence_s: float) -> None:
+        """Raise ``EngineStopped`` if the engine has failed, was closed, or has not finished a step
+        within ``max_silence_s``."""
+        if self._failure is not None:
+            raise self._stopped()
+        silence_s = time.monotonic() - self._heartbeat_s
+        if self._num_open and silence_s > max_silence_s:
+            raise EngineStopped(f"the engine has not finished a step for {silence_s:.0f} s")
+
+    def call(self, command: _Command) -> None:
+        """Have ``command`` run in the engine's thread between two steps."""
+        self._inbox.put(command)
+
+    async def ask(self, question: Callable[[Engine], T]) -> T:
+        """The answer of ``question``, which runs in the engine's thread between two steps.
+
+        Raises:
+            EngineStopped: the engine fails or is closed before it answers.
+        """
+        asked: Future[T] = Future()
+
+        def command(engine: Engine) -> None:
+            if not asked.set_running_or_notify_cancel():
+                return
+            try:
+                asked.set_result(question(engine))
+            except HdserveError as error:
+                asked.set_exception(error)
+
+        with self._lock:
+            if self._failure is not None:
+                raise self._stopped()
+            self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
+        self._inbox.put(command)
+        return await asyncio.wrap_future(asked)
+
+    async def generate(self, seq: Sequence) -> AsyncGenerator[StepOutput, None]:
+        """Decode ``seq``; the last output carries the finish reason.
+
+        Closing the iterator early aborts the sequence.
+
+        Raises:
+            Overloaded: too many sequences are open.
+            InvalidRequest: the engine refuses the sequence.
+            EngineStopped: the engine fails or is closed.
+        """
+        waiter = self._open(seq)
+        is_ended = False
+        try:
+            while True:
+                item = await waiter.outputs.get()
+                is_ended = isinstance(item, Exception) or item.finish_reason is not None
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if is_ended:
+                    return
+        finally:
+            self._close(seq.request_id, aborts=not is_ended)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop the thread; sequences that are still open get ``EngineStopped``."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+
+    def _open(self, seq: Sequence) -> _Waiter:
+        waiter = _Waiter(asyncio.get_running_loop())
+        with self._lock:
+            if self._failure is not None:
+                raise self._stopped()
+            if self._num_open >= self._max_num_open:
+                raise Overloaded("too many requests are waiting for this model; try again later")
+            self._num_open += 1
+            self._waiters[seq.request_id] = waiter
+        self._inbox.put(lambda engine: self._add(engine, seq))
+        return waiter
+
+    def _close(self, request_id: str, *, aborts: bool) -> None:
+        with self._lock:
+            self._num_open -= 1
+            self._waiters.pop(request_id, None)
+        if aborts:
+            self._inbox.put(lambda engine: engine.abort(request_id))
+
+    def _add(self, engine: Engine, seq: Sequence) -> None:
+        try:
+            engine.add(seq)
+        except HdserveError as error:
+            self._deliver(seq.request_id, error)
+
+    def _deliver(self, request_id: str, item: StepOutput | Exception) -> None:
+        waiter = self._waiters.get(request_id)
+        if waiter is not None:
+            waiter.deliver(item)
+
+    def _run(self) -> None:
+        try:
+            engine = self._make_engine()
+            self._is_ready.set()
+            self._serve(engine)
+            self._fail(EngineStopped("the engine was closed"))
+        except Exception as error:
+            logger.exception("the engine stopped")
+            self._fail(error)
+        finally:
+            self._is_ready.set()
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            is_idle = not engine.has_work
+            try:
+                while True:
+                    command = self._inbox.get(block=is_idle)
+                    if command is None:
+                        return
+                    command(engine)
+                    is_idle = False
+            except queue.Empty:
+                pass
+            for output in engine.step():
+                self._deliver(output.sequence.request_id, output)
+            self._heartbeat_s = time.monotonic()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._failure = error
+            waiters, asked = [*self._waiters.values()], [*self._asked]
+        for waiter in waiters:
+            waiter.deliver(self._stopped())
+        for question in asked:
+            if not question.done():
+                question.set_exception(self._stopped())
+
+    def _stopped(self) -> EngineStopped:
+        if isinstance(self._failure, EngineStopped):
+            return self._failure
+        return EngineStopped(f"the engine has failed: {self._failure}")

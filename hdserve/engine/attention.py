@@ -1,0 +1,91 @@
+"""Attention over packed draft trees, as an attention function of stock transformers models."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from hdserve.engine.batch import Span, StepPlan
+
+ATTENTION_NAME: Final = "hdserve_packed"
+"""The ``attn_implementation`` of a model that is run in packed forwards."""
+
+PLAN_KEYWORD: Final = "hdserve_plan"
+"""The keyword argument of the model call that carries the :class:`StepPlan`."""
+
+
+def register_attention() -> None:
+    """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times."""
+    AttentionInterface.register(ATTENTION_NAME, packed_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """The step plan says what each row sees; the model's own mask is not built."""
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write the rows' keys and values to the cache and attend sequence by sequence.
+
+    Linear layers run once over all packed rows; attention runs per sequence, because one mask over
+    the concatenation would cost the square of the batch.
+
+    Args:
+        query: ``[1, num_heads, num_rows, head_size]``.
+        key, value: ``[1, num_kv_heads, num_rows, head_size]``.
+        sliding_window: of this layer; ``None`` sees everything.
+        softcap: bound of the scores (Gemma 2); ``None`` for none.
+
+    Returns:
+        ``[1, num_rows, num_heads, value_size]`` and no weights.
+    """
+    plan: StepPlan = kwargs[PLAN_KEYWORD]
+    plan.num_attention_calls += 1
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    plan.cache.write(layer, plan.kv_rows, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    num_rows, num_heads = query.shape[2], query.shape[1]
+    output = query.new_zeros(1, num_rows, num_heads, value.shape[-1])
+    for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
+        queries = query[:, :, span.first_row : span.first_row + span.num_queries]
+        attended = _attend(plan, layer, span, queries, mask, scaling, softcap)
+        own = slice(span.first_row, span.first_row + span.num_rows)
+        output[:, own] = attended[:, :, : span.num_rows].transpose(1, 2)
+    return output, None
+
+
+def _attend(
+    plan: StepPlan,
+    layer: int,
+    span: Span,
+    query: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    keys, values = plan.cache.read(layer, span.first_key, span.num_keys)
+    is_grouped = keys.shape[1] != query.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=is_grouped
+        )
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.tanh(query @ keys.transpose(2, 3) * scale / softcap) * softcap
+    weights = torch.softmax(scores + mask, dim=-1, dtype=torch.float32).to(query.dtype)
+    return weights @ values

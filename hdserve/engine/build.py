@@ -1,0 +1,105 @@
+"""From a model's configuration to a running engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import torch
+
+from hdserve import core
+from hdserve.config import EngineConfig, ModelConfig
+from hdserve.drafting.base import Drafter
+from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.engine import Engine
+from hdserve.engine.exactness import choose_shapes
+from hdserve.engine.forward_cost import measure_forward_cost
+from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.loader import LoadedModel
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.scheduler import Scheduler
+from hdserve.engine.tokenizer import Tokenizer
+from hdserve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_CPU_MEMORY_SHARE = 0.15
+_GPU_MEMORY_SHARE = 0.85
+
+
+def build_engine(
+    config: ModelConfig,
+    model: LoadedModel,
+    drafters: tuple[Drafter, ...],
+    tokenizer: Tokenizer | None = None,
+    *,
+    on_finish: Callable[[core.Sequence], None] | None = None,
+) -> Engine:
+    """Make the engine of one replica around a loaded model.
+
+    Raises:
+        ConfigError: the KV cache does not fit into memory.
+    """
+    drafting = config.drafting
+    guarded = GuardedDrafters(drafters, model.vocab_size)
+    cache = _make_cache(config.engine, model, drafting.max_draft_tokens)
+    runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
+    runner.shapes = choose_shapes(runner, _max_rows(config), config.engine.exact)
+    budget = None
+    if drafting.adapts_budget and drafting.max_draft_tokens and drafters:
+        budget = DraftBudget(measure_forward_cost(runner, 1 + drafting.max_draft_tokens))
+    scheduler = Scheduler(
+        cache,
+        max_num_sequences=config.engine.max_num_sequences,
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        num_extra_rows=drafting.max_draft_tokens,
+    )
+    logger.info(
+        "%s: %s on %s, %d threads, %d slots, %d KV tokens",
+        config.name,
+        str(model.dtype).removeprefix("torch."),
+        model.device,
+        torch.get_num_threads(),
+        config.engine.max_num_sequences,
+        cache.num_rows,
+    )
+    return Engine(
+        runner,
+        scheduler,
+        guarded,
+        backend=None if tokenizer is None else tokenizer.backend,
+        max_draft_tokens=drafting.max_draft_tokens if drafters else 0,
+        max_depth=drafting.max_depth,
+        budget=budget,
+        on_finish=on_finish,
+    )
+
+
+def _max_rows(config: ModelConfig) -> int:
+    """Rows of the largest forward: a draft tree per slot and a chunk of a prompt."""
+    num_tree_rows = config.engine.max_num_sequences * (1 + config.drafting.max_draft_tokens)
+    return num_tree_rows + config.engine.prefill_chunk_tokens
+
+
+def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
+    longest = align(model.max_model_len + num_extra_rows)
+    wanted = config.kv_cache_tokens
+    if wanted is None:
+        free_bytes = _free_bytes(model.device)
+        affordable = int(free_bytes // model.kv_shape.bytes_per_token(model.dtype))
+        wanted = min(config.max_num_sequences * longest, affordable)
+        if wanted < align(1 + num_extra_rows):
+            raise ConfigError("there is no memory for a KV cache beside the model's weights")
+    try:
+        return KVCache(model.kv_shape, wanted, model.dtype, model.device)
+    except (RuntimeError, torch.OutOfMemoryError) as error:
+        raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_SHARE
+    pages = os.sysconf("SC_AVPHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") * _CPU_MEMORY_SHARE

@@ -1,0 +1,106 @@
+"""One sequence's way from logits to tokens, text and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
+from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.model_runner import NodeOutputs
+from hdserve.engine.sampler import HistoryTerms, choose, token_logprob, uniform
+from hdserve.engine.verifier import verify
+from hdserve.tree import Acceptance, DraftTree
+
+
+@dataclass(slots=True)
+class SequenceDecoder:
+    """Chooses the tokens of one sequence and knows when it is over.
+
+    Attributes:
+        ending_token_ids: tokens that end it.
+        detokenizer: ``None`` where only token ids are wanted.
+        history: ``None`` when a choice depends on the logits alone.
+    """
+
+    seq: Sequence
+    ending_token_ids: frozenset[int]
+    detokenizer: Detokenizer | None = None
+    history: HistoryTerms | None = None
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
+        """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them."""
+        self._logprobs.clear()
+        params = self.seq.params
+        if params.is_greedy and self.history is None and params.logprobs is None:
+            return verify(tree, outputs.logits.argmax(dim=-1).tolist().__getitem__)
+        position = len(self.seq.token_ids)
+
+        def choose_next(node: int) -> int:
+            nonlocal position
+            token_id = self._choose(outputs.logits[node : node + 1], position)
+            position += 1
+            return token_id
+
+        return verify(tree, choose_next)
+
+    def _choose(self, logits: torch.Tensor, position: int) -> int:
+        params = self.seq.params
+        shaped = logits if self.history is None else self.history.apply(logits)
+        noise = uniform(params.seed, self.seq.choice_index, position)
+        token_id = int(choose(shaped, params, [noise]))
+        if self.history is not None:
+            self.history.push(token_id)
+        if params.logprobs is not None:
+            self._logprobs.append(token_logprob(logits[0], token_id, params.logprobs))
+        return token_id
+
+    def commit(self, tree: DraftTree, acceptance: Acceptance) -> tuple[Acceptance, StepOutput]:
+        """Append the chosen tokens up to the end of the sequence, if it comes among them.
+
+        Returns:
+            The acceptance as far as it was used, and what to tell the request.
+        """
+        seq, text = self.seq, ""
+        num_used = 0
+        for token_id in acceptance.token_ids:
+            num_used += 1
+            seq.token_ids.append(token_id)
+            text += self._push(token_id)
+            seq.finish_reason = self._finish_reason(token_id)
+            if seq.finish_reason is not None:
+                text += self.detokenizer.finish() if self.detokenizer else ""
+                break
+        used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])
+        drafted = [tree.sources[node] for node in acceptance.path[1 : num_used + 1]]
+        plain = [Source.PLAIN] * (num_used - len(drafted))
+        output = StepOutput(
+            seq,
+            token_ids=tuple(used.token_ids),
+            sources=(*drafted, *plain),
+            text=text,
+            logprobs=None if seq.params.logprobs is None else tuple(self._logprobs[:num_used]),
+            finish_reason=seq.finish_reason,
+        )
+        return used, output
+
+    def _push(self, token_id: int) -> str:
+        if self.detokenizer is None:
+            return ""
+        if self._is_ending(token_id) and not self.seq.params.include_stop_str_in_output:
+            return ""
+        return self.detokenizer.push(token_id, may_stop=self._may_stop)
+
+    def _finish_reason(self, token_id: int) -> FinishReason | None:
+        if self._is_ending(token_id) or (self.detokenizer and self.detokenizer.is_stopped):
+            return FinishReason.STOP
+        return None if self.seq.num_remaining_tokens > 0 else FinishReason.LENGTH
+
+    def _is_ending(self, token_id: int) -> bool:
+        return token_id in self.ending_token_ids and self._may_stop
+
+    @property
+    def _may_stop(self) -> bool:
+        return self.seq.num_output_tokens >= self.seq.params.min_tokens

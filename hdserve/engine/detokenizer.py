@@ -1,0 +1,75 @@
+"""Token ids to text, one token at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from hdserve.core import SamplingParams
+
+
+class Detokenizer:
+    """The text of one sequence's output as it grows.
+
+    Never shows half a character, nor text that may turn out to begin a stop string.
+
+    Args:
+        backend: the ``tokenizers.Tokenizer`` of the model.
+    """
+
+    def __init__(self, backend: Any, params: SamplingParams) -> None:
+        self._backend = backend
+        self._stream = DecodeStream(skip_special_tokens=params.skip_special_tokens)
+        self._skips_special_tokens = params.skip_special_tokens
+        self._stop = params.stop
+        self._includes_stop = params.include_stop_str_in_output
+        self._undecoded: list[int] = []
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Add a token; what can be shown now.  Sets ``is_stopped`` when a stop string is complete
+        and ``may_stop``, after which nothing may be pushed."""
+        assert not self.is_stopped
+        self._undecoded.append(token_id)
+        piece = self._stream.step(self._backend, token_id)
+        if piece is None:
+            return ""
+        self._undecoded.clear()
+        self._held += piece
+        return self._take(may_stop)
+
+    def finish(self) -> str:
+        """What was held back: the output is complete.  A character that was cut off shows as the
+        replacement character."""
+        text, self._held = self._held, ""
+        if self._undecoded and not self.is_stopped:
+            text += self._backend.decode(
+                self._undecoded, skip_special_tokens=self._skips_special_tokens
+            )
+        return text
+
+    def _take(self, may_stop: bool) -> str:
+        if not may_stop:
+            shown, self._held = self._held, ""
+            return shown
+        found = min(
+            ((at, text) for text in self._stop if (at := self._held.find(text)) >= 0), default=None
+        )
+        if found is not None:
+            at, stop = found
+            self.is_stopped = True
+            shown = self._held[: at + len(stop)] if self._includes_stop else self._held[:at]
+            self._held = ""
+            return shown
+        num_held = max((_overlap(self._held, text) for text in self._stop), default=0)
+        split = len(self._held) - num_held
+        shown, self._held = self._held[:split], self._held[split:]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

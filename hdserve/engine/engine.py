@@ -1,0 +1,271 @@
+"""The engine: one step is schedule, draft, forward, verify, commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hdserve import core
+from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.batch import Chunk
+from hdserve.engine.decoder import SequenceDecoder
+from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.model_runner import ModelRunner, NodeOutputs
+from hdserve.engine.sampler import HistoryTerms
+from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
+from hdserve.engine.stats import EngineStats, count_draft
+from hdserve.errors import InvalidRequest, PromptTooLong
+from hdserve.tree import Acceptance, DraftTree
+
+
+class Engine:
+    """Decodes many sequences together; drafts make it faster and never change a token.
+
+    Not thread-safe: one thread owns it.
+
+    Args:
+        backend: the ``tokenizers.Tokenizer`` that makes text; ``None`` for token ids only.
+        max_draft_tokens: most drafted tokens of a sequence and step.
+        max_depth: longest drafted path.
+        budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
+        on_finish: called with every sequence that ended, whatever the reason.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        drafters: GuardedDrafters,
+        *,
+        backend: Any = None,
+        max_draft_tokens: int,
+        max_depth: int,
+        budget: DraftBudget | None = None,
+        on_finish: Callable[[core.Sequence], None] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._model = runner.model
+        self._scheduler = scheduler
+        self._drafters = drafters
+        self._backend = backend
+        self._max_draft_tokens = max_draft_tokens
+        self._max_depth = max_depth
+        self._budget = budget
+        self._on_finish = on_finish
+        self._decoders: dict[str, SequenceDecoder] = {}
+        self._stats = EngineStats()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row's result does not depend on what else is in a forward."""
+        return bool(self._runner.shapes.row_counts)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The counters; the same object every time."""
+        stats = self._stats
+        stats.num_kv_tokens = self._runner.cache.num_rows
+        stats.num_running = len(self._scheduler.running)
+        stats.num_waiting = len(self._scheduler.waiting)
+        stats.kv_cache_usage = self._runner.cache.usage
+        stats.num_drafter_failures = {
+            f"{name}.{method}": count
+            for (name, method), count in self._drafters.num_failures.items()
+        }
+        return stats
+
+    def add(self, seq: core.Sequence) -> None:
+        """Queue ``seq`` and set its ``max_total_tokens``.
+
+        Raises:
+            InvalidRequest: it can never be answered; nothing was queued.
+        """
+        self._check(seq)
+        num_wanted = seq.params.max_tokens
+        longest = self._model.max_model_len
+        seq.max_total_tokens = (
+            longest if num_wanted is None else min(longest, seq.num_prompt_tokens + num_wanted)
+        )
+        if not self._scheduler.fits(seq):
+            raise PromptTooLong("prompt and max_tokens together exceed the KV cache", "max_tokens")
+        self._decoders[seq.request_id] = self._decoder(seq)
+        self._scheduler.add(seq)
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence now; its slot and its drafter state are free at once."""
+        for seq in self._scheduler.waiting:
+            if seq.request_id == request_id:
+                self._scheduler.waiting.remove(seq)
+                seq.finish_reason = FinishReason.ABORT
+                self._forget(seq)
+                return
+        for slot in self._scheduler.running:
+            if slot.seq.request_id == request_id:
+                slot.seq.finish_reason = FinishReason.ABORT
+                self._release(slot)
+                return
+
+    def step(self) -> list[StepOutput]:
+        """Run one forward over everything that is scheduled.
+
+        Returns:
+            One output per sequence that got tokens.
+        """
+        started = time.perf_counter()
+        for seq in self._scheduler.admit():
+            self._drafters.start(seq)
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return []
+        trees = self._draft(scheduled)
+        drafted = time.perf_counter()
+        chunks = [_chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
+        forwarded = self._runner.forward(chunks)
+        verifying = time.perf_counter()
+        outputs = list(self._verify(scheduled, trees, forwarded))
+        self._count_step(started, drafted, verifying, outputs)
+        return outputs
+
+    def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
+        """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
+        trees = [self._tree(work) if work.is_choosing else None for work in scheduled]
+        if self._budget is not None:
+            num_other_rows = sum(
+                work.num_tokens - (tree is not None)
+                for work, tree in zip(scheduled, trees, strict=True)
+            )
+            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
+        return trees
+
+    def _tree(self, work: Scheduled) -> DraftTree:
+        seq = work.slot.seq
+        capacity = self._max_draft_tokens if seq.speculation.is_enabled else 0
+        if seq.speculation.max_draft_tokens is not None:
+            capacity = min(capacity, seq.speculation.max_draft_tokens)
+        max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
+        tree = DraftTree(seq.token_ids[-1], capacity if max_depth > 0 else 0, max_depth)
+        if tree.capacity:
+            self._drafters.propose(seq, tree)
+        return tree
+
+    def _verify(
+        self,
+        scheduled: Sequence[Scheduled],
+        trees: Sequence[DraftTree | None],
+        forwarded: Sequence[NodeOutputs | None],
+    ) -> Iterator[StepOutput]:
+        moves: list[tuple[int, int]] = []
+        finished: list[Slot] = []
+        for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
+            seq = work.slot.seq
+            self._stats.num_prompt_tokens += max(
+                0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
+            )
+            if tree is None or outputs is None:
+                seq.num_cached_tokens += work.num_tokens
+                continue
+            decoder = self._decoders[seq.request_id]
+            root_row = work.slot.segment.start + len(seq.token_ids) - 1
+            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
+            moves += _moves(root_row, acceptance)
+            seq.num_cached_tokens = len(seq.token_ids) - 1
+            self._learn(seq, tree, acceptance, outputs)
+            if seq.finish_reason is not None:
+                finished.append(work.slot)
+            yield output
+        self._runner.cache.keep(moves)
+        for slot in finished:
+            self._release(slot)
+
+    def _learn(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
+    ) -> None:
+        count_draft(seq.counts, tree, acceptance)
+        count_draft(self._stats.drafts, tree, acceptance)
+        if self._budget is not None:
+            self._budget.observe(tree, acceptance)
+        self._drafters.observe(seq, tree, acceptance, outputs)
+
+    def _release(self, slot: Slot) -> None:
+        self._scheduler.release(slot)
+        self._drafters.finish(slot.seq)
+        self._forget(slot.seq)
+
+    def _forget(self, seq: core.Sequence) -> None:
+        del self._decoders[seq.request_id]
+        assert seq.finish_reason is not None
+        counts = self._stats.num_finished
+        counts[seq.finish_reason] = counts.get(seq.finish_reason, 0) + 1
+        if self._on_finish is not None:
+            self._on_finish(seq)
+
+    def _decoder(self, seq: core.Sequence) -> SequenceDecoder:
+        params, model = seq.params, self._model
+        eos = frozenset() if params.ignore_eos else model.eos_token_ids
+        ending = eos | frozenset(params.stop_token_ids)
+        history = None
+        if params.has_history_terms:
+            history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
+        detokenizer = None if self._backend is None else Detokenizer(self._backend, params)
+        return SequenceDecoder(seq, ending, detokenizer, history)
+
+    def _check(self, seq: core.Sequence) -> None:
+        if seq.request_id in self._decoders:
+            raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
+        if not seq.token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        longest = self._model.max_model_len
+        if len(seq.token_ids) >= longest:
+            raise PromptTooLong(
+                f"the prompt has {len(seq.token_ids)} tokens; with at least one token of answer "
+                f"at most {longest} fit in this model's context",
+                "prompt",
+            )
+        _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
+        _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+
+    def _count_step(
+        self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]
+    ) -> None:
+        """``forward_s`` counts packing the rows too; ``draft_s`` the scheduling."""
+        stats, now = self._stats, time.perf_counter()
+        stats.num_steps += 1
+        stats.num_output_tokens += sum(len(output.token_ids) for output in outputs)
+        stats.times.draft_s += drafted - started
+        stats.times.forward_s += verifying - drafted
+        stats.times.verify_s += now - verifying
+
+
+def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
+    seq = work.slot.seq
+    first = seq.num_cached_tokens
+    return Chunk(work.slot.segment, first, seq.token_ids[first : first + work.num_tokens], tree)
+
+
+def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
+    """Cache rows ``(from, to)`` that bring the accepted path next to the committed columns."""
+    for depth, node in enumerate(acceptance.path):
+        if node != depth:
+            yield root_row + node, root_row + depth
+
+
+def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{name}: the token id {token_id} is not in the vocabulary of {vocab_size}", name
+            )
+
+
+def _check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
+    _check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
+    if params.stop and not has_text:
+        raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")

@@ -1,0 +1,129 @@
+"""Making the result of a row independent of what else is in the forward."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from typing import Literal
+
+import torch
+
+from hdserve.core import Source
+from hdserve.engine.batch import Chunk
+from hdserve.engine.kv_cache import Segment
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.shapes import Shapes, exact_candidates
+from hdserve.tree import DraftTree
+
+logger = logging.getLogger(__name__)
+
+_CONTEXT_LENGTHS = (40, 300)
+_AFFORDABLE_COST = 1.03
+_NUM_COST_ROUNDS = 7
+
+
+def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
+    """The shapes forwards run at: exact ones if they are wanted, or cost next to nothing.
+
+    Says in the log which of the two holds.
+    """
+    plain = runner.shapes
+    if exact is False:
+        return plain
+    if exact == "auto" and _cost(runner, exact_candidates(max_rows)) > _AFFORDABLE_COST:
+        logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
+        return plain
+    found = find_exact_shapes(runner, max_rows)
+    if found is None:
+        logger.warning("not exact: no two row counts give equal results on this machine")
+        return plain
+    logger.info("exact: forwards run at %s rows", ", ".join(map(str, found.row_counts)))
+    return found
+
+
+def find_exact_shapes(runner: ModelRunner, max_rows: int) -> Shapes | None:
+    """Try which row counts give bitwise equal rows on this machine, with this model.
+
+    A sequence's last token goes through the model at every candidate count, in the first and in
+    the last row, after a short and a long context; counts that give the same logits form a group.
+
+    Returns:
+        The shapes of the largest group; ``None`` when no two counts agree, or when the cache has
+        no room to try.
+    """
+    candidates = exact_candidates(max_rows)
+    groups: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    original = runner.shapes
+    runner.shapes = candidates
+    try:
+        for count in candidates.row_counts:
+            if (logits := _logits_at(runner, count)) is None:
+                return None
+            if all(torch.equal(first, last) for first, last in logits):
+                groups[tuple(first.numpy().tobytes() for first, _ in logits)].append(count)
+    finally:
+        runner.shapes = original
+    largest = max(groups.values(), key=len, default=[])
+    if len(largest) < min(2, len(candidates.row_counts)):
+        return None
+    return Shapes(tuple(largest), candidates.query_alignment, candidates.key_alignment)
+
+
+def _logits_at(
+    runner: ModelRunner, num_rows: int
+) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Per context length the logits of one token, in the first and in the last row."""
+    cache, model = runner.cache, runner.model
+    lengths = [length for length in _CONTEXT_LENGTHS if length + num_rows < model.max_model_len]
+    segments = [cache.allocate(max(lengths, default=1) + 1), cache.allocate(num_rows)]
+    found = []
+    own, other = segments
+    try:
+        if own is None or other is None or not lengths:
+            return None
+        for length in lengths:
+            context = [_token(model.vocab_size, index) for index in range(length)]
+            runner.forward([Chunk(own, 0, context, None)])
+            tested = Chunk(own, length, [1], DraftTree(1, 0))
+            filler = DraftTree(2, num_rows - 2)
+            filler.add_path([2] * (num_rows - 2), Source.OTHER)
+            neighbour = Chunk(other, 0, [2], filler)
+            first, _ = runner.forward([tested, neighbour])
+            _, last = runner.forward([neighbour, tested])
+            assert first is not None
+            assert last is not None
+            found.append((first.logits.cpu(), last.logits.cpu()))
+    finally:
+        for segment in segments:
+            if segment is not None:
+                cache.free(segment)
+    return found
+
+
+def _token(vocab_size: int, index: int) -> int:
+    return (index * 7919 + 13) % vocab_size
+
+
+def _cost(runner: ModelRunner, shapes: Shapes) -> float:
+    """How many times as long a forward of one row takes at ``shapes``, rounds interleaved."""
+    segment = runner.cache.allocate(1)
+    if segment is None:
+        return 1.0
+    original = runner.shapes
+    best = {original: float("inf"), shapes: float("inf")}
+    try:
+        for _ in range(_NUM_COST_ROUNDS):
+            for tried in best:
+                runner.shapes = tried
+                best[tried] = min(best[tried], _time_one_row(runner, segment))
+    finally:
+        runner.shapes = original
+        runner.cache.free(segment)
+    return best[shapes] / best[original]
+
+
+def _time_one_row(runner: ModelRunner, segment: Segment) -> float:
+    started = time.perf_counter()
+    runner.forward([Chunk(segment, 0, [0], DraftTree(0, 0))])
+    return time.perf_counter() - started

@@ -1,0 +1,153 @@
+"""One model with all it needs to answer, without Ray: a replica's inside."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hdserve import core
+from hdserve.config import ModelConfig
+from hdserve.core import SamplingParams
+from hdserve.databases.model import ModelDatabase, TokenIds
+from hdserve.databases.statistics import StatisticsDatabase, read_info
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.registry import build_drafters
+from hdserve.engine.build import build_engine
+from hdserve.engine.engine import Engine
+from hdserve.engine.loader import LoadedModel, load_model
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.errors import SnapshotError
+from hdserve.models import bundled_statistics
+
+logger = logging.getLogger(__name__)
+
+BUNDLED_STATISTICS = "bundled"
+
+LocateStatistics = Callable[[Iterable[Path], str], Path | None]
+"""Picks a statistics database for a tokenizer fingerprint."""
+
+OnOutput = Callable[[str, list[int]], None]
+
+
+def first_directory(directories: Iterable[Path], _fingerprint: str) -> Path | None:
+    """The first that exists."""
+    return next((directory for directory in directories if directory.is_dir()), None)
+
+
+class ModelHost:
+    """A loaded model, its tokenizer, its drafters and their databases.
+
+    The databases are owned by the thread that owns the engine, once there is one.
+
+    Args:
+        max_database_bytes: bound of the model database, and of each one drafted from.
+        num_threads: threads of the CPU kernels if the configuration does not say.
+        locate_statistics: picks, of the directories of the configuration, the statistics database
+            to map.
+        on_output: told the namespace and the token ids of every output that may be shared; called
+            in the engine's thread, must not block.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_database_bytes: int = 256 * 2**20,
+        num_threads: int | None = None,
+        locate_statistics: LocateStatistics = first_directory,
+        on_output: OnOutput | None = None,
+    ) -> None:
+        threads = config.engine.num_threads or num_threads
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.config = config
+        self.tokenizer: Tokenizer = load_tokenizer(
+            config.model, config.revision, trust_remote_code=config.trust_remote_code
+        )
+        self.model: LoadedModel = load_model(config)
+        self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
+        self._on_output = on_output
+        self.databases = {
+            name: ModelDatabase(max_database_bytes) for name in (config.name, *config.draft_from)
+        }
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the CPU kernels."""
+        return torch.get_num_threads()
+
+    @property
+    def own_database(self) -> ModelDatabase:
+        """What this model generated before."""
+        return self.databases[self.config.name]
+
+    def make_engine(self) -> Engine:
+        """A new engine around the model and its databases; call it in the engine's thread."""
+        own, *others = self.databases.values()
+        resources = DraftResources(
+            vocab_size=self.model.vocab_size,
+            model_database=own,
+            statistics=self.statistics,
+            draft_from=tuple(others),
+        )
+        drafters = build_drafters(self.config.drafting, resources)
+        return build_engine(
+            self.config, self.model, drafters, self.tokenizer, on_finish=self._record
+        )
+
+    def apply(self, model: str, namespace: str, outputs: Sequence[TokenIds]) -> None:
+        """Add what other replicas, or other models to draft from, have generated."""
+        self.databases[model].apply(namespace, outputs)
+
+    def forget(self, model: str, namespace: str) -> None:
+        """Drop what ``model`` has generated in ``namespace``."""
+        self.databases[model].clear(namespace)
+
+    def params(self, chosen: Mapping[str, Any]) -> SamplingParams:
+        """The parameters a client chose, over the model's own defaults; a missing seed is drawn.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
+        return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
+
+    def _record(self, seq: core.Sequence) -> None:
+        is_shared = self.config.share_output and seq.speculation.is_output_shared
+        if not is_shared or not seq.num_output_tokens:
+            return
+        self.own_database.record(seq)
+        if self._on_output is not None:
+            self._on_output(seq.namespace, seq.output_token_ids)
+
+
+def _open_statistics(
+    config: ModelConfig, fingerprint: str, locate: LocateStatistics
+) -> StatisticsDatabase | None:
+    """The statistics database of the configuration; without one the model is served all the same.
+
+    Drafting fails open, so a database that cannot be used is logged, not raised.
+    """
+    directory = locate(_statistics_directories(config, fingerprint), fingerprint)
+    if directory is None:
+        if config.statistics not in (None, BUNDLED_STATISTICS):
+            logger.error("%s: no statistics database at %s", config.name, config.statistics)
+        return None
+    try:
+        return StatisticsDatabase.open(directory, tokenizer=fingerprint)
+    except SnapshotError as error:
+        logger.error("%s: drafting without statistics: %s", config.name, error)
+        return None
+
+
+def _statistics_directories(config: ModelConfig, fingerprint: str) -> list[Path]:
+    if config.statistics is None:
+        return []
+    if config.statistics != BUNDLED_STATISTICS:
+        return [Path(config.statistics)]
+    return [path for path in bundled_statistics() if read_info(path).tokenizer == fingerprint]

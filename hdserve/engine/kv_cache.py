@@ -1,0 +1,132 @@
+"""The keys and values of all sequences, in rows of which each sequence owns a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+ROW_ALIGNMENT = 32
+"""Segments begin and end at multiples of this."""
+
+
+MAX_KEY_ALIGNMENT = 512
+"""To at most a multiple of this a reader may pad its keys; the cache has scratch rows for it."""
+
+
+def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
+    """``number`` rounded up to a multiple of ``alignment``."""
+    return -(-number // alignment) * alignment
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive rows of the cache that belong to one sequence; column ``c`` is row
+    ``start + c``."""
+
+    start: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token stores: per layer ``num_heads`` keys of ``key_size`` and values of
+    ``value_size`` numbers."""
+
+    num_layers: int
+    num_heads: int
+    key_size: int
+    value_size: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        size = self.num_layers * self.num_heads * (self.key_size + self.value_size)
+        return size * dtype.itemsize
+
+
+class KVCache:
+    """Keys ``[layers, rows, heads, key_size]`` and values ``[layers, rows, heads, value_size]``.
+
+    Column ``c`` of a segment holds the ``c``-th token of its sequence; the columns after the
+    committed ones hold the nodes of the draft tree under verification::
+
+        column     0 ... num_cached-1 | num_cached ... num_cached + nodes - 1 | unused
+                   committed          | node 0, node 1, ...                   |
+
+    ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Only this
+    module and ``attention`` know that a segment is contiguous.  Rows are zero at first and never
+    hold anything but finite numbers, so masked columns contribute nothing.
+    """
+
+    def __init__(
+        self, shape: KVShape, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.num_rows = align(num_rows)
+        rows = self.num_rows + MAX_KEY_ALIGNMENT  # the last ones are scratch
+        size = (shape.num_layers, rows, shape.num_heads)
+        self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
+        self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)
+        self._free: list[Segment] = [Segment(0, self.num_rows)]
+
+    @property
+    def scratch_row(self) -> int:
+        """Where the keys of padding rows are written; nothing reads it."""
+        return self.num_rows
+
+    @property
+    def num_free_rows(self) -> int:
+        return sum(segment.num_rows for segment in self._free)
+
+    @property
+    def usage(self) -> float:
+        """The share of rows that belong to sequences, 0 to 1."""
+        return 1.0 - self.num_free_rows / self.num_rows
+
+    def allocate(self, num_rows: int) -> Segment | None:
+        """Take the first gap of at least ``num_rows`` rows; ``None`` when there is none now."""
+        wanted = align(num_rows)
+        for index, gap in enumerate(self._free):
+            if gap.num_rows >= wanted:
+                rest = Segment(gap.start + wanted, gap.num_rows - wanted)
+                self._free[index : index + 1] = [rest] if rest.num_rows else []
+                return Segment(gap.start, wanted)
+        return None
+
+    def free(self, segment: Segment) -> None:
+        """Give the rows back; adjacent gaps become one."""
+        gaps = sorted([*self._free, segment], key=lambda gap: gap.start)
+        merged = gaps[:1]
+        for gap in gaps[1:]:
+            last = merged[-1]
+            end = last.start + last.num_rows
+            assert end <= gap.start, "a segment was freed twice"
+            if end == gap.start:
+                merged[-1] = Segment(last.start, last.num_rows + gap.num_rows)
+            else:
+                merged.append(gap)
+        self._free = merged
+
+    def write(
+        self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store ``keys [n, heads, key_size]`` and ``values [n, heads, value_size]`` at ``rows``."""
+        self._keys[layer].index_copy_(0, rows, keys)
+        self._values[layer].index_copy_(0, rows, values)
+
+    def read(self, layer: int, start: int, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views ``[1, heads, num_keys, size]`` of the rows from ``start``."""
+        stop = start + num_keys
+        keys = self._keys[layer, start:stop].transpose(0, 1).unsqueeze(0)
+        values = self._values[layer, start:stop].transpose(0, 1).unsqueeze(0)
+        return keys, values
+
+    def keep(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
+        if not moves:
+            return
+        device = self._keys.device
+        sources = torch.tensor([source for source, _ in moves], device=device)
+        targets = torch.tensor([target for _, target in moves], device=device)
+        self._keys[:, targets] = self._keys[:, sources]
+        self._values[:, targets] = self._values[:, sources]

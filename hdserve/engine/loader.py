@@ -1,0 +1,212 @@
+"""Loading a stock transformers model for packed forwards, or refusing it with the reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from hdserve.config import Device, Dtype, EngineConfig, ModelConfig
+from hdserve.engine.attention import ATTENTION_NAME, register_attention
+from hdserve.engine.kv_cache import KVShape
+from hdserve.errors import ConfigError, UnsupportedModel
+from hdserve.models import resolve_model
+
+logger = logging.getLogger(__name__)
+
+_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready for packed forwards.
+
+    Attributes:
+        module: the stock model, in evaluation mode.
+        max_model_len: longest prompt and output together, tokens.
+        eos_token_ids: every id that ends a sequence, by the model's generation config.
+        default_sampling: sampling parameters of the generation config that differ from the
+            OpenAI defaults, by our names.
+    """
+
+    module: torch.nn.Module
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    max_model_len: int
+    kv_shape: KVShape
+    eos_token_ids: frozenset[int]
+    default_sampling: Mapping[str, float]
+    weight_bytes: int
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load the model of ``config`` with the ordinary transformers loaders.
+
+    Raises:
+        ConfigError: there is no such model, or no such device.
+        UnsupportedModel: its architecture cannot be verified in packed draft trees.
+    """
+    path = resolve_model(config.model)
+    device = _pick_device(config.engine.device)
+    dtype = _pick_dtype(config.engine.dtype, device)
+    options: dict[str, Any] = {
+        "revision": config.revision,
+        "trust_remote_code": config.trust_remote_code,
+    }
+    try:
+        hf_config = AutoConfig.from_pretrained(path, **options)
+        _check_architecture(hf_config)
+        register_attention()
+        module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            path, config=hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, **options
+        )
+        generation = _generation_config(path, options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+    return prepare_model(module.to(device).eval(), config.engine, generation)
+
+
+def prepare_model(
+    module: torch.nn.Module, config: EngineConfig, generation: Any = None
+) -> LoadedModel:
+    """Check a model that is in memory and describe it.
+
+    Raises:
+        UnsupportedModel: see :func:`load_model`.
+    """
+    hf_config: Any = module.config
+    _check_architecture(hf_config)
+    if getattr(type(module), "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
+        )
+    register_attention()
+    parameters = [*module.parameters()]
+    head = cast("Any", module).get_output_embeddings()
+    generation = generation or getattr(module, "generation_config", None)
+    return LoadedModel(
+        module=module,
+        dtype=parameters[0].dtype,
+        device=parameters[0].device,
+        vocab_size=int(head.weight.shape[0]),
+        max_model_len=_max_model_len(hf_config, config.max_model_len),
+        kv_shape=_kv_shape(module, parameters[0].device),
+        eos_token_ids=frozenset(_eos_token_ids(hf_config, generation)),
+        default_sampling=_default_sampling(generation),
+        weight_bytes=sum(parameter.nbytes for parameter in parameters),
+    )
+
+
+def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(path, revision=options["revision"])
+    except OSError:
+        return None
+
+
+def _pick_device(device: Device) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for, but torch finds no CUDA device")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        dtype = "bfloat16" if _multiplies_bfloat16(device) else "float32"
+    return cast("torch.dtype", getattr(torch, dtype))
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware has bfloat16 products; emulated ones are slower than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _check_architecture(config: Any) -> None:
+    name = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: encoder-decoder models are not served")
+    strange = set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    if strange:
+        raise UnsupportedModel(
+            f"{name}: layers of type {', '.join(sorted(strange))} are not served; their state "
+            "cannot drop rejected tokens"
+        )
+
+
+def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Every set of rotary parameters; models with several kinds of layers nest them."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        yield from (value for value in parameters.values() if isinstance(value, Mapping))
+
+
+def _max_model_len(config: Any, wanted: int | None) -> int:
+    """The context length, cut to where rotary embeddings still treat sequences independently.
+
+    ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
+    forward, so beyond the original context one sequence would change another's output.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        raise UnsupportedModel(f"{config.model_type}: the context length is not in its config")
+    limit = int(longest)
+    for rope in _rope_parameters(config):
+        if rope["rope_type"] in _COUPLING_ROPE_TYPES:
+            limit = min(limit, int(rope.get("original_max_position_embeddings") or longest))
+    if wanted is not None and wanted > limit:
+        raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
+    if limit < int(longest):
+        logger.warning("context limited to %d tokens: longer ones rescale all positions", limit)
+    return wanted or limit
+
+
+@torch.inference_mode()
+def _kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
+    """Read off a forward of one token what each layer caches."""
+    model = cast("Any", module)
+    model.set_attn_implementation("eager")
+    try:
+        token = torch.zeros((1, 1), dtype=torch.int64, device=device)
+        cached = model(input_ids=token, use_cache=True).past_key_values
+        shapes = {(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in cached.layers}
+        num_layers = len(cached.layers)
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(f"{type(module).__name__} has no usual KV cache") from error
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    if len(shapes) != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__}: its layers cache keys and values of different shapes"
+        )
+    ((keys, values),) = shapes
+    return KVShape(num_layers, keys[1], keys[3], values[3])
+
+
+def _eos_token_ids(config: Any, generation: Any) -> Iterable[int]:
+    for holder in (generation, config):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return found if isinstance(found, list) else [found]
+    return []
+
+
+def _default_sampling(generation: Any) -> dict[str, float]:
+    """What the model's authors recommend, when they recommend sampling at all."""
+    if generation is None or not getattr(generation, "do_sample", False):
+        return {}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    found = {name: getattr(generation, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}

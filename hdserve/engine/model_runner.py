@@ -1,0 +1,89 @@
+"""Running the model: packed chunks in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from hdserve.engine.attention import PLAN_KEYWORD
+from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
+from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.loader import LoadedModel
+from hdserve.engine.shapes import Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutputs:
+    """What a forward says about the nodes of one tree; the ``Forward`` drafters see.
+
+    Attributes:
+        logits: ``[num_nodes, vocab_size]`` float32, in the order of the tree's nodes.
+        hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
+    """
+
+    logits: torch.Tensor
+    hidden_states: torch.Tensor | None = None
+
+    def top_tokens(self, node: int, k: int) -> list[tuple[int, float]]:
+        """The ``k`` likeliest next tokens after ``node`` with their log probabilities."""
+        values, indices = self.logits[node].log_softmax(dim=-1).topk(k)
+        return list(zip(indices.tolist(), values.tolist(), strict=True))
+
+    def hidden(self, node: int) -> torch.Tensor:
+        """The last hidden state of ``node``, ``[hidden_size]``."""
+        assert self.hidden_states is not None, "no drafter asked for hidden states"
+        return self.hidden_states[node]
+
+
+class ModelRunner:
+    """Runs one forward at a time over the chunks of many sequences.
+
+    Args:
+        cache: holds the keys and values of all sequences.
+        needs_hidden: whether forwards return hidden states too.
+        shapes: to what the sizes of a forward are padded.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        *,
+        needs_hidden: bool = False,
+        shapes: Shapes | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self._needs_hidden = needs_hidden
+        self.shapes = shapes or Shapes()
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:
+        """Run the model once; the chunks' keys and values are in the cache afterwards.
+
+        Returns:
+            Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
+        """
+        batch = build_batch(chunks, self.cache, self.model.device, self.shapes)
+        logits, hidden = self._run(batch)
+        return [
+            None
+            if chunk.tree is None
+            else NodeOutputs(logits[part], None if hidden is None else hidden[part])
+            for chunk, part in zip(chunks, batch.logit_slices, strict=True)
+        ]
+
+    def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output = cast("Any", self.model.module)(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            output_hidden_states=self._needs_hidden,
+            **{PLAN_KEYWORD: batch.plan},
+        )
+        hidden = output.hidden_states[-1][0, batch.logit_rows] if self._needs_hidden else None
+        return output.logits[0].float(), hidden

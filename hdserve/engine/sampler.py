@@ -1,0 +1,145 @@
+"""From logits to tokens: one choice, greedy or sampled, that depends on nothing but its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from hdserve.core import SamplingParams, TokenLogprob
+
+_NUM_TOP_CANDIDATES = 256
+
+
+def uniform(seed: int, choice_index: int, position: int) -> float:
+    """The randomness of one choice, in ``[0, 1)``: a hash of the three numbers and nothing else.
+
+    So a choice is the same with drafts and without, and on any replica that retries it.
+    """
+    message = struct.pack("<QQQ", seed % 2**64, choice_index, position)
+    digest = hashlib.blake2b(message, digest_size=8, person=b"hdserve-noise").digest()
+    return float(int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> torch.Tensor:
+    """Choose one token per row.
+
+    A sampled row is drawn by inverting the cumulative distribution in the order of token ids, so a
+    row's choice does not depend on the other rows.  Tokens as likely as the last one that
+    ``top_k`` or ``top_p`` keeps are kept too.
+
+    Args:
+        logits: ``[rows, vocab_size]`` float32, penalties and biases applied.
+        uniforms: one number in ``[0, 1)`` per row; not read when greedy.
+
+    Returns:
+        ``[rows]`` int64.
+    """
+    if params.is_greedy:
+        return logits.argmax(dim=-1)
+    probabilities = filtered_probabilities(logits, params)
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    return torch.searchsorted(cumulative, torch.minimum(draws, below_total), right=True)[:, 0]
+
+
+def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distribution that is sampled from, ``[rows, vocab_size]`` float64, not normalised.
+
+    Temperature, then ``top_k``, ``top_p`` (of what ``top_k`` left) and ``min_p``.
+    """
+    scaled = logits.double() / params.temperature
+    if 0 < params.top_k < scaled.shape[-1]:
+        least = scaled.topk(params.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    probabilities = scaled.softmax(dim=-1)
+    least_kept = torch.zeros_like(probabilities[:, :1])
+    if params.top_p < 1.0:
+        least_kept = torch.maximum(least_kept, _nucleus_threshold(probabilities, params.top_p))
+    if params.min_p > 0.0:
+        likeliest = probabilities.max(dim=-1, keepdim=True).values
+        least_kept = torch.maximum(least_kept, likeliest * params.min_p)
+    return probabilities.masked_fill(probabilities < least_kept, 0.0)
+
+
+def _nucleus_threshold(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """``[rows, 1]``: the smallest probability in the smallest set that holds ``top_p``."""
+    num_candidates = min(_NUM_TOP_CANDIDATES, probabilities.shape[-1])
+    largest = probabilities.topk(num_candidates, dim=-1).values
+    thresholds = _threshold_of_sorted(largest, top_p)
+    for row in (largest.sum(dim=-1) < top_p).nonzero()[:, 0].tolist():
+        whole = probabilities[row : row + 1].sort(dim=-1, descending=True).values
+        thresholds[row] = _threshold_of_sorted(whole, top_p)[0]
+    return thresholds
+
+
+def _threshold_of_sorted(descending: torch.Tensor, top_p: float) -> torch.Tensor:
+    num_before = (descending.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
+    return descending.gather(-1, num_before.clamp(max=descending.shape[-1] - 1))
+
+
+class HistoryTerms:
+    """What changes the logits of one sequence because of the tokens before: penalties, biases and
+    ``min_tokens``.
+
+    Args:
+        token_ids: the prompt.
+        ending_token_ids: tokens that ``min_tokens`` forbids at first.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        token_ids: Iterable[int],
+        ending_token_ids: Iterable[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._params = params
+        self._num_output_tokens = 0
+        self._is_seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._is_seen[torch.tensor(sorted(set(token_ids)), dtype=torch.int64)] = True
+        self._counts = torch.zeros(vocab_size, device=device)
+        self._bias = torch.zeros(vocab_size, device=device)
+        for token_id, value in params.logit_bias.items():
+            self._bias[token_id] = value
+        self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of the next token, ``[1, vocab_size]``, as a new tensor."""
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            factor = params.repetition_penalty
+            penalised = torch.where(logits > 0, logits / factor, logits * factor)
+            logits = torch.where(self._is_seen, penalised, logits)
+        logits = logits - params.frequency_penalty * self._counts
+        logits = logits - params.presence_penalty * (self._counts > 0)
+        logits = logits + self._bias
+        if self._num_output_tokens < params.min_tokens:
+            logits[:, self._ending] = -torch.inf
+        return logits
+
+    def push(self, token_id: int) -> None:
+        """``token_id`` was chosen and is now part of the history."""
+        self._num_output_tokens += 1
+        self._is_seen[token_id] = True
+        self._counts[token_id] += 1
+
+
+def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """The log probability of ``token_id`` and the ``num_top`` likeliest, from raw logits ``[V]``.
+
+    Alternatives are in order of probability, ties by token id.
+    """
+    logprobs = logits.double().log_softmax(dim=-1)
+    top: list[tuple[int, float]] = []
+    if num_top:
+        least = logprobs.topk(num_top).values[-1]
+        candidates = (logprobs >= least).nonzero()[:, 0].tolist()
+        ranked = sorted((-float(logprobs[token]), token) for token in candidates)[:num_top]
+        top = [(token, -negative) for negative, token in ranked]
+    return TokenLogprob(token_id, float(logprobs[token_id]), tuple(top))

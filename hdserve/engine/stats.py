@@ -1,0 +1,74 @@
+"""Plain counters of one engine; ``deployments/metrics`` exports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hdserve.core import DraftCounts, Source
+from hdserve.tree import Acceptance, DraftTree
+
+
+def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) -> None:
+    """Add one verified tree to ``counts``; a tree without drafts counts as a step only."""
+    counts.num_steps += 1
+    if not tree.num_draft_tokens:
+        return
+    num_accepted = acceptance.num_accepted_tokens
+    counts.num_drafts += 1
+    counts.num_draft_tokens += tree.num_draft_tokens
+    counts.num_accepted_tokens += num_accepted
+    missing = num_accepted + 1 - len(counts.num_drafts_by_accepted)
+    counts.num_drafts_by_accepted.extend([0] * missing)
+    counts.num_drafts_by_accepted[num_accepted] += 1
+    for source in tree.sources[1:]:
+        _increment(counts.draft_tokens_by_source, source)
+    for node in acceptance.path[1:]:
+        _increment(counts.accepted_by_source, tree.sources[node])
+
+
+def add_counts(total: DraftCounts, other: DraftCounts) -> None:
+    """Add ``other`` to ``total``."""
+    total.num_steps += other.num_steps
+    total.num_drafts += other.num_drafts
+    total.num_draft_tokens += other.num_draft_tokens
+    total.num_accepted_tokens += other.num_accepted_tokens
+    for source, count in other.draft_tokens_by_source.items():
+        _increment(total.draft_tokens_by_source, source, count)
+    for source, count in other.accepted_by_source.items():
+        _increment(total.accepted_by_source, source, count)
+    missing = len(other.num_drafts_by_accepted) - len(total.num_drafts_by_accepted)
+    total.num_drafts_by_accepted.extend([0] * missing)
+    for num_accepted, count in enumerate(other.num_drafts_by_accepted):
+        total.num_drafts_by_accepted[num_accepted] += count
+
+
+def _increment(counts: dict[Source, int], source: Source, count: int = 1) -> None:
+    counts[source] = counts.get(source, 0) + count
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where the time of the steps went, seconds in total."""
+
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    verify_s: float = 0.0
+    rest_s: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting``,
+    ``kv_cache_usage`` (0 to 1) and ``num_kv_tokens``, the size of the cache."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    times: StepTimes = field(default_factory=StepTimes)
+    num_drafter_failures: dict[str, int] = field(default_factory=dict)
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_kv_tokens: int = 0

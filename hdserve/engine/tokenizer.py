@@ -1,0 +1,89 @@
+"""Tokenizers: loading, rendering chats, and telling two of them apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from hdserve.errors import ConfigError, InvalidRequest, Unsupported
+from hdserve.models import resolve_model
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    Attributes:
+        backend: the underlying ``tokenizers.Tokenizer``.
+        fingerprint: equal exactly for tokenizers that give the same ids to the same text; the key
+            of everything that is stored as token ids.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"{type(tokenizer).__name__} has no tokenizer.json; convert it to the format of "
+                "the tokenizers library"
+            )
+        self._tokenizer = tokenizer
+        self.backend = backend
+        self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; special tokens written out in it are recognised."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        return ids
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the assistant is to speak.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidRequest: the template refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise Unsupported("this model has no chat template; use /v1/completions", "messages")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **template_options
+            )
+        except Exception as error:  # templates raise whatever their authors chose
+            reason = f"the model's chat template refuses these messages: {error}"
+            raise InvalidRequest(reason[:500], "messages") from error
+        return self.encode(text, adds_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, special tokens included."""
+        return self.decode([token_id])
+
+
+def load_tokenizer(
+    model: str, revision: str | None = None, *, trust_remote_code: bool = False
+) -> Tokenizer:
+    """The tokenizer of a bundled model, a local directory or a Hugging Face id.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = resolve_model(model)
+    try:
+        return Tokenizer(
+            AutoTokenizer.from_pretrained(
+                path, revision=revision, trust_remote_code=trust_remote_code
+            )
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the tokenizer of {model!r}: {error}") from error

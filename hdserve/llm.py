@@ -1,0 +1,121 @@
+"""Offline use: a model in this process, without Ray and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hdserve import core
+from hdserve.config import ModelConfig
+from hdserve.core import (
+    DraftCounts,
+    FinishReason,
+    SamplingParams,
+    SpeculationParams,
+    StepOutput,
+    TokenLogprob,
+)
+from hdserve.engine.host import ModelHost
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, its token ids, or the messages of a chat."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """The answer to one prompt.
+
+    Attributes:
+        counts: what drafting did for it.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None
+    counts: DraftCounts
+
+
+class LLM:
+    """Generates text with one model; what it generates speeds up what it generates later.
+
+    Args:
+        model: a bundled model's name, a local directory or a Hugging Face id.
+        options: further fields of :class:`hdserve.config.ModelConfig`.
+
+    Raises:
+        ConfigError: there is no such model.
+        UnsupportedModel: its architecture is not served.
+    """
+
+    def __init__(self, model: str = "hdserve-tiny", **options: Any) -> None:
+        config = ModelConfig.model_validate({"name": model, "model": model, **options})
+        self._host = ModelHost(config)
+        self._engine = self._host.make_engine()
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+    ) -> list[Completion]:
+        """Answer all ``prompts``, decoded together, in their order.
+
+        Args:
+            params: default: the model's own, with a random seed.
+
+        Raises:
+            InvalidRequest: a prompt or parameter cannot be used; nothing was generated.
+        """
+        sequences = [self._sequence(prompt, params, speculation) for prompt in prompts]
+        outputs: dict[str, list[StepOutput]] = {}
+        try:
+            for seq in sequences:
+                self._engine.add(seq)
+                outputs[seq.request_id] = []
+            while self._engine.has_work:
+                for output in self._engine.step():
+                    outputs[output.sequence.request_id].append(output)
+        finally:
+            for seq in sequences:
+                if seq.finish_reason is None:
+                    self._engine.abort(seq.request_id)
+        return [_completion(seq, outputs[seq.request_id]) for seq in sequences]
+
+    def _sequence(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        speculation: SpeculationParams | None,
+    ) -> core.Sequence:
+        self._num_requests += 1
+        return core.Sequence(
+            request_id=str(self._num_requests),
+            token_ids=self._token_ids(prompt),
+            params=params or self._host.params({}),
+            speculation=speculation or SpeculationParams(),
+        )
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self._host.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self._host.tokenizer.encode_chat(prompt, {})  # type: ignore[arg-type]
+        return list(prompt)  # type: ignore[arg-type]
+
+
+def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:
+    outputs = list(outputs)
+    assert seq.finish_reason is not None
+    logprobs = None
+    if seq.params.logprobs is not None:
+        logprobs = [item for output in outputs for item in output.logprobs or ()]
+    return Completion(
+        text="".join(output.text for output in outputs),
+        token_ids=seq.output_token_ids,
+        finish_reason=seq.finish_reason,
+        logprobs=logprobs,
+        counts=seq.counts,
+    )

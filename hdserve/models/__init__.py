@@ -1,0 +1,33 @@
+"""The models that ship with hdserve, one directory each in the Hugging Face layout, and the
+statistics databases of their tokenizer."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def bundled_models() -> tuple[str, ...]:
+    """Names of the models in this package, sorted."""
+    return tuple(sorted(path.parent.name for path in _root().glob("*/config.json")))
+
+
+def bundled_model_path(name: str) -> Path | None:
+    """Directory of a bundled model, or None when no model of this name ships with hdserve."""
+    return _root() / name if name in bundled_models() else None
+
+
+def resolve_model(model: str) -> str:
+    """The directory of a bundled model's name; a directory or Hugging Face id as it is."""
+    bundled = bundled_model_path(model)
+    return str(bundled) if bundled is not None else model
+
+
+def bundled_statistics() -> tuple[Path, ...]:
+    """The directories of the bundled statistics databases."""
+    return tuple(sorted(path.parent for path in _root().glob("statistics/*/info.json")))
+
+
+def _root() -> Path:
+    """The package is installed as plain files, never as a zip archive."""
+    return Path(str(files(__name__)))

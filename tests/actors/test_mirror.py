@@ -1,0 +1,319 @@
+"""Replicas share what they generate through a real actor, whatever happens to it."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import ray
+
+from actors import model_database
+from actors.mirror import Mirror
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.snapshot import DatabaseKey
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+WAIT_S = 60.0
+
+
+class Replica:
+    """A receiver that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.outputs: list[tuple[str, str, list[int]]] = []
+        self.calibrations: list[tuple[str, str, bytes]] = []
+        self.forgotten: list[tuple[str, str]] = []
+
+    def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
+        self.outputs += [(model, namespace, output.tolist()) for output in outputs]
+
+    def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
+        self.calibrations.append((model, namespace, calibration))
+
+    def forget(self, model: str, namespace: str) -> None:
+        self.forgotten.append((model, namespace))
+
+    def texts(self, namespace: str = "n") -> list[list[int]]:
+        return [ids for _, name, ids in self.outputs if name == namespace]
+
+
+class Brittle(Replica):
+    """A receiver that fails at the first delivery."""
+
+    def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
+        is_first = not self.outputs
+        super().deliver(model, namespace, outputs)
+        if is_first:
+            raise RuntimeError("no")
+
+
+class Cluster:
+    """Mirrors of one model, and its actor."""
+
+    def __init__(self, directory: Path) -> None:
+        self.key = DatabaseKey(f"model-{uuid4().hex[:8]}", "f" * 32)
+        self.config = ModelDatabaseConfig(
+            snapshot_dir=directory,
+            publish_interval_s=0.05,
+            poll_interval_s=0.1,
+            snapshot_interval_s=0.2,
+        )
+        self.mirrors: list[Mirror] = []
+
+    def mirror(
+        self,
+        replica: Replica,
+        *namespaces: str,
+        key: DatabaseKey | None = None,
+        draft_from: tuple[str, ...] = (),
+    ) -> Mirror:
+        mirror = Mirror(key or self.key, self.config, replica, draft_from=draft_from)
+        self.mirrors.append(mirror)
+        mirror.start()
+        for namespace in namespaces:
+            mirror.use(namespace)
+        return mirror
+
+    def actor(self) -> ray.actor.ActorHandle:
+        return model_database.get_or_create(self.key, self.config)
+
+    def pid(self) -> int:
+        return ray.get(self.actor().info.remote(), timeout=WAIT_S)["pid"]
+
+    def kill(self) -> None:
+        """Kill the actor's process; Ray starts it again.  Returns when the new one answers."""
+        before = self.pid()
+        ray.kill(self.actor(), no_restart=False)
+
+        def is_restarted() -> bool:
+            try:
+                return self.pid() != before
+            except ray.exceptions.RayError:
+                return False
+
+        eventually(is_restarted)
+
+    def close(self) -> None:
+        for mirror in self.mirrors:
+            mirror.close()
+        model_database.stop(self.key)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+def eventually(is_true: Callable[[], bool]) -> None:
+    """Wait for a condition that must come; how long it takes does not matter."""
+    deadline = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+def test_two_replicas_see_each_others_outputs_and_not_their_own(cluster):
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
+    one.publish("n", [1, 2, 3])
+    one.publish("n", np.array([4, 5], np.uint32))
+    two.publish("n", (6, 7))
+    eventually(lambda: second.texts() == [[1, 2, 3], [4, 5]])
+    eventually(lambda: first.texts() == [[6, 7]])
+    assert one.wait_until_current(WAIT_S)
+    assert two.wait_until_current(WAIT_S)
+    assert (first.texts(), second.texts()) == ([[6, 7]], [[1, 2, 3], [4, 5]])
+    stats = one.stats()
+    assert (stats.num_published_outputs, stats.num_published_tokens) == (2, 5)
+    assert (stats.num_received_outputs, stats.num_received_tokens) == (1, 2)
+    assert stats.last_poll_age_s is not None
+
+
+def test_a_new_replica_catches_up_before_its_first_request(cluster):
+    one = cluster.mirror(Replica())
+    for number in range(300):
+        one.publish("n", [number] * 500)
+    eventually(lambda: one.stats().num_published_outputs == 300)
+    late = Replica()
+    two = cluster.mirror(late, "n")
+    assert two.wait_until_current(WAIT_S)
+    assert late.texts() == [[number] * 500 for number in range(300)]
+
+
+def test_namespaces_reach_only_replicas_that_serve_them(cluster):
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "alpha"), cluster.mirror(second, "beta")
+    one.publish("alpha", [1])
+    two.publish("beta", [2])
+    two.publish("gamma", [3])
+    eventually(lambda: two.stats().num_published_outputs == 2)
+    eventually(lambda: one.stats().num_published_outputs == 1)
+    assert one.wait_until_current(WAIT_S)
+    assert two.wait_until_current(WAIT_S)
+    assert (first.outputs, second.outputs) == ([], [])
+    one.use("beta")
+    assert one.wait_until_current(WAIT_S)
+    assert first.outputs == [(cluster.key.model, "beta", [2])]
+
+
+def test_an_actor_that_is_killed_comes_back_with_all_it_had(cluster):
+    first = Replica()
+    one = cluster.mirror(first, "n")
+    for number in range(50):
+        one.publish("n", [number])
+    eventually(lambda: one.stats().num_published_outputs == 50)
+    one.close()
+    cluster.kill()
+    late = Replica()
+    two = cluster.mirror(late, "n")
+    assert two.wait_until_current(WAIT_S)
+    assert late.texts() == [[number] for number in range(50)]
+
+
+def test_outputs_published_while_the_actor_dies_all_arrive_once(cluster):
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
+    for number in range(60):
+        one.publish("n", [number])
+        if number in (20, 40):
+            cluster.kill()
+    eventually(lambda: one.stats().num_published_outputs == 60)
+    assert two.wait_until_current(WAIT_S)
+    assert sorted(second.texts()) == [[number] for number in range(60)]
+    assert first.texts() == []
+
+
+def test_an_actor_that_lost_its_disk_is_refilled_from_a_mirror(cluster, tmp_path):
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
+    for number in range(30):
+        one.publish("n", [1000 + number] * 50)
+        two.publish("n", [2000 + number] * 50)
+    eventually(lambda: len(first.outputs) == len(second.outputs) == 30)
+    before = cluster.pid()
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path)
+    ray.kill(cluster.actor(), no_restart=True)
+    eventually(lambda: cluster.pid() != before)
+    eventually(lambda: one.stats().num_refilled_outputs + two.stats().num_refilled_outputs >= 60)
+    late = Replica()
+    three = cluster.mirror(late, "n")
+    assert three.wait_until_current(WAIT_S)
+    expected = [[base + number] * 50 for base in (1000, 2000) for number in range(30)]
+    assert sorted(late.texts()) == expected
+    assert one.wait_until_current(WAIT_S)
+    assert two.wait_until_current(WAIT_S)
+    assert len(first.outputs) == len(second.outputs) == 30
+
+
+def test_a_flush_reaches_the_replicas_and_survives_a_restart(cluster):
+    first, second = Replica(), Replica()
+    one, _two = cluster.mirror(first, "n", "kept"), cluster.mirror(second, "n", "kept")
+    one.publish("n", [1])
+    one.publish("kept", [2])
+    eventually(lambda: len(second.outputs) == 2)
+    assert one.wait_until_current(WAIT_S)
+    ray.get(cluster.actor().flush.remote("n"), timeout=WAIT_S)
+    eventually(lambda: second.forgotten == [(cluster.key.model, "n")])
+    eventually(lambda: first.forgotten == [(cluster.key.model, "n")])
+    cluster.kill()
+    late = Replica()
+    three = cluster.mirror(late, "n", "kept")
+    assert three.wait_until_current(WAIT_S)
+    assert late.outputs == [(cluster.key.model, "kept", [2])]
+
+
+def test_calibration_reaches_the_others(cluster):
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
+    one.publish_calibration("n", b"state")
+    eventually(lambda: second.calibrations == [(cluster.key.model, "n", b"state")])
+    assert one.wait_until_current(WAIT_S)
+    assert first.calibrations == []
+    two.publish_calibration("n", bytes(10**6))
+    assert two.stats().num_failures == 1
+
+
+def test_another_tokenizer_has_another_actor_and_sees_nothing(cluster):
+    other = DatabaseKey(cluster.key.model, "0" * 32)
+    first, second = Replica(), Replica()
+    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n", key=other)
+    one.publish("n", [1])
+    eventually(lambda: one.stats().num_published_outputs == 1)
+    assert two.wait_until_current(WAIT_S)
+    assert second.outputs == []
+    two.close()
+    model_database.stop(other)
+
+
+def test_another_models_text_is_read_and_not_written(cluster):
+    reader = DatabaseKey(f"{cluster.key.model}-reader", cluster.key.fingerprint)
+    replica = Replica()
+    two = cluster.mirror(replica, "n", key=reader, draft_from=(cluster.key.model,))
+    one = cluster.mirror(Replica(), "n")
+    one.publish("n", [1])
+    eventually(lambda: replica.outputs == [(cluster.key.model, "n", [1])])
+    two.publish("n", [2])
+    eventually(lambda: two.stats().num_published_outputs == 1)
+    info = ray.get(cluster.actor().info.remote(), timeout=WAIT_S)
+    assert info["namespaces"]["n"]["num_outputs"] == 1
+    two.close()
+    model_database.stop(reader)
+
+
+def test_close_publishes_what_is_queued(cluster):
+    one = cluster.mirror(Replica(), "n")
+    assert one.wait_until_current(WAIT_S)
+    for number in range(200):
+        one.publish("n", [number])
+    one.close(WAIT_S)
+    assert one.stats().num_published_outputs == 200
+    one.publish("n", [1])
+    assert ray.get(cluster.actor().count.remote("n", [199]), timeout=WAIT_S) == 1
+
+
+def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(cluster):
+    brittle = Brittle()
+    one, two = cluster.mirror(Replica(), "n"), cluster.mirror(brittle, "n")
+    one.publish("n", [1])
+    eventually(lambda: two.stats().num_receiver_failures == 1)
+    one.publish("n", [2])
+    eventually(lambda: brittle.texts() == [[1], [2]])
+
+
+def test_an_idle_namespace_is_no_longer_followed_until_it_is_used_again(cluster):
+    replica = Replica()
+    two = Mirror(cluster.key, cluster.config, replica, namespace_idle_s=0.0)
+    cluster.mirrors.append(two)
+    two.start()
+    one = cluster.mirror(Replica(), "n")
+    two.use("n")
+    one.publish("n", [1])
+    eventually(lambda: one.stats().num_published_outputs == 1)
+    assert two.wait_until_current(WAIT_S)
+    assert replica.outputs == []
+
+
+def test_a_mirror_that_was_never_started_closes():
+    mirror = Mirror(DatabaseKey("m", "f"), ModelDatabaseConfig(), Replica())
+    mirror.publish("n", [1])
+    mirror.close()
+    assert mirror.stats().num_queued_bytes > 0
+
+
+def test_stop_ends_the_actor_and_leaves_its_disk(cluster):
+    one = cluster.mirror(Replica(), "n")
+    one.publish("n", [1])
+    eventually(lambda: one.stats().num_published_outputs == 1)
+    one.close()
+    model_database.stop(cluster.key)
+    with pytest.raises(ValueError, match=r"Failed to look up actor|not found"):
+        model_database.get(cluster.key)
+    model_database.stop(cluster.key)
+    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 1

@@ -1,0 +1,302 @@
+"""What the actor answers, called as a plain object; ``test_mirror.py`` runs it in Ray."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.model_database import ModelDatabaseActor, actor_name
+from actors.refills import LEASE_S, Refills
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError, SnapshotError
+
+KEY = DatabaseKey("a-model", "f" * 32)
+OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
+OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelDatabaseConfig:
+    return ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+
+
+class Reader:
+    """One replica's side of the protocol, without threads or time."""
+
+    def __init__(self, actor: ModelDatabaseActor, name: str, *namespaces: str) -> None:
+        self.actor = actor
+        self.name = name
+        self.epoch = ""
+        self.positions = dict.fromkeys(namespaces, Position())
+
+    def poll(self) -> Reply:
+        poll = Poll(self.name, self.epoch, self.positions)
+        data = self.actor.changes_since(poll.encode(KEY))
+        assert len(data) <= MAX_REPLY_BYTES
+        reply = Reply.decode(data, KEY)
+        self.epoch = reply.epoch
+        for namespace, change in reply.changes.items():
+            held = self.positions[namespace].num_held + len(change.segment)
+            self.positions[namespace] = Position(change.cursor, change.calibration_version, held)
+        return reply
+
+    def read(self) -> list[int]:
+        """Sequence numbers of all that is new, of all namespaces."""
+        found = []
+        while True:
+            reply = self.poll()
+            found += [change.segment for change in reply.changes.values()]
+            if reply.is_complete:
+                return concatenate(found).sequence_numbers.tolist()
+
+
+def message(
+    first: int, *lengths: int, namespace: str = "n", key: DatabaseKey = KEY, sender: str = "w"
+) -> bytes:
+    outputs = [np.full(length, first + index, np.uint32) for index, length in enumerate(lengths)]
+    segment = Segment.from_outputs(sender, first, outputs)
+    return Publish(sender, {namespace: segment}).encode(key)
+
+
+def restarted(actor: ModelDatabaseActor, config: ModelDatabaseConfig) -> ModelDatabaseActor:
+    actor._store.close()
+    return ModelDatabaseActor(KEY, config)
+
+
+def test_what_is_published_is_read_once(config):
+    actor = ModelDatabaseActor(KEY, config)
+    reader = Reader(actor, "r", "n")
+    assert actor.publish(message(0, 3, 4)) == 2
+    assert actor.publish(message(0, 3, 4)) == 0
+    assert reader.read() == [0, 1]
+    assert reader.read() == []
+    assert Reader(actor, "w", "n").read() == []
+
+
+def test_a_long_log_comes_in_replies_that_stay_inline(config):
+    actor = ModelDatabaseActor(KEY, config)
+    calibration = Publish("w", calibrations={"n": bytes(MAX_CALIBRATION_BYTES), "m": b"x" * 60000})
+    actor.publish(calibration.encode(KEY))
+    lengths = [MAX_OUTPUT_TOKENS, 1, 9000, MAX_OUTPUT_TOKENS, *[200] * 600]
+    for first, length in enumerate(lengths):
+        actor.publish(message(first, length))
+        actor.publish(message(first, 10, namespace="m"))
+    reader = Reader(actor, "r", "n", "m")
+    assert sorted(reader.read()) == sorted(list(range(len(lengths))) * 2)
+
+
+def test_an_unfinished_reader_is_asked_to_come_back_soon(config):
+    actor = ModelDatabaseActor(KEY, config)
+    for first in range(10):
+        actor.publish(message(first, MAX_OUTPUT_TOKENS))
+    reader = Reader(actor, "r", "n")
+    reply = reader.poll()
+    assert not reply.is_complete
+    assert reply.next_poll_s < config.poll_interval_s
+    reader.read()
+    assert reader.poll().next_poll_s == config.poll_interval_s
+
+
+def test_the_actor_slows_a_large_fleet_down(config):
+    actor = ModelDatabaseActor(KEY, config)
+    paces = [Reader(actor, f"r{number}", "n").poll().next_poll_s for number in range(1000)]
+    assert paces[0] == config.poll_interval_s
+    assert paces[-1] == pytest.approx(5.0)
+    assert actor.info()["num_readers"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (message(0, 3, key=OTHER_TOKENIZER), "another tokenizer"),
+        (message(0, 3, key=OTHER_MODEL), "of the model 'b-model'"),
+        (message(0, 3)[:-1], "truncated or corrupt"),
+        (b"", "truncated or corrupt"),
+        (Poll("r").encode(KEY), "this is a 'poll', not a 'publish'"),
+    ],
+)
+def test_a_foreign_message_is_refused(config, data, reason):
+    actor = ModelDatabaseActor(KEY, config)
+    with pytest.raises(SnapshotError, match=reason):
+        actor.publish(data)
+    assert actor.info()["num_bytes"] == 0
+
+
+def test_a_foreign_poll_is_refused(config):
+    actor = ModelDatabaseActor(KEY, config)
+    with pytest.raises(SnapshotError, match="another tokenizer"):
+        actor.changes_since(Poll("r").encode(OTHER_TOKENIZER))
+
+
+def test_a_reader_goes_on_where_it_was_after_a_restart(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    reader = Reader(actor, "r", "n")
+    assert reader.read() == [0, 1]
+    reader.actor = restarted(actor, config)
+    reader.actor.publish(message(2, 5))
+    reply = reader.poll()
+    assert reply.changes["n"].segment.sequence_numbers.tolist() == [2]
+    assert (reply.is_reset, reply.refill) == (False, {})
+    reader.actor = restarted(reader.actor, config)
+    reader.actor.publish(message(3, 5))
+    assert reader.read() == [3]
+
+
+def test_an_actor_that_came_back_with_less_asks_a_reader_that_has_more(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3))
+    reader, behind = Reader(actor, "r", "n"), Reader(actor, "s", "n")
+    assert behind.read() == [0]
+    actor.publish(message(1, 4))
+    assert reader.read() == [0, 1]
+    (log,) = config.snapshot_dir.rglob("*.log")
+    log.write_bytes(log.read_bytes()[:-1])
+    actor = behind.actor = reader.actor = restarted(actor, config)
+    assert behind.poll().refill == {}
+    assert reader.poll().refill == {"n": {"w": [(0, 1)]}}
+    assert behind.poll().refill == {}
+    assert actor.publish(message(1, 4)) == 1
+    actor.publish(Publish("r", refilled=("n",)).encode(KEY))
+    assert reader.read() == [1]
+    assert behind.read() == [1]
+
+
+def test_an_actor_that_lost_everything_asks_and_starts_its_readers_afresh(config):
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3, 4))
+    reader, empty = Reader(first, "r", "n"), Reader(first, "s", "n")
+    reader.read()
+    config = ModelDatabaseConfig(snapshot_dir=None)
+    reader.actor = empty.actor = ModelDatabaseActor(KEY, config)
+    assert empty.poll().refill == {}
+    reply = reader.poll()
+    assert (reply.is_reset, reply.refill) == (True, {"n": {}})
+    reader.positions = {"n": Position()}
+    assert not reader.poll().is_reset
+
+
+def test_a_refused_file_makes_the_actor_ask(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    reader = Reader(actor, "r", "n")
+    reader.read()
+    (log,) = config.snapshot_dir.rglob("*.log")
+    log.write_bytes(b"junk")
+    reader.actor = restarted(actor, config)
+    assert reader.poll().refill == {"n": {}}
+
+
+def test_flush_is_not_undone_by_a_refill(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    reader = Reader(actor, "r", "n")
+    reader.read()
+    actor.flush("n")
+    assert list(config.snapshot_dir.rglob("*.log")) == []
+    reader.actor = restarted(actor, config)
+    reply = reader.poll()
+    assert reply.changes["n"].is_flushed
+    assert reply.refill == {}
+
+
+def test_one_replica_at_a_time_is_asked_until_one_has_answered():
+    refills = Refills()
+    assert not refills.ask("n", 0.0)
+    refills.note_lost("n")
+    assert refills.ask("n", 1.0)
+    assert not refills.ask("n", 1.0 + LEASE_S / 2)
+    refills.extend("n", 1.0 + LEASE_S / 2)
+    assert not refills.ask("n", 1.0 + LEASE_S)
+    assert refills.ask("n", 1.0 + 2 * LEASE_S)
+    refills.finish("n")
+    refills.extend("n", 0.0)
+    assert not refills.ask("n", 1e9)
+
+
+def test_export_goes_into_the_database_of_another_model_of_the_tokenizer(config):
+    actor = ModelDatabaseActor(KEY, config)
+    for first in range(200):
+        actor.publish(message(first, MAX_OUTPUT_TOKENS))
+    other = ModelDatabaseActor(OTHER_MODEL, ModelDatabaseConfig())
+    cursor, num_new, is_last, num_messages = 0, 0, False, 0
+    while not is_last:
+        data, cursor, is_last = actor.export("n", cursor)
+        num_new += other.import_(data)
+        num_messages += 1
+    assert (num_new, num_messages > 1) == (200, True)
+    assert other.count("n", [199] * 5) == MAX_OUTPUT_TOKENS - 4
+    assert other.import_(actor.export("unknown")[0]) == 0
+    foreign = ModelDatabaseActor(OTHER_TOKENIZER, ModelDatabaseConfig())
+    with pytest.raises(SnapshotError, match="another tokenizer"):
+        foreign.import_(data)
+
+
+def test_count_and_info_tell_what_is_inside(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(7, 3))
+    assert actor.count("n", [7, 7]) == 2
+    assert actor.count("n", [8]) == actor.count("m", [7]) == 0
+    info = actor.info()
+    assert info["model"] == KEY.model
+    assert info["namespaces"]["n"]["num_outputs"] == 1
+    assert info["is_writable"]
+    assert actor.snapshot_now()
+
+
+def test_without_a_directory_nothing_is_kept():
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    actor.publish(message(0, 3))
+    assert not actor.snapshot_now()
+    actor.flush("n")
+    actor.close()
+    assert actor.info()["directory"] is None
+
+
+def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=tmp_path / "file"))
+    assert "nothing is kept on disk" in caplog.text
+    assert actor.publish(message(0, 3)) == 1
+    assert not actor.snapshot_now()
+
+
+def test_calibration_that_cannot_be_used_does_not_lose_the_outputs(config):
+    def merge(kept: bytes, new: bytes) -> bytes:
+        raise ValueError("no")
+
+    actor = ModelDatabaseActor(KEY, config, merge)
+    actor.publish(Publish("w", calibrations={"n": b"one"}).encode(KEY))
+    segment = Segment.from_outputs("w", 0, [np.ones(3, np.uint32)])
+    with pytest.raises(DatabaseError, match="cannot be merged"):
+        actor.publish(Publish("w", {"n": segment}, {"n": b"two"}).encode(KEY))
+    assert Reader(actor, "r", "n").read() == [0]
+
+
+def test_calibration_survives_a_restart(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(Publish("w", calibrations={"n": b"state"}).encode(KEY))
+    actor.close()
+    actor = ModelDatabaseActor(KEY, config)
+    assert Reader(actor, "r", "n").poll().changes["n"].calibration == b"state"
+
+
+def test_names_tell_databases_and_wire_versions_apart():
+    names = {actor_name(key) for key in (KEY, OTHER_MODEL, OTHER_TOKENIZER)}
+    assert len(names) == 3
+    assert all("-v1:" in name for name in names)
+
+
+def test_a_reply_stays_inline_when_every_output_has_another_origin_and_namespace(config):
+    actor = ModelDatabaseActor(KEY, config)
+    names = [f"namespace-{number:03}" for number in range(100)]
+    for number, name in enumerate(names):
+        for replica in range(10):
+            sender = f"a-replica-with-a-long-name-{number}-{replica}"
+            actor.publish(message(0, 30, namespace=name, sender=sender))
+            actor.publish(message(0, 30, namespace="n", sender=sender))
+    assert len(Reader(actor, "r", *names, "n").read()) == 2000

@@ -1,0 +1,74 @@
+"""The queue before the publisher: bounded, in order, never raising."""
+
+import numpy as np
+
+from actors.output_queue import OutputQueue
+from hdserve.databases.segment import MAX_OUTPUT_TOKENS
+
+
+def taken(queue: OutputQueue, max_bytes: int = 10**6) -> dict[str, list[list[int]]]:
+    batch = queue.take(max_bytes)
+    return {name: [ids.tolist() for ids in outputs] for name, outputs in batch.outputs.items()}
+
+
+def test_outputs_come_out_in_order_by_namespace():
+    queue = OutputQueue(10**6)
+    queue.put("a", [1, 2])
+    queue.put("b", (3,))
+    queue.put("a", np.array([4], np.uint32))
+    queue.put("a", [])
+    assert taken(queue) == {"a": [[1, 2], [4]], "b": [[3]]}
+    assert (queue.num_bytes, queue.num_dropped) == (0, 0)
+    assert not queue.take(10**6)
+
+
+def test_the_oldest_are_dropped_and_counted_when_it_is_full():
+    queue = OutputQueue(1000)
+    for number in range(100):
+        queue.put("a", [number] * 9)
+    assert queue.num_bytes == 1000
+    assert queue.num_dropped == 80
+    assert taken(queue)["a"] == [[number] * 9 for number in range(80, 100)]
+
+
+def test_a_batch_is_bounded_but_never_empty():
+    queue = OutputQueue(10**6)
+    for number in range(10):
+        queue.put("a", [number] * 9)
+    assert [len(taken(queue, size)["a"]) for size in (1, 149, 150, 350)] == [1, 2, 3, 4]
+
+
+def test_a_long_output_comes_in_pieces_that_fit_a_message():
+    queue = OutputQueue(10**6)
+    queue.put("a", list(range(MAX_OUTPUT_TOKENS + 5)))
+    assert len(taken(queue, 10)["a"][0]) == MAX_OUTPUT_TOKENS
+    assert taken(queue, 10)["a"] == [list(range(MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 5))]
+
+
+def test_what_is_no_token_ids_is_dropped_and_counted():
+    queue = OutputQueue(10**6)
+    for wrong in ([-1], [2**32], ["x"], [[1, 2]], [None]):
+        queue.put("a", wrong)
+    queue.put("a", [5])
+    assert taken(queue) == {"a": [[5]]}
+    assert queue.num_dropped == 5
+
+
+def test_the_newest_calibration_replaces_what_was_queued():
+    queue = OutputQueue(10**6)
+    queue.put_calibration("a", b"one")
+    queue.put_calibration("a", b"two")
+    queue.put_calibration("b", b"three")
+    batch = queue.take(10**6)
+    assert batch.calibrations == {"a": b"two", "b": b"three"}
+    assert not queue.take(10**6)
+
+
+def test_calibrations_share_the_room_of_a_message():
+    queue = OutputQueue(10**6)
+    for name in "abc":
+        queue.put_calibration(name, bytes(60))
+    queue.put("a", [1] * 100)
+    batches = [queue.take(100) for _ in range(3)]
+    assert [len(batch.calibrations) for batch in batches] == [2, 1, 0]
+    assert [len(batch.outputs) for batch in batches] == [0, 0, 1]

@@ -1,0 +1,197 @@
+"""Corpora are found, used where they are, and copied whole to nodes that lack them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import ray
+
+from actors import statistics_database
+from actors.corpus import describe
+from actors.statistics_database import CHUNK_BYTES, StatisticsDatabaseActor, ensure_local
+from hdserve.errors import DatabaseError
+
+NUM_BYTES = CHUNK_BYTES + 12_345
+
+
+@pytest.fixture
+def fingerprint() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return make_corpus(tmp_path / "corpus", seed=0)
+
+
+def make_corpus(directory: Path, seed: int) -> Path:
+    (directory / "tables").mkdir(parents=True)
+    (directory / "info.json").write_text(json.dumps({"name": "a corpus", "seed": seed}))
+    values = np.random.default_rng(seed).integers(0, 256, NUM_BYTES, np.uint8)
+    values.tofile(directory / "tables" / "order-2.bin")
+    (directory / "empty.bin").write_bytes(b"")
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def open_sums() -> Any:
+    """A look-up that answers with the name of the corpus and the sum of a context.
+
+    A local function, so that it travels by value to an actor that cannot import this file.
+    """
+
+    def open_directory(directory: Path) -> Any:
+        name = json.loads((directory / "info.json").read_text())["name"]
+        return lambda contexts: [(name, sum(context)) for context in contexts]
+
+    return open_directory
+
+
+def test_a_corpus_is_described_by_its_content_not_its_place(corpus, tmp_path):
+    copy = make_corpus(tmp_path / "copy", seed=0)
+    other = make_corpus(tmp_path / "other", seed=1)
+    here = describe("f", corpus)
+    assert here.sizes == {"empty.bin": 0, "info.json": 31, "tables/order-2.bin": NUM_BYTES}
+    assert here.info["name"] == "a corpus"
+    assert describe("f", copy).corpus_id == here.corpus_id
+    assert describe("g", corpus).corpus_id != here.corpus_id
+    assert describe("f", other).corpus_id != here.corpus_id
+
+
+@pytest.mark.parametrize("description", [None, "no json", "[1, 2]", "\xff", " " * 2**21])
+def test_what_is_no_statistics_database_is_refused(tmp_path, description):
+    if description is not None:
+        (tmp_path / "info.json").write_text(description, encoding="latin-1")
+    with pytest.raises(DatabaseError, match=str(tmp_path)):
+        describe("f", tmp_path)
+
+
+def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, tmp_path):
+    other = make_corpus(tmp_path / "other", seed=1)
+    actor = StatisticsDatabaseActor()
+    for directory in (corpus, other, corpus):
+        actor.register("f", str(directory))
+    assert [item.directory for item in actor.catalogue("f")] == [str(corpus), str(other)]
+    assert actor.catalogue("g") == []
+    with pytest.raises(DatabaseError, match="no statistics database"):
+        actor.register("f", str(tmp_path / "none"))
+
+
+def test_only_registered_files_are_handed_out(corpus):
+    actor = StatisticsDatabaseActor()
+    corpus_id = actor.register("f", str(corpus)).corpus_id
+    assert bytes(actor.read_chunk(corpus_id, "info.json", 5)) == contents(corpus)["info.json"][5:]
+    for name in ("../secret", "/etc/passwd", "tables"):
+        with pytest.raises(DatabaseError, match="has no file"):
+            actor.read_chunk(corpus_id, name, 0)
+    with pytest.raises(DatabaseError, match="no corpus unknown"):
+        actor.read_chunk("unknown", "info.json", 0)
+
+
+def test_a_corpus_that_changed_is_not_handed_out(corpus):
+    actor = StatisticsDatabaseActor()
+    corpus_id = actor.register("f", str(corpus)).corpus_id
+    (corpus / "empty.bin").write_bytes(b"x")
+    with pytest.raises(DatabaseError, match="has changed"):
+        actor.checksums(corpus_id)
+
+
+def test_look_ups_go_through_what_the_actor_was_given(corpus, open_sums):
+    actor = StatisticsDatabaseActor(open_sums)
+    corpus_id = actor.register("f", str(corpus)).corpus_id
+    assert actor.look_up(corpus_id, [[1, 2], [3]]) == [("a corpus", 3), ("a corpus", 3)]
+    without = StatisticsDatabaseActor()
+    without.register("f", str(corpus))
+    with pytest.raises(DatabaseError, match="without a look-up"):
+        without.look_up(corpus_id, [[1]])
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+class TestInRay:
+    @pytest.fixture(autouse=True)
+    def _actor(self, open_sums: Any) -> Iterator[None]:
+        statistics_database.get_or_create(open_sums)
+        yield
+        statistics_database.stop()
+
+    def test_a_node_that_has_the_directory_uses_it(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache) == []
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        assert ensure_local(fingerprint, cache) == [corpus]
+        assert not cache.exists()
+
+    def test_a_node_without_it_gets_a_checked_copy_once(self, corpus, fingerprint, tmp_path):
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
+        cache = tmp_path / "cache"
+
+        @ray.remote(num_cpus=0.1)
+        def fetch() -> list[Path]:
+            return ensure_local(fingerprint, cache, is_always_copied=True)
+
+        copies = ray.get([fetch.remote() for _ in range(3)])
+        assert copies == [[cache / entry.corpus_id]] * 3
+        assert contents(copies[0][0]) == contents(corpus)
+        written = (copies[0][0] / "tables" / "order-2.bin").stat().st_mtime_ns
+        assert ensure_local(fingerprint, cache, is_always_copied=True) == copies[0]
+        assert (copies[0][0] / "tables" / "order-2.bin").stat().st_mtime_ns == written
+        assert [path.name for path in cache.iterdir() if path.is_dir()] == [entry.corpus_id]
+
+    def test_a_copy_with_a_wrong_checksum_is_refused_and_removed(
+        self, corpus, fingerprint, tmp_path
+    ):
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
+        ray.get(actor.checksums.remote(entry.corpus_id))
+        path = corpus / "tables" / "order-2.bin"
+        path.write_bytes(b"\0" * NUM_BYTES)
+        cache = tmp_path / "cache"
+        with pytest.raises(DatabaseError, match="wrong checksum"):
+            ensure_local(fingerprint, cache, is_always_copied=True)
+        assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+    def test_a_damaged_copy_is_fetched_again(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        usual = {"directories": [corpus], "is_always_copied": True}
+        (copy,) = ensure_local(fingerprint, cache, **usual)
+        (copy / "tables" / "order-2.bin").write_bytes(b"short")
+        assert ensure_local(fingerprint, cache, **usual) == [copy]
+        assert contents(copy) == contents(corpus)
+
+    def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        ray.kill(statistics_database.get_or_create(), no_restart=False)
+        (copy,) = ensure_local(fingerprint, cache, directories=[corpus], is_always_copied=True)
+        assert contents(copy) == contents(corpus)
+
+    def test_errors_are_short_and_name_the_cause(self, corpus, fingerprint, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DatabaseError) as caught:
+            ensure_local(
+                fingerprint, tmp_path / "file", directories=[corpus], is_always_copied=True
+            )
+        assert "file" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+
+    def test_look_ups_are_batched(self, corpus, fingerprint):
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
+        assert ray.get(actor.look_up.remote(entry.corpus_id, [[1], [2, 3]])) == [
+            ("a corpus", 1),
+            ("a corpus", 5),
+        ]

@@ -1,0 +1,80 @@
+"""Messages come back as they were sent; whatever else arrives is refused."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.databases import snapshot
+from hdserve.databases.messages import Poll, Position, Publish, Reply
+from hdserve.databases.output_log import Changes
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import SnapshotError
+
+KEY = DatabaseKey("m", "f")
+SEGMENT = Segment.from_outputs("a", 4, [np.array([1, 2], np.uint32), np.array([3], np.uint32)])
+
+junk = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(), st.binary()),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=3), children, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def test_publish_comes_back():
+    sent = Publish("a", {"n": SEGMENT}, {"n": b"state"}, ("x", "y"))
+    got = Publish.decode(sent.encode(KEY), KEY.fingerprint, KEY.model)
+    assert (got.sender, got.calibrations, got.refilled) == ("a", {"n": b"state"}, ("x", "y"))
+    assert [output.tolist() for output in got.outputs["n"].outputs()] == [[1, 2], [3]]
+    assert got.outputs["n"].sequence_numbers.tolist() == [4, 5]
+
+
+def test_poll_comes_back():
+    sent = Poll("a", "epoch", {"n": Position(2**40, 3, 5)})
+    assert Poll.decode(sent.encode(KEY), KEY) == sent
+
+
+def test_reply_comes_back():
+    changes = {"n": Changes(SEGMENT, 9, False, True, b"state", 3), "m": Changes(SEGMENT, 1, True)}
+    sent = Reply("epoch", 0.5, True, changes, {"n": {"a": [(0, 3), (5, 9)]}})
+    got = Reply.decode(sent.encode(KEY), KEY)
+    assert (got.epoch, got.next_poll_s, got.is_reset) == ("epoch", 0.5, True)
+    assert got.refill == sent.refill
+    assert not got.is_complete
+    change = got.changes["n"]
+    assert (change.cursor, change.is_complete, change.is_flushed) == (9, False, True)
+    assert (change.calibration, change.calibration_version) == (b"state", 3)
+    assert change.segment.num_tokens == 3
+
+
+@settings(max_examples=200)
+@given(kind=st.sampled_from(["publish", "poll", "reply"]), payload=junk, data=st.data())
+def test_a_valid_envelope_around_junk_raises_nothing_but_a_snapshot_error(kind, payload, data):
+    """Both arbitrary payloads and valid ones with one field exchanged."""
+    good = {
+        "publish": Publish("a", {"n": SEGMENT}, {"n": b"x"}),
+        "poll": Poll("a", "e", {"n": Position()}),
+        "reply": Reply("e", 1.0, False, {"n": Changes(SEGMENT, 1, True)}, {"n": {"a": [(0, 1)]}}),
+    }[kind]
+    if data.draw(st.booleans()):
+        fields = snapshot.decode(good.encode(KEY), kind=kind, fingerprint=KEY.fingerprint)
+        fields[data.draw(st.sampled_from(sorted(fields)))] = payload
+        payload = fields
+    message = snapshot.encode(payload, kind=kind, key=KEY)
+    with contextlib.suppress(SnapshotError):
+        if kind == "publish":
+            Publish.decode(message, KEY.fingerprint, KEY.model)
+        else:
+            {"poll": Poll, "reply": Reply}[kind].decode(message, KEY)
+
+
+@pytest.mark.parametrize("positions", [{"n": [0, 0]}, {"n": [0, 0, -1]}, {"n": [0, 0, True]}, [1]])
+def test_a_poll_with_wrong_positions_is_refused(positions):
+    payload = {"reader": "r", "epoch": "", "positions": positions}
+    with pytest.raises(SnapshotError):
+        Poll.decode(snapshot.encode(payload, kind="poll", key=KEY), KEY)

@@ -1,0 +1,361 @@
+"""Each output reaches each reader once, unless it was evicted first; namespaces never mix."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
+from hdserve.databases.seen_outputs import MAX_INTERVALS, SeenOutputs, SequenceRanges
+from hdserve.databases.segment import (
+    BYTES_PER_OUTPUT,
+    MAX_OUTPUT_TOKENS,
+    Segment,
+    concatenate,
+    split_output,
+)
+from hdserve.errors import DatabaseError, SnapshotError
+
+
+def output(*token_ids: int) -> np.ndarray:
+    return np.array(token_ids, np.uint32)
+
+
+def segment(origin: str, first: int, *outputs: np.ndarray) -> Segment:
+    return Segment.from_outputs(origin, first, outputs)
+
+
+def texts(segment: Segment) -> list[tuple[int, ...]]:
+    return [tuple(item.tolist()) for item in segment.outputs()]
+
+
+def names(segment: Segment) -> list[tuple[str, int]]:
+    return [
+        (segment.origins[index], number)
+        for index, number in zip(
+            segment.origin_index.tolist(), segment.sequence_numbers.tolist(), strict=True
+        )
+    ]
+
+
+def read_all(log: OutputLog, namespace: str, origin: str | None = None) -> Segment:
+    cursor, found = 0, []
+    while True:
+        changes = log.changes_since({namespace: cursor}, max_bytes=1000, exclude_origin=origin)
+        if namespace not in changes:
+            return concatenate(found)
+        found.append(changes[namespace].segment)
+        cursor = changes[namespace].cursor
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Replicas append (some twice), readers read in small replies, everything interleaved.
+
+    An output's token ids name its namespace, origin and number, so a mix-up shows in the text.
+    """
+
+    namespaces = ("alpha", "beta")
+    origins = ("r0", "r1", "r2")
+
+    @initialize(max_bytes=st.sampled_from([300, 2_000, 100_000]))
+    def begin(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.log = OutputLog(max_bytes, 2 * max_bytes - 100, chunk_bytes=100)
+        self.numbers = {(n, o): 0 for n in self.namespaces for o in self.origins}
+        self.delivered: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.sent: list[tuple[str, Segment]] = []
+        self.kept: dict[str, list[tuple[str, int]]] = {n: [] for n in self.namespaces}
+
+    def make(self, namespace: str, origin: str, lengths: list[int]) -> Segment:
+        first = self.numbers[namespace, origin]
+        self.numbers[namespace, origin] += len(lengths)
+        mark = self.namespaces.index(namespace) * 10 + self.origins.index(origin)
+        return Segment.from_outputs(
+            origin,
+            first,
+            [
+                np.full(length, 1000 * (first + index) + mark, np.uint32)
+                for index, length in enumerate(lengths)
+            ],
+        )
+
+    @rule(
+        namespace=st.sampled_from(namespaces),
+        origin=st.sampled_from(origins),
+        lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    )
+    def append(self, namespace: str, origin: str, lengths: list[int]) -> None:
+        new = self.make(namespace, origin, lengths)
+        self.sent.append((namespace, new))
+        appended = self.log.append(namespace, new)
+        assert names(concatenate([item.segment for item in appended])) == names(new)
+        self.kept[namespace] += names(new)
+
+    @rule(data=st.data())
+    def append_again(self, data: st.DataObject) -> None:
+        """A publisher that does not know whether its message arrived sends it again."""
+        if self.sent:
+            namespace, old = data.draw(st.sampled_from(self.sent))
+            assert self.log.append(namespace, old) == []
+
+    @rule(reader=st.sampled_from(origins), room=st.integers(1, 400), data=st.data())
+    def read(self, reader: str, room: int, data: st.DataObject) -> None:
+        order = data.draw(st.permutations(self.namespaces))
+        cursors = {n: self.cursors.get((reader, n), 0) for n in order}
+        changes = self.log.changes_since(cursors, max_bytes=room, exclude_origin=reader)
+        sizes = [change.segment.num_bytes for change in changes.values()]
+        assert sum(sizes) <= max(room, 30 * 4 + BYTES_PER_OUTPUT)
+        for namespace, change in changes.items():
+            self.cursors[reader, namespace] = change.cursor
+            for text in texts(change.segment):
+                assert text[0] % 1000 // 10 == self.namespaces.index(namespace)
+            self.delivered.setdefault((reader, namespace), []).extend(names(change.segment))
+
+    @invariant()
+    def bounded(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        assert self.log.num_bytes <= 2 * self.max_bytes - 100
+        for namespace in self.log.namespaces():
+            assert self.log.partition(namespace).num_bytes <= self.max_bytes
+
+    def teardown(self) -> None:
+        """Every reader reads to the end: it has each output once that was there to be read."""
+        if not hasattr(self, "log"):
+            return
+        for reader in self.origins:
+            for namespace in self.namespaces:
+                kept = concatenate([s for _, s in self.log.partition(namespace).segments()])
+                while True:
+                    cursor = self.cursors.get((reader, namespace), 0)
+                    changes = self.log.changes_since(
+                        {namespace: cursor}, max_bytes=200, exclude_origin=reader
+                    )
+                    if not changes:
+                        break
+                    self.cursors[reader, namespace] = changes[namespace].cursor
+                    self.delivered.setdefault((reader, namespace), []).extend(
+                        names(changes[namespace].segment)
+                    )
+                got = self.delivered.get((reader, namespace), [])
+                expected = [name for name in self.kept[namespace] if name[0] != reader]
+                assert len(got) == len(set(got))
+                assert [name for name in expected if name in set(got)] == got
+                assert {name for name in names(kept) if name[0] != reader} <= set(got)
+                if self.max_bytes == 100_000:
+                    assert got == expected
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_reader_behind_the_log_gets_all_that_is_kept():
+    log = OutputLog(400, 10_000, chunk_bytes=100)
+    for number in range(100):
+        log.append("n", segment("a", number, output(number, number, number)))
+    kept = texts(read_all(log, "n"))
+    assert kept == [(number,) * 3 for number in range(100 - len(kept), 100)]
+    assert 300 <= len(kept) * (12 + BYTES_PER_OUTPUT) <= 400
+
+
+def test_the_largest_namespace_gives_way_first():
+    log = OutputLog(10_000, 3_000, chunk_bytes=500)
+    log.append("quiet", segment("a", 0, output(1, 2, 3)))
+    for number in range(200):
+        log.append("busy", segment("a", number, output(*range(20))))
+    assert texts(read_all(log, "quiet")) == [(1, 2, 3)]
+    assert log.num_bytes <= 3_000
+
+
+def test_an_output_larger_than_the_room_still_comes():
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, np.ones(MAX_OUTPUT_TOKENS, np.uint32), output(5)))
+    first = log.changes_since({"n": 0}, max_bytes=10)["n"]
+    assert (len(first.segment), first.is_complete) == (1, False)
+    second = log.changes_since({"n": first.cursor}, max_bytes=100)["n"]
+    assert (texts(second.segment), second.is_complete) == ([(5,)], True)
+
+
+def test_own_outputs_are_passed_over():
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, output(1), output(2)))
+    log.append("n", segment("b", 0, output(3)))
+    log.append("n", segment("a", 2, output(4)))
+    assert texts(read_all(log, "n", origin="a")) == [(3,)]
+    assert texts(read_all(log, "n", origin="b")) == [(1,), (2,), (4,)]
+
+
+def test_nothing_new_is_an_empty_answer():
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, output(1)))
+    cursor = log.changes_since({"n": 0}, max_bytes=100)["n"].cursor
+    assert log.changes_since({"n": cursor, "never": 0}, max_bytes=100) == {}
+
+
+def test_flush_tells_old_readers_and_only_them():
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, output(1), output(2)))
+    log.set_calibration("n", "a", b"state")
+    cursor = log.changes_since({"n": 0}, max_bytes=100)["n"].cursor
+    log.flush("n")
+    log.append("n", segment("a", 2, output(3)))
+    old = log.changes_since({"n": cursor - 1}, max_bytes=100)["n"]
+    assert (old.is_flushed, texts(old.segment)) == (True, [(3,)])
+    new = log.changes_since({"n": 0}, max_bytes=100)["n"]
+    assert (new.is_flushed, texts(new.segment), new.calibration) == (False, [(3,)], b"")
+    assert log.append("n", segment("a", 0, output(1), output(2))) == []
+
+
+def test_a_reader_that_had_everything_is_told_of_a_flush():
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, output(1)))
+    cursor = log.changes_since({"n": 0}, max_bytes=100)["n"].cursor
+    log.flush("n")
+    assert log.changes_since({"n": cursor}, max_bytes=100)["n"].is_flushed
+
+
+def test_calibration_rides_along_once_and_not_back_to_its_writer():
+    log = OutputLog(10**6, 10**6)
+    log.set_calibration("n", "a", b"one")
+    log.set_calibration("n", "a", b"two")
+    change = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="b")["n"]
+    assert change.calibration == b"two"
+    known = {"n": change.calibration_version}
+    assert log.changes_since({"n": 0}, max_bytes=1000, calibration_versions=known) == {}
+    own = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="a")["n"]
+    assert own.calibration is None
+
+
+def test_merged_calibration_goes_to_everyone():
+    log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept + new)
+    log.set_calibration("n", "a", b"one")
+    log.set_calibration("n", "b", b"two")
+    change = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="b")["n"]
+    assert change.calibration == b"onetwo"
+
+
+def test_calibration_that_does_not_fit_comes_with_the_next_reply():
+    log = OutputLog(10**6, 10**6)
+    log.append("full", segment("a", 0, output(*range(100))))
+    log.set_calibration("n", "a", bytes(500))
+    changes = log.changes_since({"full": 0, "n": 0}, max_bytes=600)
+    assert not changes["n"].is_complete
+    assert changes["n"].calibration is None
+    rest = log.changes_since(
+        {"full": changes["full"].cursor, "n": changes["n"].cursor}, max_bytes=600
+    )
+    assert rest["n"].calibration == bytes(500)
+
+
+def test_calibration_is_bounded_and_a_failing_merge_is_an_error():
+    log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept[:100][9999] + new)
+    with pytest.raises(DatabaseError, match="over the"):
+        log.set_calibration("n", "a", bytes(MAX_CALIBRATION_BYTES + 1))
+    log.set_calibration("n", "a", b"x")
+    with pytest.raises(DatabaseError, match="cannot be merged"):
+        log.set_calibration("n", "a", b"y")
+
+
+def test_refill_is_what_is_missing_elsewhere():
+    here, there = OutputLog(10**6, 10**6), OutputLog(10**6, 10**6)
+    for number in range(20):
+        here.append("n", segment("ab"[number % 2], number // 2, output(number)))
+    there.append("n", segment("a", 4, output(8), output(10)))
+    missing = here.missing_from("n", there.partition("n").seen())
+    there.append("n", missing)
+    assert sorted(texts(read_all(there, "n"))) == [(number,) for number in range(20)]
+    assert len(here.missing_from("n", there.partition("n").seen())) == 0
+
+
+@given(
+    outputs=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=8),
+    ngram=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+)
+def test_count_finds_ngrams_within_outputs_only(outputs, ngram):
+    log = OutputLog(10**6, 10**6, chunk_bytes=64)
+    log.append("n", Segment.from_outputs("a", 0, [output(*ids) for ids in outputs]))
+    expected = sum(
+        ids[start : start + len(ngram)] == ngram for ids in outputs for start in range(len(ids))
+    )
+    assert log.count("n", output(*ngram)) == expected
+    assert log.count("other", output(*ngram)) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=40))
+def test_sequence_ranges_are_a_set_of_integers(additions):
+    ranges, reference = SequenceRanges(), set()
+    for start, length in additions:
+        added = [n for low, high in ranges.add(start, start + length) for n in range(low, high)]
+        assert added == sorted(set(range(start, start + length)) - reference)
+        reference |= set(range(start, start + length))
+        assert all((n in ranges) == (n in reference) for n in range(80))
+        assert len(ranges) == len(reference)
+    intervals = ranges.intervals()
+    assert all(low < high for low, high in intervals)
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(intervals))
+
+
+def test_sequence_ranges_are_bounded():
+    ranges = SequenceRanges((2 * n, 2 * n + 1) for n in range(2 * MAX_INTERVALS))
+    assert len(ranges.intervals()) == MAX_INTERVALS
+    assert 4 * MAX_INTERVALS - 2 in ranges
+
+
+def test_seen_outputs_are_told_apart_by_origin():
+    seen = SeenOutputs()
+    assert len(seen.add(segment("a", 0, output(1), output(2)))) == 2
+    assert len(seen.add(segment("b", 0, output(1), output(2)))) == 2
+    assert texts(seen.add(segment("a", 1, output(2), output(3)))) == [(3,)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1), min_size=1, max_size=4),
+        ),
+        max_size=5,
+    )
+)
+def test_segments_survive_concatenation_wire_and_splitting(parts):
+    made, expected = [], []
+    for number, (origin, outputs) in enumerate(parts):
+        made.append(segment(origin, 100 * number, *(output(*ids) for ids in outputs)))
+        expected += [tuple(ids) for ids in outputs]
+    whole = Segment.from_wire(concatenate(made).to_wire())
+    assert texts(whole) == expected
+    pieces = whole.split(60)
+    assert [text for piece in pieces for text in texts(piece)] == expected
+    assert [name for piece in pieces for name in names(piece)] == names(whole)
+    assert all(piece.num_bytes <= 60 or len(piece) == 1 for piece in pieces)
+
+
+def test_a_segment_whose_arrays_contradict_one_another_is_refused():
+    good = segment("a", 0, output(1, 2), output(3)).to_wire()
+    Segment.from_wire(good)
+    bad = {
+        "origins": [[], ["a", 1], None],
+        "origin_index": [np.array([0, 1], np.uint16), np.zeros(1, np.uint16)],
+        "sequence_numbers": [np.array([-1, 0], np.int64), np.zeros(2, np.int32)],
+        "lengths": [np.array([2, 2], np.uint32), np.array([3, 0], np.uint32)],
+        "token_ids": [np.zeros(2, np.uint32), np.zeros((3, 1), np.uint32), b"123"],
+    }
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(SnapshotError):
+                Segment.from_wire({**good, name: value})
+    with pytest.raises(SnapshotError):
+        Segment.from_wire([1, 2])
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 1, 100_000])
+def test_long_outputs_are_split_without_loss(num_tokens):
+    token_ids = list(range(num_tokens))
+    pieces = split_output(token_ids)
+    assert [token for piece in pieces for token in piece] == token_ids
+    assert all(1 <= len(piece) <= MAX_OUTPUT_TOKENS for piece in pieces)

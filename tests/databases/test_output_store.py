@@ -1,0 +1,385 @@
+"""What was appended is there after a restart, whatever happened to the process or the files."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.databases import snapshot
+from hdserve.databases.append_log import AppendLog, read_records
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.segment import Segment, concatenate
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError, SnapshotError
+
+KEY = DatabaseKey("a-model", "f" * 32)
+ROOT = Path(__file__).parents[2]
+
+
+class Database:
+    """A log with its store, used as the actor uses them."""
+
+    def __init__(self, directory: Path, key: DatabaseKey = KEY, max_bytes: int = 10**6) -> None:
+        self.store = OutputStore(directory, key, lock_timeout_s=0.2)
+        self.log = OutputLog(
+            max_bytes, max_bytes, first_version=self.store.first_version, chunk_bytes=500
+        )
+        self.store.restore(self.log)
+
+    def append(self, namespace: str, *numbers: int, length: int = 5) -> None:
+        for number in numbers:
+            segment = Segment.from_outputs("r", number, [np.full(length, number, np.uint32)])
+            for appended in self.log.append(namespace, segment):
+                self.store.append(namespace, appended)
+
+    def sync(self) -> bool:
+        return self.store.sync(self.log)
+
+    def numbers(self, namespace: str) -> list[int]:
+        segments = [segment for _, segment in self.log.partition(namespace).segments()]
+        return concatenate(segments).sequence_numbers.tolist()
+
+    def restart(self) -> "Database":
+        """As after ``kill -9``: nothing more is written."""
+        self.store.close()
+        return Database(self.store.directory, self.store._key)
+
+    def files(self, suffix: str) -> list[Path]:
+        return sorted(self.store.directory.glob(f"*/*{suffix}"))
+
+
+def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.append("other", 7)
+    database = database.restart()
+    assert database.numbers("n") == list(range(40))
+    assert database.numbers("other") == [7]
+    database.append("n", 40)
+    assert database.restart().numbers("n") == list(range(41))
+
+
+def test_full_chunks_become_snapshots_and_the_tail_stays_a_log(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    assert (len(database.files(".chunk")), len(database.files(".log"))) == (0, 3)
+    assert database.sync()
+    assert (len(database.files(".chunk")), len(database.files(".log"))) == (2, 1)
+    database = database.restart()
+    assert database.numbers("n") == list(range(40))
+    assert database.sync()
+    assert (len(database.files(".chunk")), len(database.files(".log"))) == (3, 0)
+    assert database.restart().numbers("n") == list(range(40))
+
+
+def test_evicted_outputs_leave_the_disk(tmp_path):
+    database = Database(tmp_path, max_bytes=2_000)
+    for start in range(0, 500, 50):
+        database.append("n", *range(start, start + 50))
+        assert database.sync()
+    kept = database.numbers("n")
+    size = sum(path.stat().st_size for path in database.files(""))
+    assert size < 10_000
+    assert database.restart().numbers("n") == kept
+
+
+def test_versions_go_on_above_all_that_were_given(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    cursor = database.log.changes_since({"n": 0}, max_bytes=10**6)["n"].cursor
+    first_epoch = database.store.epoch
+    database = database.restart()
+    assert first_epoch in database.store.epochs
+    assert database.store.epoch != first_epoch
+    database.append("n", 40)
+    change = database.log.changes_since({"n": cursor}, max_bytes=10**6)["n"]
+    assert change.segment.sequence_numbers.tolist() == [40]
+
+
+def test_a_lost_generation_file_does_not_reuse_versions(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (tmp_path / "generation").unlink()
+    restarted = database.restart()
+    assert restarted.store.first_version > database.store.first_version
+    assert restarted.store.epochs == ()
+
+
+def test_calibration_and_flush_survive(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", 1, 2)
+    database.append("other", 3)
+    database.log.set_calibration("other", "r", b"state")
+    database.store.state_changed("other")
+    database.sync()
+    cursor = database.log.changes_since({"n": 0}, max_bytes=10**6)["n"].cursor
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    database = database.restart()
+    assert database.numbers("n") == []
+    assert database.log.changes_since({"n": cursor}, max_bytes=10**6)["n"].is_flushed
+    other = database.log.changes_since({"other": 0}, max_bytes=10**6)["other"]
+    assert other.calibration == b"state"
+    assert database.numbers("other") == [3]
+
+
+def test_files_that_a_crash_in_a_flush_left_behind_are_not_read_again(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.sync()
+    kept = {path: path.read_bytes() for path in database.files("")}
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    for path, data in kept.items():
+        path.write_bytes(data)
+    database = database.restart()
+    assert database.numbers("n") == []
+    assert database.files(".chunk") == database.files(".log") == []
+
+
+def damage_file(path: Path, damage: str) -> None:
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        del data[-30:]
+    elif damage == "bit-flipped":
+        data[len(data) // 2] ^= 4
+    elif damage == "empty":
+        data.clear()
+    else:
+        version = data.index(b"version") + len("version")
+        data[version] = 9
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("truncated", "truncated or corrupt"),
+        ("bit-flipped", "corrupt"),
+        ("empty", "truncated or corrupt"),
+        ("newer", "format version 9 is newer than 1"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, reason):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.sync()
+    path = database.files(".chunk")[0]
+    damage_file(path, damage)
+    with caplog.at_level(logging.ERROR):
+        database = database.restart()
+    assert reason in caplog.text
+    assert str(path) in caplog.text
+    assert path.with_name(f"{path.name}.refused").exists()
+    assert not path.exists()
+    assert database.store.num_refused == 1
+    assert database.numbers("n") == list(range(14, 40))
+    database.append("n", 40)
+    assert database.restart().numbers("n") == list(range(14, 41))
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (DatabaseKey("a-model", "0" * 32), "made with another tokenizer"),
+        (DatabaseKey("b-model", "f" * 32), "of the model 'a-model', not of 'b-model'"),
+    ],
+)
+def test_files_of_another_database_are_refused_and_it_starts_empty(tmp_path, caplog, key, reason):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.log.set_calibration("n", "r", b"state")
+    database.store.state_changed("n")
+    database.sync()
+    database.store.close()
+    foreign = Database(tmp_path, key)
+    assert reason in caplog.text
+    assert foreign.log.num_bytes == 0
+    assert foreign.log.changes_since({"n": 0}, max_bytes=10**6) == {}
+    foreign.append("n", 5)
+    assert foreign.restart().numbers("n") == [5]
+
+
+def test_a_file_moved_to_another_namespace_is_refused(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", 1)
+    database.append("other", 2)
+    first, second = database.files(".log")
+    second.write_bytes(first.read_bytes())
+    database = database.restart()
+    assert "a file of another namespace" in caplog.text
+    assert len(database.numbers("n") + database.numbers("other")) == 1
+
+
+def test_a_record_cut_short_by_a_crash_is_left_out(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", 1, 2, 3)
+    (path,) = database.files(".log")
+    path.write_bytes(path.read_bytes()[:-1])
+    database = database.restart()
+    assert "incomplete record" in caplog.text
+    assert database.numbers("n") == [1, 2]
+    assert database.store.num_refused == 0
+    database.sync()
+    assert database.restart().numbers("n") == [1, 2]
+
+
+def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", 1, 2, 3)
+    (path,) = database.files(".log")
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(bytes(data))
+    database = database.restart()
+    assert "the checksum is wrong" in caplog.text
+    assert path.with_name(f"{path.name}.refused").exists()
+    assert database.numbers("n") == [1, 2]
+    database.sync()
+    assert database.restart().numbers("n") == [1, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_no_damage_to_an_append_log_goes_unnoticed_or_raises(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("log") / "file"
+    bodies = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+    log = AppendLog(path)
+    for body in bodies:
+        log.append(body)
+    log.sync()
+    assert read_records(path, 10**6).bodies == bodies
+    damaged = bytearray(path.read_bytes())
+    index = data.draw(st.integers(0, len(damaged) - 1))
+    if data.draw(st.booleans()):
+        del damaged[index:]
+    else:
+        damaged[index] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(damaged))
+    records = read_records(path, 10**6)
+    assert records.bodies == bodies[: len(records.bodies)]
+    assert len(records.bodies) < len(bodies)
+    is_cut_between_records = not records.is_torn and not records.error
+    assert not is_cut_between_records or len(damaged) == sum(
+        8 + len(body) for body in records.bodies
+    )
+
+
+def test_an_oversized_log_is_refused(tmp_path):
+    AppendLog(tmp_path / "file").append(bytes(100))
+    with pytest.raises(SnapshotError, match="larger than the 50 bytes"):
+        read_records(tmp_path / "file", 50)
+
+
+def test_a_second_process_reads_and_does_not_write(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", 1, 2)
+    before = {path: path.read_bytes() for path in database.files("")}
+    second = Database(tmp_path)
+    assert "in use by another process" in caplog.text
+    assert not second.store.is_writable
+    assert second.numbers("n") == [1, 2]
+    second.append("n", 3)
+    assert second.numbers("n") == [1, 2, 3]
+    assert not second.sync()
+    with pytest.raises(DatabaseError, match="in use"):
+        second.store.flush("n", second.log)
+    assert {path: path.read_bytes() for path in database.files("")} == before
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseError, match="cannot be used"):
+        OutputStore(tmp_path / "file" / "database", KEY)
+
+
+def run_program(program: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *args],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_full_disk_costs_nothing_in_memory_and_is_made_good_later(tmp_path):
+    """The kernel lets no file of the process grow beyond 300 bytes, then lets it again."""
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from tests.databases.test_output_store import Database
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+database = Database(Path(sys.argv[1]))
+database.append("n", 1)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+database.append("n", *range(2, 60), length=60)
+assert database.numbers("n") == list(range(1, 60))
+assert not database.sync()
+assert database.store.num_failures > 0
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+database.append("n", 60)
+assert database.sync()
+print("good")
+"""
+    process = run_program(program, str(tmp_path))
+    assert process.communicate()[0] == "good\n"
+    assert Database(tmp_path).numbers("n") == list(range(1, 61))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_while_snapshots_are_written_loses_nothing_acknowledged(tmp_path, seed):
+    program = """
+import sys
+from pathlib import Path
+from tests.databases.test_output_store import Database
+
+database = Database(Path(sys.argv[1]), max_bytes=10**8)
+for number in range(10**6):
+    database.append("n", number, length=20)
+    print(number, flush=True)
+    if number % 3 == 0:
+        database.sync()
+"""
+    process = run_program(program, str(tmp_path))
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0.05, 0.4))
+    os.kill(process.pid, signal.SIGKILL)
+    *complete, _ = (first + process.communicate()[0]).split("\n")
+    acknowledged = int(complete[-1])
+    database = Database(tmp_path, max_bytes=10**8)
+    numbers = database.numbers("n")
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > acknowledged
+    assert database.store.num_refused == 0
+    assert not list(tmp_path.glob("*/.*.tmp"))
+
+
+def test_every_file_is_private(tmp_path):
+    database = Database(tmp_path / "new")
+    database.append("n", *range(40))
+    database.sync()
+    paths = [path for path in (tmp_path / "new").rglob("*") if path.name != "lock"]
+    assert paths
+    assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
+
+
+def test_the_snapshot_of_a_chunk_is_an_envelope_like_any_other(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.sync()
+    path = database.files(".chunk")[0]
+    payload = snapshot.read_file(path, kind="chunk", fingerprint=KEY.fingerprint)
+    assert payload["namespace"] == "n"

@@ -1,0 +1,261 @@
+"""The whole system as a user meets it: ``serve run``, then the real ``openai`` client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serving import ServedApplication
+
+pytestmark = pytest.mark.ray
+
+MODELS = ("hdserve-tiny", "hdserve-mini")
+QUESTION = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    served = ServedApplication(tmp_path_factory.mktemp("serve"))
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+@pytest.fixture(scope="module")
+def client(application: ServedApplication) -> openai.OpenAI:
+    return application.client()
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    """Both bundled models, the default one first, each with what it runs on."""
+    assert tuple(model.id for model in client.models.list()) == MODELS
+    for name in MODELS:
+        found = client.models.retrieve(name).model_extra or {}
+        assert found["max_model_len"] == 2048
+        assert found["num_kv_tokens"] > 2048
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stream_equals_whole(client: openai.OpenAI, model: str) -> None:
+    """A seeded stream is the seeded whole answer in pieces."""
+    options: dict[str, Any] = {
+        "model": model,
+        "messages": QUESTION,
+        "seed": 7,
+        "temperature": 0.9,
+        "max_completion_tokens": 40,
+    }
+    whole = client.chat.completions.create(**options)
+    chunks = list(
+        client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 40
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_drafts_change_no_token(client: openai.OpenAI, model: str) -> None:
+    """With speculation off and on: the same answer, and the statistics say which was which."""
+    answers = {}
+    for enabled in (False, True, True):
+        answer = client.chat.completions.create(
+            model=model,
+            messages=QUESTION,
+            temperature=0,
+            max_tokens=60,
+            extra_body={"speculation": {"enabled": enabled}},
+        )
+        metrics = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+        assert (metrics["num_draft_tokens"] > 0) == enabled
+        answers[enabled] = answer.choices[0].message.content
+    assert answers[True] == answers[False]
+
+
+def test_choices_and_logprobs(client: openai.OpenAI) -> None:
+    """``n`` choices differ; log probabilities cover the answer's tokens."""
+    answer = client.chat.completions.create(
+        model=MODELS[0],
+        messages=QUESTION,
+        n=3,
+        seed=1,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        tokens = choice.logprobs.content or []
+        assert "".join(token.token for token in tokens).startswith(choice.message.content or "")
+        assert all(len(token.top_logprobs) == 2 for token in tokens)
+        assert all(token.logprob <= 0 for token in tokens)
+
+
+def test_stop_strings(client: openai.OpenAI) -> None:
+    """The text ends before the stop string, streamed and whole."""
+    options: dict[str, Any] = {
+        "model": MODELS[0],
+        "messages": QUESTION,
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    full = client.chat.completions.create(**options).choices[0].message.content or ""
+    stop = full[10:14]
+    answer = client.chat.completions.create(**options, stop=[stop]).choices[0]
+    assert answer.message.content == full[: full.index(stop)]
+    assert answer.finish_reason == "stop"
+    pieces = client.chat.completions.create(**options, stop=stop, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == full[: full.index(stop)]
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    """Texts, token ids and lists of them; ``echo`` repeats the prompt."""
+    body: dict[str, Any] = {"model": MODELS[0], "max_tokens": 8, "temperature": 0}
+    one = client.completions.create(prompt="The restaurant", echo=True, **body)
+    assert one.choices[0].text.startswith("The restaurant")
+    ids = httpx.post(
+        f"{client.base_url}".removesuffix("v1/") + "tokenize",
+        json={"model": MODELS[0], "prompt": "The restaurant"},
+    ).json()["tokens"]
+    by_ids = client.completions.create(prompt=[ids, ids], n=2, **body)
+    assert [choice.index for choice in by_ids.choices] == [0, 1, 2, 3]
+    assert "The restaurant" + by_ids.choices[0].text == one.choices[0].text
+    assert by_ids.usage is not None
+    assert by_ids.usage.prompt_tokens == 2 * len(ids)
+
+
+def test_content_parts(client: openai.OpenAI) -> None:
+    """A message may be a list of text parts."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION[0]["content"]}]}]
+    options: dict[str, Any] = {"model": MODELS[0], "temperature": 0, "max_tokens": 10}
+    found = client.chat.completions.create(messages=parts, **options)
+    whole = client.chat.completions.create(messages=QUESTION, **options)
+    assert found.choices[0].message.content == whole.choices[0].message.content
+
+
+ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"model": "nope"}, 404, "model_not_found", "model"),
+    ({"temperature": -1}, 400, "invalid_value", "temperature"),
+    ({"temperature": "warm"}, 400, "invalid_value", "temperature"),
+    ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+    ({"n": 0}, 400, "invalid_value", "n"),
+    ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
+    ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+    ({"messages": []}, 400, "invalid_value", "messages"),
+    (
+        {"messages": [{"role": "user", "content": "word " * 4000}]},
+        400,
+        "context_length_exceeded",
+        "prompt",
+    ),
+    ({"messages": [{"role": "user", "content": "x" * 5_000_000}]}, 413, "request_too_large", None),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(("change", "status", "code", "param"), ERRORS)
+def test_errors(
+    application: ServedApplication,
+    change: dict[str, Any],
+    status: int,
+    code: str,
+    param: str | None,
+    is_streamed: bool,
+) -> None:
+    """Each mistake gets its status, slug and parameter before anything is streamed."""
+    body = {"model": MODELS[0], "messages": QUESTION, "max_tokens": 4, "stream": is_streamed}
+    answer = httpx.post(
+        f"{application.base_url}/v1/chat/completions", json={**body, **change}, timeout=60
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert len(error["message"]) < 1000
+
+
+def test_client_errors_have_their_classes(client: openai.OpenAI) -> None:
+    """The openai client raises what its users catch."""
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="nope", messages=QUESTION)
+    assert error.value.code == "model_not_found"
+    assert "hdserve-tiny" in error.value.message
+
+
+def test_ignored_fields_are_named(application: ServedApplication) -> None:
+    """A field nobody documents is accepted and named in a header."""
+    body = {"model": MODELS[0], "messages": QUESTION, "max_tokens": 1, "frobnicate": 1}
+    answer = httpx.post(f"{application.base_url}/v1/chat/completions", json=body)
+    assert answer.headers["x-hdserve-ignored"] == "frobnicate"
+
+
+def test_small_routes(application: ServedApplication) -> None:
+    """Health, readiness, version, documentation, and text to ids and back."""
+    get, post = httpx.get, httpx.post
+    url = application.base_url
+    assert get(f"{url}/health").json() == {"status": "ok"}
+    assert get(f"{url}/ready").json()["status"] == "ready"
+    assert get(f"{url}/version").json()["version"]
+    assert get(f"{url}/docs").status_code == 200
+    assert "/v1/chat/completions" in get(f"{url}/openapi.json").json()["paths"]
+    assert get(f"{url}/nowhere").json()["error"]["code"] == "invalid_route"
+    text = "Grüße, 你好!"
+    tokens = post(f"{url}/tokenize", json={"model": MODELS[1], "prompt": text}).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    back = post(f"{url}/detokenize", json={"model": MODELS[1], "tokens": tokens["tokens"]})
+    assert back.json() == {"prompt": text}
+    chat = post(f"{url}/tokenize", json={"model": MODELS[1], "messages": QUESTION}).json()
+    assert chat["count"] > 10
+
+
+def test_disconnect_frees_the_slot(application: ServedApplication) -> None:
+    """A client that goes away in mid-stream leaves no running sequence behind."""
+    body = {
+        "model": MODELS[0],
+        "messages": QUESTION,
+        "stream": True,
+        "ignore_eos": True,
+        "speculation": {"enabled": False},
+    }
+    with httpx.stream("POST", f"{application.base_url}/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert _num_running(application) == 1
+    deadline = time.monotonic() + 30
+    while _num_running(application) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _num_running(application) == 0
+
+
+def test_concurrent_requests_get_their_own_answers(client: openai.OpenAI) -> None:
+    """Requests in one batch get what each gets alone."""
+
+    def ask(seed: int) -> str | None:
+        answer = client.chat.completions.create(
+            model=MODELS[0], messages=QUESTION, seed=seed, max_tokens=20, temperature=1.0
+        )
+        return answer.choices[0].message.content
+
+    alone = [ask(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == alone
+
+
+def _num_running(application: ServedApplication) -> int:
+    found: int = httpx.get(f"{application.base_url}/v1/models/{MODELS[0]}").json()["num_running"]
+    return found

@@ -1,0 +1,135 @@
+"""Replicas draft from what others generated, and no request fails when the actor does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from actors import model_database
+from hdserve.databases.snapshot import DatabaseKey
+from tests.serving import ServedApplication
+
+pytestmark = pytest.mark.ray
+
+MODEL = "hdserve-mini"
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    """Two replicas of one model, on a cluster this process is connected to."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
+    directory = tmp_path_factory.mktemp("serve")
+    config = {
+        "models": [{"name": MODEL, "model": MODEL, "num_replicas": 2, "num_cpus": 0.2}],
+        "model_database": {"snapshot_dir": str(directory / "database")},
+    }
+    served = ServedApplication(directory, config, cluster.address)
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actor(application: ServedApplication) -> Any:
+    """The handle of the model database."""
+    url = f"{application.base_url}/v1/models/{MODEL}"
+    fingerprint = httpx.get(url).json()["tokenizer_fingerprint"]
+    return model_database.get(DatabaseKey(MODEL, fingerprint))
+
+
+def ask(client: openai.OpenAI, text: str) -> tuple[str, str, dict[str, int]]:
+    """Replica, answer, and accepted tokens by source."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": text}],
+        temperature=0.7,
+        seed=4,
+        max_tokens=80,
+        extra_body={"ignore_eos": True},
+    )
+    metrics = (answer.model_extra or {})["metrics"]
+    accepted = metrics["speculative_decoding"]["accepted_by_source"]
+    return metrics["replica"], answer.choices[0].message.content or "", accepted
+
+
+def ask_until_other(client: openai.OpenAI, text: str, replica: str) -> dict[str, int]:
+    """Ask until another replica than ``replica`` answers."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: ask(client, text), range(4)))
+        assert len({answer for _, answer, _ in answers}) == 1
+        for other, _, accepted in answers:
+            if other != replica:
+                return accepted
+    raise AssertionError("one replica answered everything")
+
+
+def test_a_replica_drafts_from_the_others_output(
+    application: ServedApplication, actor: Any
+) -> None:
+    """What one replica generated is drafted, and accepted, on the other."""
+    client = application.client()
+    text = "Please find me a train from Bristol to York on the second of May."
+    replica, _, before = ask(client, text)
+    wait_for_outputs(actor, 1)
+    time.sleep(2.0)
+    accepted = ask_until_other(client, text, replica)
+    assert accepted.get("model", 0) > before.get("model", 0)
+    assert accepted["model"] > 40
+
+
+def test_a_killed_actor_loses_no_request_and_no_output(
+    application: ServedApplication, actor: Any
+) -> None:
+    """Requests go on while the actor is dead; what it had acknowledged is there again."""
+    client = application.client()
+    for number in range(3):
+        ask(client, f"Tell me about the number {number}.")
+    num_outputs = wait_for_outputs(actor, 4)
+    pid = ray.get(actor.info.remote())["pid"]
+    with ThreadPoolExecutor(2) as pool:
+        answers = pool.map(lambda n: ask(client, f"What is {n} plus {n}?"), range(12))
+        ray.kill(actor, no_restart=False)
+        assert len(list(answers)) == 12
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            info = ray.get(actor.info.remote(), timeout=10)
+        except ray.exceptions.RayError:
+            time.sleep(0.2)
+            continue
+        if info["pid"] != pid and count(info) >= num_outputs + 12:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the outputs did not come back")
+
+
+def wait_for_outputs(actor: Any, num_outputs: int) -> int:
+    """Wait until the actor has so many; returns how many it has."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        found = count(ray.get(actor.info.remote()))
+        if found >= num_outputs:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{found} outputs were published, not {num_outputs}")
+
+
+def count(info: dict[str, Any]) -> int:
+    found: int = info["namespaces"].get("default", {"num_outputs": 0})["num_outputs"]
+    return found

@@ -1,0 +1,84 @@
+"""Drafters for the tests: one that is always right, one that never is, one that breaks."""
+
+from __future__ import annotations
+
+from hdserve import core
+from hdserve.core import Source
+from hdserve.drafting.base import Drafter, Forward
+from hdserve.tree import Acceptance, DraftTree
+
+
+class OracleDrafter(Drafter):
+    """Knows the whole output of each request and drafts it behind decoys.
+
+    Args:
+        futures: the full token ids, prompt included, by request id.
+        length: tokens of a draft.
+    """
+
+    name = "oracle"
+
+    def __init__(self, futures: dict[str, list[int]], length: int = 5) -> None:
+        self._futures = futures
+        self._length = length
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        start = len(seq.token_ids)
+        future = self._futures[seq.request_id][start : start + self._length]
+        tree.add_path([token_id ^ 1 for token_id in future[:3]], Source.OTHER, 0.5)
+        tree.add_path([*future[:2], future[-1] ^ 1] if future else [], Source.OTHER, 0.5)
+        tree.add_path(future, Source.OTHER, 0.9)
+
+
+class JunkDrafter(Drafter):
+    """Drafts a full tree of pseudo-random tokens."""
+
+    name = "junk"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        state = len(seq.token_ids) * 7919 + seq.token_ids[-1]
+        while not tree.is_full:
+            state = (state * 1103515245 + 12345) % 2**31
+            parent = state // 64 % len(tree)
+            if tree.add_node(parent, state % self._vocab_size, Source.OTHER, 0.1) is None:
+                return
+
+
+class RaisingDrafter(Drafter):
+    """Raises in every method, after it has half filled the tree."""
+
+    name = "raising"
+
+    def start(self, seq: core.Sequence) -> None:
+        raise RuntimeError("start")
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        tree.add_path([1, 2, 3], Source.OTHER)
+        raise RuntimeError("propose")
+
+    def observe(
+        self,
+        seq: core.Sequence,
+        tree: DraftTree,
+        acceptance: Acceptance,
+        forward: Forward | None,
+    ) -> None:
+        raise RuntimeError("observe")
+
+    def finish(self, seq: core.Sequence) -> None:
+        raise RuntimeError("finish")
+
+
+class ForeignTokenDrafter(Drafter):
+    """Proposes ids that are not in the vocabulary."""
+
+    name = "foreign"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        tree.add_path([0, self._vocab_size], Source.OTHER)

@@ -1,0 +1,236 @@
+"""Drafts change speed, never tokens: drafted output equals plain output, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hdserve import core
+from hdserve.core import SpeculationParams
+from hdserve.drafting.base import Drafter
+from tests.drafters import ForeignTokenDrafter, JunkDrafter, OracleDrafter, RaisingDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
+
+Futures = dict[str, list[int]]
+
+DRAFTERS: dict[str, Callable[[Futures], list[Drafter]]] = {
+    "oracle": lambda futures: [OracleDrafter(futures)],
+    "junk": lambda futures: [JunkDrafter(VOCAB_SIZE)],
+    "raising": lambda futures: [RaisingDrafter()],
+    "foreign": lambda futures: [ForeignTokenDrafter(VOCAB_SIZE)],
+    "oracle after raising": lambda futures: [RaisingDrafter(), OracleDrafter(futures)],
+}
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.7},
+    "hot": {"temperature": 1.6},
+    "top_k": {"temperature": 1.2, "top_k": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 1.3, "min_p": 0.1},
+    "all filters": {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "repetition": {"temperature": 0.8, "repetition_penalty": 1.3},
+    "presence": {"temperature": 0.8, "presence_penalty": 1.5},
+    "frequency": {"temperature": 0.0, "frequency_penalty": 1.2},
+    "bias": {"temperature": 1.0, "logit_bias": {3: 5.0, 7: -100.0, 11: 2.5}},
+    "min_tokens": {"temperature": 1.0, "stop_token_ids": (4, 8, 15, 16, 23), "min_tokens": 12},
+    "logprobs": {"temperature": 1.0, "logprobs": 4},
+    "everything": {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "logit_bias": {5: 3.0},
+        "stop_token_ids": (2, 44),
+        "min_tokens": 5,
+        "logprobs": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_equals_generate(architecture: str) -> None:
+    """Every architecture gives what transformers' own ``generate`` gives, with drafts accepted."""
+    model = make_model(architecture)
+    prompt = make_prompt(41)
+    model.set_attn_implementation("eager")
+    wanted = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0].tolist()
+    for drafters in ([], [OracleDrafter({"a": wanted})], [JunkDrafter(VOCAB_SIZE)]):
+        seq = make_sequence("a", prompt, temperature=0.0, max_tokens=40)
+        run(make_engine(drafters, model=model), [seq])
+        assert seq.token_ids == wanted
+        if drafters and drafters[0].name == "oracle":
+            assert seq.counts.num_accepted_tokens > 20
+
+
+@pytest.mark.parametrize("setting", SAMPLING)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_sampled_equals_plain(drafter: str, setting: str) -> None:
+    """Every parameter, three seeds in one batch of unequal lengths: equal to each alone, plain."""
+    model = make_model()
+    sequences = [
+        make_sequence(f"{seed}", make_prompt(5 + 17 * seed, seed), seed=seed, **SAMPLING[setting])
+        for seed in range(3)
+    ]
+    wanted = plain_tokens(model, sequences)
+    run(make_engine(DRAFTERS[drafter](wanted), model=model), sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    num_accepted = sum(seq.counts.num_accepted_tokens for seq in sequences)
+    if "oracle" in drafter:
+        assert num_accepted > 10
+    assert len({tuple(tokens[-8:]) for tokens in wanted.values()}) == 3
+
+
+def test_logprobs_equal_plain() -> None:
+    """Log probabilities come from the same rows with drafts and without."""
+    model = make_model()
+    options: dict[str, Any] = {"temperature": 0.8, "logprobs": 3, "seed": 5}
+    plain = run(make_engine(model=model), [make_sequence("a", make_prompt(9), **options)])
+    wanted = [item for output in plain for item in output.logprobs or ()]
+    future = plain[0].sequence.token_ids
+    drafted = run(
+        make_engine([OracleDrafter({"a": future})], model=model),
+        [make_sequence("a", make_prompt(9), **options)],
+    )
+    found = [item for output in drafted for item in output.logprobs or ()]
+    assert len(drafted) < len(plain)
+    assert [item.token_id for item in found] == [item.token_id for item in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert len(one.top) == 3
+
+
+def test_joins_and_aborts_change_nothing() -> None:
+    """Sequences that come and go in mid-flight leave the others' tokens alone."""
+    model = make_model()
+    sequences = [
+        make_sequence(f"{seed}", make_prompt(7 + 23 * (seed % 4), seed), seed=seed, temperature=0.9)
+        for seed in range(9)
+    ]
+    wanted = plain_tokens(model, sequences)
+    engine = make_engine([OracleDrafter(wanted, length=2)], model=model, max_num_sequences=3)
+    arriving = iter(sequences)
+    aborted = {"2", "5"}
+    for step in range(400):
+        if step % 2 == 0 and (seq := next(arriving, None)) is not None:
+            engine.add(seq)
+        if step in {6, 14}:
+            engine.abort("2" if step == 6 else "5")
+        engine.step()
+    assert not engine.has_work
+    for seq in sequences:
+        if seq.request_id in aborted:
+            assert wanted[seq.request_id][: len(seq.token_ids)] == seq.token_ids
+        else:
+            assert seq.token_ids == wanted[seq.request_id]
+    assert engine.stats.kv_cache_usage == 0.0
+    assert engine.stats.num_finished["abort"] >= 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 200])
+def test_prefill_chunks_change_nothing(chunk: int) -> None:
+    """A prompt may be cut anywhere."""
+    model = make_model("mistral")
+    sequences = [make_sequence(str(n), make_prompt(n, n), temperature=0.7) for n in (150, 3)]
+    wanted = plain_tokens(model, sequences)
+    engine = make_engine([OracleDrafter(wanted)], model=model, prefill_chunk_tokens=chunk)
+    run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+
+
+def test_choices_differ_and_repeat() -> None:
+    """Choices of one request have noise of their own; the same request gives the same answers."""
+
+    def answers() -> list[list[int]]:
+        sequences = [
+            core.Sequence(
+                f"r/{index}",
+                make_prompt(6),
+                core.SamplingParams(max_tokens=16, seed=3),
+                choice_index=index,
+            )
+            for index in range(4)
+        ]
+        run(make_engine([JunkDrafter(VOCAB_SIZE)]), sequences)
+        return [seq.output_token_ids for seq in sequences]
+
+    first = answers()
+    assert first == answers()
+    assert len({tuple(tokens) for tokens in first}) == 4
+
+
+def test_speculation_can_be_switched_off() -> None:
+    """A request without speculation is decoded plainly beside one with."""
+    model = make_model()
+    options: dict[str, Any] = {"temperature": 0.0}
+    sequences = [
+        make_sequence("on", make_prompt(8), **options),
+        make_sequence("off", make_prompt(8), SpeculationParams(is_enabled=False), **options),
+        make_sequence("few", make_prompt(8), SpeculationParams(max_draft_tokens=2), **options),
+    ]
+    wanted = plain_tokens(model, sequences)
+    run(make_engine([OracleDrafter(wanted)], model=model), sequences)
+    assert len({tuple(seq.token_ids) for seq in sequences}) == 1
+    assert sequences[0].counts.num_accepted_tokens > 0
+    assert sequences[1].counts.num_drafts == 0
+    few = sequences[2].counts
+    assert 0 < few.num_draft_tokens <= 2 * few.num_drafts
+
+
+def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
+    """Deliberate faults: module, name, and what replaces it."""
+    import numpy as np
+
+    from hdserve.engine import batch, decoder, engine
+    from hdserve.engine.sampler import uniform
+
+    def siblings_visible(chunk: batch.Chunk, num_keys: int) -> Any:
+        visible = original_visible(chunk, num_keys)
+        end = chunk.first_column + chunk.num_rows
+        visible[:, chunk.first_column : end] |= np.tri(chunk.num_rows, dtype=bool)
+        return visible
+
+    def wrong_positions(chunk: batch.Chunk) -> Any:
+        return np.arange(chunk.first_column, chunk.first_column + chunk.num_rows)
+
+    original_visible = batch._visible
+    yield "sibling visible", "hdserve.engine.batch", "_visible", siblings_visible
+    yield "wrong position", "hdserve.engine.batch", "_positions", wrong_positions
+    yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
+    original_slice = decoder.SequenceDecoder._choose
+
+    def noise_by_node(self: Any, logits: Any, position: int) -> int:
+        return original_slice(self, logits, position + int(logits.storage_offset() > 0))
+
+    yield "noise by node", "hdserve.engine.decoder", "SequenceDecoder._choose", noise_by_node
+    original_decide = decoder.SequenceDecoder.decide
+
+    def wrong_row(self: Any, tree: Any, outputs: Any) -> Any:
+        shifted = type(outputs)(outputs.logits.roll(1, dims=0))
+        return original_decide(self, tree, shifted)
+
+    yield "wrong logits row", "hdserve.engine.decoder", "SequenceDecoder.decide", wrong_row
+    assert engine
+    assert uniform
+
+
+@pytest.mark.parametrize("fault", ["none", *(name for name, *_ in _mutations())])
+def test_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite above can fail: each deliberate fault of the engine changes tokens."""
+    model = make_model()
+    sequences = [
+        make_sequence(str(seed), make_prompt(12, seed), seed=seed, temperature=1.0, max_tokens=40)
+        for seed in range(3)
+    ]
+    wanted = plain_tokens(model, sequences)
+    for name, module, attribute, replacement in _mutations():
+        if name == fault:
+            monkeypatch.setattr(f"{module}.{attribute}", replacement)
+    run(make_engine([OracleDrafter(wanted)], model=model), sequences)
+    found = {seq.request_id: seq.token_ids for seq in sequences}
+    assert (found == wanted) == (fault == "none")

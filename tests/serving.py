@@ -1,0 +1,105 @@
+"""A served application in processes of its own, for end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+START_TIMEOUT_S = 180.0
+
+
+class ServedApplication:
+    """``serve run`` in a subprocess on a free port, on a Ray of its own.
+
+    Args:
+        directory: for the log and the Serve configuration file.
+        config: the hdserve configuration; ``None`` for the default application.
+        ray_address: a running cluster to use; by default one is started with it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any] | None = None,
+        ray_address: str = "local",
+    ) -> None:
+        self.port = _free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.log_path = directory / "serve.log"
+        serve_config = directory / "serve.json"
+        args = {} if config is None else {"config": config}
+        serve_config.write_text(
+            json.dumps(
+                {
+                    "http_options": {"host": "127.0.0.1", "port": self.port},
+                    "applications": [
+                        {
+                            "name": "hdserve",
+                            "route_prefix": "/",
+                            "import_path": "deployments:app",
+                            "args": args,
+                        }
+                    ],
+                }
+            )
+        )
+        serve = Path(sys.executable).with_name("serve")
+        environment = {
+            **os.environ,
+            "RAY_ADDRESS": ray_address,
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._log = self.log_path.open("w")
+        self._process = subprocess.Popen(
+            [str(serve), "run", str(serve_config)],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until every model answers."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self.log_path.read_text()[-3000:]
+            try:
+                if httpx.get(f"{self.base_url}/ready", timeout=10).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        raise AssertionError(f"not ready: {self.log_path.read_text()[-3000:]}")
+
+    def client(self) -> openai.OpenAI:
+        """A client that does not retry."""
+        return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0)
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does, with every process it started."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,92 @@
+"""Imports point one way, and the heavy libraries stay in their homes (docs/walk.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("hdserve", "actors", "deployments")
+
+LAYERS = {
+    "hdserve.errors": 0,
+    "hdserve.core": 1,
+    "hdserve.tree": 1,
+    "hdserve.models": 1,
+    "hdserve.config": 2,
+    "hdserve.databases": 3,
+    "hdserve.drafting": 4,
+    "hdserve.engine": 5,
+    "hdserve.bench": 6,
+    "hdserve.llm": 6,
+    "hdserve.cli": 7,
+    "hdserve": 7,
+    "actors": 4,
+    "deployments": 8,
+}
+"""A module imports only from its own layer and lower ones; the longest prefix counts."""
+
+HOMES = {
+    "torch": ("hdserve.engine", "hdserve.bench.engine"),
+    "transformers": ("hdserve.engine", "hdserve.bench.engine"),
+    "ray": ("actors", "deployments"),
+    "fastapi": ("deployments",),
+    "starlette": ("deployments",),
+}
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    yield from (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+
+
+def _layer(name: str) -> int | None:
+    return next((LAYERS[prefix] for prefix in _prefixes(name) if prefix in LAYERS), None)
+
+
+MODULES = dict(_modules())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_to_lower_layers(module: str) -> None:
+    """No module imports from a layer above its own."""
+    own = _layer(module)
+    assert own is not None, f"{module} has no layer"
+    for imported in _imports(MODULES[module]):
+        layer = _layer(imported)
+        assert layer is None or layer <= own, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_libraries_stay_at_home(module: str) -> None:
+    """Ray, torch, transformers and FastAPI are imported in their homes alone."""
+    for imported in _imports(MODULES[module]):
+        homes = HOMES.get(imported.split(".")[0])
+        is_home = homes is None or any(prefix in homes for prefix in _prefixes(module))
+        assert is_home, f"{module} imports {imported}"
+
+
+def test_packages_do_not_import_tests() -> None:
+    """What is installed does not need what is not."""
+    for module, path in MODULES.items():
+        for imported in _imports(path):
+            assert imported.split(".")[0] not in {"tests", "tools", "benchmarks"}, module

@@ -1,0 +1,1 @@
+"""Programs that maintain the project; they are not installed with it."""
