@@ -21,9 +21,13 @@ from hdserve.drafting.candidates import (
     CELL_P,
     NUM_CELLS,
     NUM_INPUTS,
+    NUM_LEVELS,
+    NUM_ORDERS,
     NUM_PATTERNS,
+    NUM_RANKS,
     NUM_WEIGHT_SETS,
     PRESENT_CELLS,
+    ROWS_PER_LEVEL,
     Floats,
     Learned,
 )
@@ -45,6 +49,7 @@ class Calibration:
         cells: float32 ``[NUM_CELLS, 4]``: probability, observations, logit, unused.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
+        learned: the three arrays, which compiled code reads and updates in place.
         num_tokens: how many tokens were learned from since the prior.
     """
 
@@ -58,6 +63,7 @@ class Calibration:
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
+        self.learned = Learned(self.cells, self.weights, self.token_bias)
         self._update_logits()
 
     def _update_logits(self) -> None:
@@ -67,10 +73,6 @@ class Calibration:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bias)
-
-    def learned(self) -> Learned:
-        """The arrays the compiled code reads and updates in place."""
-        return Learned(self.cells, self.weights, self.token_bias)
 
     def to_bytes(self) -> bytes:
         """The state as compressed msgpack, about 50 kB."""
@@ -151,6 +153,17 @@ class Calibration:
         self._update_logits()
 
 
+def merge_states(first: bytes, second: bytes) -> bytes:
+    """One state of two, each as from :meth:`Calibration.to_bytes`.
+
+    Raises:
+        SnapshotError: one is corrupt, of another version or of another vocabulary.
+    """
+    merged = Calibration.from_bytes(first)
+    merged.merge([Calibration.from_bytes(second)])
+    return merged.to_bytes()
+
+
 def _array(data: bytes, dtype: Any, length: int) -> Any:
     array = np.frombuffer(data, dtype)
     if len(array) != length:
@@ -160,8 +173,6 @@ def _array(data: bytes, dtype: Any, length: int) -> Any:
 
 def _first_guess() -> Floats:
     """Probabilities of the present cells before anything was learned: shares, distrusted."""
-    from hdserve.drafting.candidates import NUM_LEVELS, NUM_ORDERS, NUM_RANKS, ROWS_PER_LEVEL
-
     shares = np.array(_SHARES)[:, None] * np.array([0.35, 0.45, 0.6, 0.75, 0.9, 0.95])
     orders = np.array([0.4, 0.7, 0.85, 0.9, 0.95, 1.0, 1.0, 1.0])
     shape = (NUM_LEVELS, NUM_ORDERS, len(shares), 6, NUM_RANKS, ROWS_PER_LEVEL)

@@ -25,7 +25,14 @@ EXPANSION_BOUND = 0.5
 
 @inlined
 def enqueue(
-    scratch: Scratch, head: int, length: int, limit: int, score: float, index: int, parent: int, confidence: int
+    scratch: Scratch,
+    head: int,
+    length: int,
+    limit: int,
+    score: float,
+    index: int,
+    parent: int,
+    confidence: int,
 ) -> int:
     """Insert a candidate in descending order, at most ``limit`` are kept; the new length."""
     queue, scores = scratch.queue, scratch.queue_scores
