@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgpack
 import numpy as np
 
-from hdserve.drafting.candidates import (
+from hdserve.drafting.arrays import (
     ABSENT_CELLS,
     BIAS_INPUT,
     CELL_COUNT,
@@ -31,6 +31,7 @@ from hdserve.drafting.candidates import (
     Floats,
     Learned,
 )
+from hdserve.drafting.handles import handle_table
 from hdserve.errors import SnapshotError
 
 FORMAT_VERSION = 1
@@ -49,7 +50,7 @@ class Calibration:
         cells: float32 ``[NUM_CELLS, 4]``: probability, observations, logit, unused.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
-        learned: the three arrays, which compiled code reads and updates in place.
+        handles: of the three arrays, for the compiled code that reads and updates them.
         num_tokens: how many tokens were learned from since the prior.
     """
 
@@ -63,7 +64,7 @@ class Calibration:
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
-        self.learned = Learned(self.cells, self.weights, self.token_bias)
+        self.handles = handle_table(Learned(self.cells, self.weights, self.token_bias))
         self._update_logits()
 
     def _update_logits(self) -> None:
@@ -126,6 +127,13 @@ class Calibration:
         np.minimum(state.cells[:, CELL_COUNT], PRIOR_COUNT, out=state.cells[:, CELL_COUNT])
         state.weights[:] = shipped.weights
         return state
+
+    def without_token_bias(self) -> Calibration:
+        """A copy for no vocabulary in particular: cells and weights only."""
+        copy = Calibration(0)
+        copy.cells[:] = self.cells
+        copy.weights[:] = self.weights
+        return copy
 
     def merge(self, others: list[Calibration]) -> None:
         """Take over what other replicas of the same model have learned.

@@ -19,11 +19,13 @@ from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition
 from hdserve.databases.ngram import Ints, NgramTable
 from hdserve.databases.statistics import STATISTICS_ORDERS
-from hdserve.drafting.base import Drafter, DraftResources, Forward
-from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.candidates import (
+from hdserve.drafting.arrays import (
     CONTEXT,
     MODEL,
+    NODE_DEPTH,
+    NODE_LEVEL,
+    NODE_PARENT,
+    NODE_TOKEN,
     NUM_LEVELS,
     NUM_ORDERS,
     OTHERS,
@@ -36,12 +38,15 @@ from hdserve.drafting.candidates import (
     Databases,
     new_scratch,
 )
-from hdserve.drafting.growth import NODE_DEPTH, NODE_LEVEL, NODE_PARENT, NODE_TOKEN, grow_tree
+from hdserve.drafting.base import Drafter, DraftResources, Forward
+from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.growth import grow_tree
+from hdserve.drafting.handles import handle_table
 from hdserve.drafting.learning import commit
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 
-CONTEXT_ORDERS = (0, 1, 2, 3, 5)
+CONTEXT_ORDERS = (0, 1, 2, 3)
 MAX_CALIBRATIONS = 256
 """Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
 
@@ -76,7 +81,16 @@ class HierarchyOptions(StrictModel):
 class _Request:
     """What is kept for one running sequence."""
 
-    __slots__ = ("calibration", "context", "databases", "levels", "partition", "state", "version")
+    __slots__ = (
+        "calibration",
+        "context",
+        "databases",
+        "handles",
+        "levels",
+        "partition",
+        "state",
+        "version",
+    )
 
     def __init__(
         self, context: ContextDatabase, calibration: Calibration, state: Ints, levels: int
@@ -88,6 +102,7 @@ class _Request:
         self.partition: Partition | None = None
         self.version = -1
         self.databases: Databases
+        self.handles: Ints
 
 
 class Hierarchy(Drafter):
@@ -106,6 +121,7 @@ class Hierarchy(Drafter):
         self._resources = resources
         self._pool = ContextPool()
         self._scratch = new_scratch(self.options.max_nodes)
+        self._scratch_handles = handle_table(self._scratch)
         self._orders = _order_table()
         self._nothing = Partition(1 << 14)
         self._levels = self._available_levels()
@@ -204,6 +220,7 @@ class Hierarchy(Drafter):
             orders=self._orders,
             state=request.state,
         )
+        request.handles = handle_table(request.databases)
 
     def _others(self, namespace: str) -> NgramTable:
         """The best-ranked table of other models that holds something."""
@@ -230,9 +247,9 @@ class Hierarchy(Drafter):
         self._refresh(request, seq)
         scratch = self._scratch
         num_nodes = grow_tree(
-            request.databases,
-            request.calibration.learned,
-            scratch,
+            request.handles,
+            request.calibration.handles,
+            self._scratch_handles,
             request.levels,
             capacity,
             tree.max_depth,
@@ -259,9 +276,9 @@ class Hierarchy(Drafter):
             self._connect(request, seq)
         self._refresh(request, seq)
         commit(
-            request.databases,
-            request.calibration.learned,
-            self._scratch,
+            request.handles,
+            request.calibration.handles,
+            self._scratch_handles,
             request.levels,
             np.array(acceptance.token_ids, np.int32),
             self.options.learning_rate,

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from hdserve.databases.history import MATCH_TOKENS, head_slot, match_key
-from hdserve.databases.ngram import Tokens, inlined, insert_tokens, jit
-from hdserve.drafting.candidates import (
+from hdserve.databases.ngram import Ints, Tokens, inlined, insert_tokens, jit
+from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_STATE,
     CANDIDATE_TOKEN,
@@ -16,6 +16,7 @@ from hdserve.drafting.candidates import (
     CELL_LOGIT,
     CELL_P,
     CONTEXT,
+    NODE_DEPTH,
     NUM_INPUTS,
     POINTER_INPUT,
     POINTER_SETS,
@@ -23,13 +24,15 @@ from hdserve.drafting.candidates import (
     STATE_CONTEXT_STAMP,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
-    Databases,
     Learned,
     Scratch,
+)
+from hdserve.drafting.candidates import (
     confidence_after,
     expand,
     region_set,
 )
+from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 
 LEARNING_NEED = 0.002
@@ -99,18 +102,21 @@ def learn_token(
 
 @jit
 def commit(
-    databases: Databases,
-    learned: Learned,
-    scratch: Scratch,
+    database_handles: Ints,
+    learned_handles: Ints,
+    scratch_handles: Ints,
     levels: int,
     new_tokens: Tokens,
     rate: float,
     bias_rate: float,
 ) -> None:
     """Learn from tokens the model decided and append them to the request's own text."""
+    databases = databases_of(database_handles)
+    learned = learned_of(learned_handles)
+    scratch = scratch_of(scratch_handles)
     state = databases.state
     pointers = state[STATE_POINTERS:]
-    scratch.nodes[0, 2] = 0
+    scratch.nodes[0, NODE_DEPTH] = 0
     for index in range(new_tokens.shape[0]):
         token = np.int64(new_tokens[index])
         num_suffix, num_shared = fill_suffix(databases, scratch, 0)
