@@ -147,13 +147,14 @@ class Calibration:
         states = [self, *others]
         if any(state.vocab_size != self.vocab_size for state in states):
             raise SnapshotError("the calibrations are of different vocabularies")
-        counts = np.stack([state.cells[:, CELL_COUNT] for state in states]) + 1e-3
+        counts = np.stack([state.cells[:, CELL_COUNT] for state in states])
         p = np.stack([state.cells[:, CELL_P] for state in states])
         shares = np.array([state.num_tokens + 1 for state in states], np.float64)
         shares /= shares.sum()
         merged_weights = sum(s * state.weights for s, state in zip(shares, states, strict=True))
         merged_bias = sum(s * state.token_bias for s, state in zip(shares, states, strict=True))
-        self.cells[:, CELL_P] = (p * counts).sum(0) / counts.sum(0)
+        shares_of_cells = (counts + 1e-3) / (counts + 1e-3).sum(0)
+        self.cells[:, CELL_P] = (p * shares_of_cells).sum(0)
         self.cells[:, CELL_COUNT] = counts.max(0)
         self.weights[:] = merged_weights
         self.token_bias[:] = merged_bias
