@@ -46,8 +46,10 @@ from hdserve.drafting.arrays import (
     MODEL,
     NUM_CONFIDENCES,
     NUM_INPUTS,
+    NUM_LEVELS,
     NUM_ORDERS,
     NUM_RANKS,
+    NUM_REACHES,
     NUM_SHARES,
     NUM_TOTALS,
     OTHERS,
@@ -56,6 +58,7 @@ from hdserve.drafting.arrays import (
     POINTER_SIZE,
     POINTER_STATES,
     PRESENT_CELLS,
+    REACH_SETS,
     REGION_SETS,
     ROWS_PER_LEVEL,
     STATE_CONTEXT_STAMP,
@@ -156,6 +159,7 @@ def find_level(
             break
         scratch.found[found] = row
         found += 1
+    scratch.reach[level] = min(found, NUM_REACHES - 1)
     for place in range(min(found, ROWS_PER_LEVEL)):
         which = found - 1 - place
         row = scratch.found[which]
@@ -193,6 +197,7 @@ def find_all(
         scratch.template[index] = 0.0
         scratch.absent_cells[index] = -1
     scratch.template[BIAS_INPUT] = 1.0
+    scratch.reach[:] = 0
     own, shared = scratch.suffix[0], scratch.suffix[1]
     num = 0
     if levels & (1 << CONTEXT):
@@ -381,6 +386,14 @@ def region_set(depth: int, confidence: int) -> int:
 
 
 @inlined
+def reach_set(scratch: Scratch) -> int:
+    """The weight set of how long the known contexts of context, model and statistics are."""
+    reach = scratch.reach
+    index = (reach[CONTEXT] * NUM_REACHES + reach[MODEL]) * NUM_REACHES + reach[STATISTICS]
+    return REACH_SETS + index
+
+
+@inlined
 def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
     """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
@@ -423,8 +436,14 @@ def expand(
     num = add_pointers(databases, learned, scratch, pointers, predicted, generation)
     num = collect(databases, learned, scratch, num_hits, num, generation, need)
     state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    reach = reach_set(scratch)
+    scratch.reach[NUM_LEVELS] = reach
     for which in range(NUM_INPUTS):
-        scratch.base_weights[which] = learned.weights[state, which] + learned.weights[region, which]
+        scratch.base_weights[which] = (
+            learned.weights[state, which]
+            + learned.weights[region, which]
+            + learned.weights[reach, which]
+        )
     lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
     for index in range(num):
         logit = mix(learned, scratch, index, state)

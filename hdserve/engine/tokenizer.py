@@ -45,7 +45,8 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        ids: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return max(ids.values()) + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, no special tokens added."""
