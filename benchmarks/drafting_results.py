@@ -128,7 +128,7 @@ def best_peer(baselines: list[dict[str, Any]], name: str, mode: str, budget: int
         for r in baselines
         if (r["set"], r["mode"], r["budget"]) == (name, mode, budget)
     ]
-    return f"{max(found)[0]:.3f}" if found else "–"
+    return f"{max(found)[0]:.3f}" if found else "-"
 
 
 def print_tables(out: Path, baselines: list[dict[str, Any]]) -> None:

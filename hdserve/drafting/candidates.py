@@ -271,6 +271,16 @@ def find_existing(scratch: Scratch, token: int, generation: int) -> int:
 
 
 @inlined
+def admit(
+    scratch: Scratch, token: int, num: int, generation: int, level: int, is_likely: bool
+) -> int:
+    """The candidate of ``token``; one that is not likely is not made, then -1."""
+    if is_likely:
+        return find_or_add(scratch, token, num, generation, level)
+    return find_existing(scratch, token, generation)
+
+
+@inlined
 def collect(
     databases: Databases,
     learned: Learned,
@@ -301,18 +311,11 @@ def collect(
             rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
             share = share_bucket(np.float32(count) * scale)
             cell = present_cell(level, order, share, bucket, rank, place)
-            if learned.cells[cell, CELL_P] < floor:
-                candidate = find_existing(scratch, token, generation)
-                if candidate < 0:
-                    continue
-            else:
-                if token >= vocab_size:
-                    continue
-                candidate = find_or_add(scratch, token, num, generation, level)
-                if candidate < 0:
-                    continue
-                if candidate == num:
-                    num += 1
+            is_likely = learned.cells[cell, CELL_P] >= floor and token < vocab_size
+            candidate = admit(scratch, token, num, generation, level, is_likely)
+            if candidate < 0:
+                continue
+            num = max(num, candidate + 1)
             logit = learned.cells[cell, CELL_LOGIT]
             scratch.inputs[candidate, which] = logit
             scratch.input_cells[candidate, which] = cell
