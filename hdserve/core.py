@@ -197,6 +197,8 @@ class Sequence:
         choice_index: which of the ``n`` choices of the request this is.
         namespace: which model databases it may read and feed.
         drafter_state: what drafters keep per sequence, by drafter name.
+        recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
+            of models whose weights cannot be had.
     """
 
     request_id: str
@@ -211,6 +213,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     drafter_state: dict[str, Any] = field(default_factory=dict)
+    recorded_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -53,8 +53,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         UnsupportedModel: its architecture cannot be verified in packed draft trees.
     """
     path = resolve_model(config.model)
-    device = _pick_device(config.engine.device)
-    dtype = _pick_dtype(config.engine.dtype, device)
+    device = pick_device(config.engine.device)
+    dtype = pick_dtype(config.engine.dtype, device)
     options: dict[str, Any] = {
         "revision": config.revision,
         "trust_remote_code": config.trust_remote_code,
@@ -110,7 +110,12 @@ def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
         return None
 
 
-def _pick_device(device: Device) -> torch.device:
+def pick_device(device: Device) -> torch.device:
+    """The device to run on; ``auto`` takes a GPU where there is one.
+
+    Raises:
+        ConfigError: ``cuda`` is wanted and there is none.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch finds no CUDA device")
     if device == "auto":
@@ -118,7 +123,8 @@ def _pick_device(device: Device) -> torch.device:
     return torch.device(device)
 
 
-def _pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+    """The dtype to run in; ``auto`` takes bfloat16 where the hardware multiplies it."""
     if dtype == "auto":
         dtype = "bfloat16" if _multiplies_bfloat16(device) else "float32"
     return cast("torch.dtype", getattr(torch, dtype))

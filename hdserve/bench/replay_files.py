@@ -1,0 +1,62 @@
+"""Replay files: recorded requests as token ids, one JSON object per line, perhaps gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdserve.errors import DatabaseError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One recorded request.
+
+    Attributes:
+        task: the group for figures by task; ``all`` when the file names none.
+        prompt, response: token ids; the response ends with the end-of-sequence token if there was
+            one.
+    """
+
+    name: str
+    task: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+
+
+def read_replay(path: str | Path, limit: int | None = None) -> Iterator[ReplayRow]:
+    """The first ``limit`` rows of a file.
+
+    Raises:
+        DatabaseError: the file cannot be read, or a row is not of the format.
+    """
+    path = Path(path)
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            num_rows = 0
+            for number, line in enumerate(file, 1):
+                if limit is not None and num_rows >= limit:
+                    return
+                if line.strip():
+                    num_rows += 1
+                    yield _row(line, f"{path}, line {number}")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise DatabaseError(f"{path}: cannot be read: {error}") from error
+
+
+def _row(line: str, where: str) -> ReplayRow:
+    try:
+        data = json.loads(line)
+        prompt, response = tuple(data["prompt"]), tuple(data["response"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatabaseError(f"{where}: no recorded request: {error!r}") from error
+    if not all(type(token) is int and token >= 0 for token in (*prompt, *response)):
+        raise DatabaseError(f"{where}: a token id is no natural number")
+    name, task = str(data.get("id", "")), str(data.get("task") or "all")
+    return ReplayRow(name, task, prompt, response)
