@@ -39,6 +39,8 @@ class Reader:
         assert len(data) <= MAX_REPLY_BYTES
         reply = Reply.decode(data, KEY)
         self.epoch = reply.epoch
+        if reply.is_reset:
+            self.positions = dict.fromkeys(self.positions, Position())
         for namespace, change in reply.changes.items():
             held = self.positions[namespace].num_held + len(change.segment)
             self.positions[namespace] = Position(change.cursor, change.calibration_version, held)
@@ -176,8 +178,19 @@ def test_an_actor_that_lost_everything_asks_and_starts_its_readers_afresh(config
     assert empty.poll().refill == {}
     reply = reader.poll()
     assert (reply.is_reset, reply.refill) == (True, {"n": {}})
-    reader.positions = {"n": Position()}
     assert not reader.poll().is_reset
+
+
+def test_a_reader_of_a_lost_run_misses_nothing_of_the_new_one(config):
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3, 4))
+    reader = Reader(first, "r", "n")
+    assert reader.read() == [0, 1]
+    reader.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
+    reader.actor.publish(message(7, 3))
+    reply = reader.poll()
+    assert reply.is_reset
+    assert reply.changes["n"].segment.sequence_numbers.tolist() == [7]
 
 
 def test_a_refused_file_makes_the_actor_ask(config):
