@@ -217,6 +217,18 @@ def test_flush_is_not_undone_by_a_refill(config):
     assert reply.refill == {}
 
 
+def test_a_flush_reaches_readers_of_a_lost_run_too(config):
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3, 4))
+    old = Reader(first, "r", "n")
+    old.read()
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
+    actor.flush("n")
+    old.actor = actor
+    assert old.poll().changes["n"].is_flushed
+    assert not Reader(actor, "s", "n").poll().changes["n"].is_flushed
+
+
 def test_one_replica_at_a_time_is_asked_until_one_has_answered():
     refills = Refills()
     assert not refills.ask("n", 0.0)
