@@ -1,14 +1,14 @@
-"""Fixtures that several packages share."""
+"""The cluster of this package's tests."""
 
 from collections.abc import Iterator
 
 import pytest
+import ray
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
-    """One real Ray cluster for the whole session."""
-    ray = pytest.importorskip("ray")
+    """One real Ray cluster; it ends with the package, as other tests start their own."""
     ray.init(
         num_cpus=2,
         include_dashboard=False,
