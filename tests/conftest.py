@@ -1,8 +1,18 @@
-"""Fixtures that several packages share."""
+"""What all tests share: fixtures, and how hypothesis searches."""
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "hdserve",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("hdserve")
 
 
 @pytest.fixture(scope="session")
