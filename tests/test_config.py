@@ -57,7 +57,7 @@ def with_model(**options: Any) -> dict[str, Any]:
 def test_unknown_keys_name_the_known_ones(
     data: dict[str, Any], where: str, near: str, known: str
 ) -> None:
-    """A typing error at any depth is an error that says where, what was meant, and what there is."""
+    """A misspelt key at any depth is refused: where it is, what was meant, and what there is."""
     message = refused(data)
     assert message.startswith(f"{where}: unknown key; did you mean {near!r}? known keys: ")
     assert known in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def check(tree: DraftTree) -> None:
         path = tree.path_to(node)
         assert path[0] == 0
         assert path[-1] == node
-        assert all(tree.parents[b] == a for a, b in zip(path, path[1:], strict=False))
+        assert all(tree.parents[b] == a for a, b in pairwise(path))
         assert tree.depths[node] == len(path) - 1 <= tree.max_depth
         paths.append(tuple(tree.token_ids[step] for step in path[1:]))
     assert len(set(paths)) == len(paths), "equal siblings"
