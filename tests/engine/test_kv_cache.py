@@ -89,7 +89,9 @@ def fill(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(
-    moves=st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), unique_by=lambda move: move[1])
+    moves=st.lists(
+        st.tuples(st.integers(0, 31), st.integers(0, 31)), unique_by=lambda move: move[1]
+    )
 )
 def test_keep_moves_all_at_once(moves: list[tuple[int, int]]) -> None:
     """Every target gets what its source held before, in all layers, even where moves cross."""
