@@ -138,12 +138,10 @@ def test_no_more_than_the_slots() -> None:
 def test_room_is_reserved_for_everything_a_sequence_may_need() -> None:
     """A segment holds prompt, longest output and drafts; what fits exactly is taken."""
     scheduler, cache = make_scheduler(num_rows=64)
-    largest = make_sequence("a", 40, cache.num_rows - NUM_EXTRA_ROWS - 40)
-    assert scheduler.fits(largest)
-    too_large = make_sequence("b", 41, cache.num_rows - NUM_EXTRA_ROWS - 40)
-    assert not scheduler.fits(too_large)
+    assert scheduler.max_total_tokens == cache.num_rows - NUM_EXTRA_ROWS
+    largest = make_sequence("a", 40, scheduler.max_total_tokens - 40)
     with pytest.raises(AssertionError):
-        scheduler.add(too_large)
+        scheduler.add(make_sequence("b", 41, scheduler.max_total_tokens - 40))
     scheduler.add(largest)
     scheduler.admit()
     assert scheduler.running[0].segment.num_rows >= largest.max_total_tokens + NUM_EXTRA_ROWS
