@@ -18,6 +18,7 @@ from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
@@ -42,12 +43,14 @@ def build_engine(
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
+        UnsupportedModel: the model gives other results in packed forwards.
     """
     drafting = config.drafting
     max_draft_tokens = drafting.max_draft_tokens if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     cache = _make_cache(config.engine, model, max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
+    check_packed_forward(runner)
     max_rows = _max_rows(config.engine, max_draft_tokens)
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
