@@ -31,14 +31,16 @@ def check_packed_forward(runner: ModelRunner) -> None:
     """
     model, cache = runner.model, runner.cache
     name = type(model.module).__name__
-    num_cached = min(_NUM_CACHED_TOKENS, model.max_model_len - 5)
+    num_cached = min(_NUM_CACHED_TOKENS, model.max_model_len - 1 - max(map(len, _PATHS)))
+    if num_cached < 1:
+        return  # the context is too short to try
     tokens = [(index * 7919 + 13) % model.vocab_size for index in range(num_cached + 1)]
     tree = DraftTree(tokens[-1], sum(map(len, _PATHS)))
     for path in _PATHS:
         tree.add_path([token % model.vocab_size for token in path], Source.OTHER)
     segment = cache.allocate(num_cached + len(tree))
-    if num_cached < 1 or segment is None:
-        return  # there is no room to try
+    if segment is None:
+        return  # the cache is too small to try
     try:
         packed = _packed_logits(runner, segment, tokens, tree)
     except (KeyError, IndexError, TypeError, RuntimeError) as error:
