@@ -135,7 +135,7 @@ def llama(**options: Any) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_architectures_are_refused(name: str) -> None:
-    """A model that cannot drop rejected tokens, or is of another kind, is refused with the reason."""
+    """A model that cannot drop rejected tokens, or is of another kind, is refused: it says why."""
     make, reason = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=reason):
         prepare_model(make().eval(), EngineConfig())
