@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import Device, Dtype, EngineConfig, ModelConfig
@@ -67,7 +68,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
             path, config=hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, **options
         )
         generation = _generation_config(path, options)
-    except (OSError, ValueError) as error:
+    except KeyError as error:  # of a table of attention functions that is not the shared one
+        raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     return prepare_model(module.to(device).eval(), config.engine, generation)
 
