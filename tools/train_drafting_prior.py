@@ -61,9 +61,7 @@ def main() -> None:
     print(f"{args.output}: {args.output.stat().st_size} bytes")
 
 
-def read_corpus(
-    path: Path, tokenizer: Tokenizer
-) -> tuple[StatisticsDatabase, list[ReplayRow]]:
+def read_corpus(path: Path, tokenizer: Tokenizer) -> tuple[StatisticsDatabase, list[ReplayRow]]:
     """Statistics of most of the corpus, and the other conversations as requests."""
     builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=2 << 30)
     conversations: list[ReplayRow] = []

@@ -31,9 +31,7 @@ def _rows(*answers: tuple[int, ...]) -> list[ReplayRow]:
     return [ReplayRow(f"r{n}", f"t{n % 2}", (1, 3, 4), a) for n, a in enumerate(answers)]
 
 
-def _replay(
-    drafter: object, rows: list[ReplayRow], mode: ReplayMode = ReplayMode.COLD
-) -> Replay:
+def _replay(drafter: object, rows: list[ReplayRow], mode: ReplayMode = ReplayMode.COLD) -> Replay:
     replay = Replay([drafter], ModelDatabase(1 << 20), mode, 8, 24)  # type: ignore[list-item]
     replay.run(rows)
     return replay
@@ -158,7 +156,5 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
 
 def test_warm_needs_a_fill_file(tmp_path: Path) -> None:
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
-    result = CliRunner().invoke(
-        app, ["bench", "replay", "--eval", str(evaluate), "--mode", "warm"]
-    )
+    result = CliRunner().invoke(app, ["bench", "replay", "--eval", str(evaluate), "--mode", "warm"])
     assert isinstance(result.exception, ConfigError)

@@ -88,8 +88,9 @@ def test_memory_is_bounded_and_recent_text_stays() -> None:
     for text in texts:
         database.insert("a", text)
     assert database.num_bytes <= max_bytes
-    held = sum(_next(database, "a", texts[-1][at : at + 2])[:1] == [texts[-1][at + 2]]
-               for at in range(150))
+    held = sum(
+        _next(database, "a", texts[-1][at : at + 2])[:1] == [texts[-1][at + 2]] for at in range(150)
+    )
     assert held > 120
     partition = database.partition("a")
     assert partition is not None

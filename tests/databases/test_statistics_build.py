@@ -85,9 +85,7 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         _run(directory, corpus, on_progress=interrupt, checkpoint_tokens=5000)
     assert not (directory / INFO_NAME).exists()
-    build = StatisticsBuild(
-        directory, (corpus,), Bytes(), 300, turn_end=(256,), max_bytes=1 << 22
-    )
+    build = StatisticsBuild(directory, (corpus,), Bytes(), 300, turn_end=(256,), max_bytes=1 << 22)
     assert build.num_resumed_segments > 0
     info = build.run()
     assert info == whole.info

@@ -40,9 +40,7 @@ def make_resources(
     return DraftResources(VOCAB_SIZE, database, corpus)
 
 
-def propose(
-    drafter: Drafter, seq: Sequence, capacity: int = 16, max_depth: int = 24
-) -> DraftTree:
+def propose(drafter: Drafter, seq: Sequence, capacity: int = 16, max_depth: int = 24) -> DraftTree:
     tree = DraftTree(seq.token_ids[-1], capacity, max_depth)
     drafter.propose(seq, tree)
     return tree

@@ -136,9 +136,7 @@ def test_prediction_is_copied() -> None:
         (set(), set()),
     ],
 )
-def test_requests_choose_their_databases(
-    allowed: set[str] | None, expected: set[Source]
-) -> None:
+def test_requests_choose_their_databases(allowed: set[str] | None, expected: set[Source]) -> None:
     resources = make_resources([5, 6, 5, 7, 5, 8], statistics=[[5, 20, 21, 5, 22]])
     databases = None if allowed is None else frozenset(allowed)
     drafter = Hierarchy(resources)
@@ -154,9 +152,7 @@ def test_databases_can_be_switched_off(switched_off: str) -> None:
     resources = make_resources([5, 6, 5, 7], statistics=[[5, 20, 21]])
     options = HierarchyOptions.model_validate({switched_off: False})
     trees = generate(Hierarchy(resources, options), make_sequence([5, 30, 5]), [5, 9, 5, 9], 40)
-    assert all(
-        source.label != switched_off for tree in trees for source in tree.sources[1:]
-    )
+    assert all(source.label != switched_off for tree in trees for source in tree.sources[1:])
 
 
 def test_namespace_drafts_from_its_own_text_only() -> None:
