@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -18,8 +18,6 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Gateway:
@@ -69,30 +67,35 @@ class Gateway:
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
-        stream: Any = self._streaming[self.model(model).name].generate.remote(request)
+        handle: Any = self._streaming[self.model(model).name]
+        stream = None
         try:
+            stream = handle.generate.remote(request)
             async for record in stream:
                 yield record
         except Exception as error:
             raise translated(error) from error
-        finally:
-            stream.cancel()
+        except BaseException:  # closed or cancelled
+            if stream is not None:
+                stream.cancel()
+            raise
 
     async def describe(self, model: str) -> ModelInfo:
         """What a replica of the model says of itself."""
-        return await self._call(self._unary[self.model(model).name].describe.remote())
+        info: ModelInfo = await self._call(model, "describe")
+        return info
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
-        handle = self._unary[self.model(model).name]
-        return await self._call(handle.tokenize.remote(text, adds_special_tokens))
+        ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)
+        return ids
 
     async def tokenize_chat(self, model: str, messages: list[dict[str, Any]]) -> list[int]:
-        handle = self._unary[self.model(model).name]
-        return await self._call(handle.tokenize_chat.remote(messages))
+        ids: list[int] = await self._call(model, "tokenize_chat", messages)
+        return ids
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
-        handle = self._unary[self.model(model).name]
-        return await self._call(handle.detokenize.remote(token_ids))
+        text: str = await self._call(model, "detokenize", token_ids)
+        return text
 
     async def unready_models(self, timeout_s: float) -> list[str]:
         """The models of which no replica answers."""
@@ -108,9 +111,10 @@ class Gateway:
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
-    async def _call(self, response: Awaitable[T]) -> T:
+    async def _call(self, model: str, method: str, *arguments: Any) -> Any:
+        handle: Any = self._unary[self.model(model).name]
         try:
-            return await response
+            return await getattr(handle, method).remote(*arguments)
         except Exception as error:
             raise translated(error) from error
 

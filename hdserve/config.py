@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -213,7 +213,11 @@ def load_config(path: str | Path | None = None) -> ServeConfig:
 
 def describe_errors(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
     """One line per error; for an unknown key the nearest known one and all of them."""
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    locations = [item["loc"] for item in items]
+    for item in items:
+        if item["type"] == "too_short" and _has_errors_inside(item["loc"], locations):
+            continue  # it is too short only because its items are wrong
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] != "extra_forbidden":
             yield f"{where or 'configuration'}: {item['msg']}"
@@ -222,6 +226,13 @@ def describe_errors(model: type[BaseModel], error: ValidationError) -> Iterator[
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         yield f"{where}: unknown key; {hint}known keys: {', '.join(known)}"
+
+
+def _has_errors_inside(
+    location: tuple[int | str, ...], locations: Iterable[tuple[int | str, ...]]
+) -> bool:
+    size = len(location)
+    return any(other[:size] == location and len(other) > size for other in locations)
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from hdserve.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+"""Each is looked for after each token, in the thread that serves all requests."""
 
 DEFAULT_NAMESPACE = "default"
 """Whose generated text a request reads and feeds when nothing else is said."""
@@ -75,7 +76,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
@@ -100,8 +101,7 @@ class SamplingParams:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
             _check_range("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
-        if any(not text for text in self.stop):
-            raise InvalidRequest("a stop string is empty", "stop")
+        _check_stop(self.stop)
         for value in self.logit_bias.values():
             _check_range("logit_bias", value, -100.0, 100.0)
 
@@ -125,12 +125,20 @@ class SamplingParams:
 def _check_range(
     name: str, value: float, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
-    if math.isfinite(value) and (low < value if is_low_open else low <= value) and value <= high:
+    is_above = low < value if is_low_open else low <= value
+    if is_above and value <= high and value != math.inf:
         return
     bounds = f"{'above' if is_low_open else 'at least'} {low}"
     if high != math.inf:
         bounds += f" and at most {high}"
     raise InvalidRequest(f"{name} must be {bounds}", name)
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if any(not text for text in stop):
+        raise InvalidRequest("a stop string is empty", "stop")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are allowed", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +205,8 @@ class Sequence:
         choice_index: which of the ``n`` choices of the request this is.
         namespace: which model databases it may read and feed.
         drafter_state: what drafters keep per sequence, by drafter name.
+        recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
+            of models whose weights cannot be had.
     """
 
     request_id: str
@@ -211,6 +221,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     drafter_state: dict[str, Any] = field(default_factory=dict)
+    recorded_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -67,7 +67,12 @@ class DraftTree:
 
         Returns:
             The node, or ``None`` when the tree is full or ``parent`` at the greatest depth.
+
+        Raises:
+            IndexError: there is no node ``parent``.
         """
+        if not 0 <= parent < len(self.token_ids):
+            raise IndexError(f"the tree has no node {parent}")
         found = self.child(parent, token_id)
         if found is not None:
             return found
@@ -104,19 +109,22 @@ class DraftTree:
     ) -> None:
         """Add many nodes at once, in order; ``parents`` count from 0, the root.
 
-        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  Into a tree that is not
-        empty they are merged one by one, without those whose parent found no place.
+        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  Where they do not all fit,
+        or the tree is not empty, they are merged one by one, without those whose parent found no
+        place.  Siblings among them must differ.
         """
-        if len(self.token_ids) > 1 or len(token_ids) > self.capacity:
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+        fits = len(token_ids) <= self.capacity and max(depths) <= self.max_depth
+        if len(self.token_ids) > 1 or not fits:
             self._merge_nodes(token_ids, parents, sources, scores)
             return
         self.token_ids += token_ids
         self.parents += parents
         self.sources += sources
         self.scores += scores
-        depths = self.depths
-        for parent in parents:
-            depths.append(depths[parent] + 1)
+        self.depths = depths
 
     def _merge_nodes(
         self,

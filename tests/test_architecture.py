@@ -30,8 +30,8 @@ LAYERS = {
 """A module imports only from its own layer and lower ones; the longest prefix counts."""
 
 HOMES = {
-    "torch": ("hdserve.engine", "hdserve.bench.engine"),
-    "transformers": ("hdserve.engine", "hdserve.bench.engine"),
+    "torch": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
+    "transformers": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
     "ray": ("actors", "deployments"),
     "fastapi": ("deployments",),
     "starlette": ("deployments",),

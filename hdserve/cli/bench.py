@@ -19,6 +19,7 @@ from hdserve.bench.replay_setup import (
     open_statistics,
     with_min_score,
 )
+from hdserve.cli.bench_engine import engine
 from hdserve.config import DrafterConfig
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
@@ -26,6 +27,7 @@ from hdserve.drafting.registry import build_drafters
 from hdserve.errors import ConfigError
 
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
+app.command()(engine)
 
 
 @app.callback()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,8 @@ class DraftBudget:
     down to no drafts at all.
 
     Scores of sources that do not estimate them well are corrected by what they turned out to be
-    worth: accepted over expected tokens per source, over the last few hundred drafts.
+    worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
+    known of a source that is cut off fades, so that it is tried again.
     """
 
     def __init__(self, cost: ForwardCost) -> None:
@@ -71,20 +72,25 @@ class DraftBudget:
         num_kept = int(np.argmax(tokens / self._cost(num_rows)))
         is_kept = np.zeros(len(pooled), np.bool_)
         is_kept[order[:num_kept]] = True
+        proposed = _sources(trees)
         first = 0
         for tree, worth in zip(trees, worths, strict=True):
             tree.truncate(int(is_kept[first : first + len(worth)].sum()))
             first += len(worth)
+        self._fade(proposed - _sources(trees))
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""
-        for source in set(tree.sources[1:]):
-            for sums in (self._expected, self._accepted):
-                sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
+        self._fade(_sources([tree]))
         for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
             self._expected[source] += score
         for node in acceptance.path[1:]:
             self._accepted[tree.sources[node]] += 1.0
+
+    def _fade(self, sources: Iterable[Source]) -> None:
+        for source in sources:
+            for sums in (self._expected, self._accepted):
+                sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
 
     def _worths(self, tree: DraftTree) -> FloatArray:
         """Per drafted node its corrected score, never above that of a node before it, so that
@@ -95,3 +101,7 @@ class DraftBudget:
         ]
         worths: FloatArray = np.minimum.accumulate(np.array(scores, np.float64))
         return worths
+
+
+def _sources(trees: Iterable[DraftTree]) -> set[Source]:
+    return {source for tree in trees for source in tree.sources[1:]}

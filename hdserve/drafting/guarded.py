@@ -17,8 +17,9 @@ logger = logging.getLogger(__name__)
 class GuardedDrafters:
     """Fills one tree from several drafters in order; the one place where their errors end.
 
-    An exception, or an id outside the vocabulary, costs that drafter's guess of this step: it is
-    counted, and logged the first time for each drafter and call.
+    An exception, an id outside the vocabulary or a score that is no probability costs that
+    drafter's guess of this step: it is counted, and logged the first time for each drafter and
+    call.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
@@ -33,7 +34,7 @@ class GuardedDrafters:
 
     def start(self, seq: core.Sequence) -> None:
         for drafter in self._drafters:
-            self._call(drafter.name, drafter.start, seq)
+            self.run(drafter.name, "start", drafter.start, seq)
 
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         """Fill ``tree``; it is a valid tree of valid ids whatever happens."""
@@ -41,7 +42,7 @@ class GuardedDrafters:
             if tree.is_full:
                 return
             num_before = tree.num_draft_tokens
-            if not self._call(drafter.name, self._propose, drafter, seq, tree):
+            if not self.run(drafter.name, "propose", self._propose, drafter, seq, tree):
                 tree.truncate(num_before)
 
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
@@ -50,6 +51,9 @@ class GuardedDrafters:
         for token_id in tree.token_ids[first_new:]:
             if not 0 <= token_id < self._vocab_size:
                 raise ValueError(f"token id {token_id} is not in the vocabulary")
+        for score in tree.scores[first_new:]:
+            if not 0.0 <= score <= 1.0:
+                raise ValueError(f"score {score} is not a probability")
 
     def observe(
         self,
@@ -59,20 +63,19 @@ class GuardedDrafters:
         forward: Forward | None,
     ) -> None:
         for drafter in self._drafters:
-            self._call(drafter.name, drafter.observe, seq, tree, acceptance, forward)
+            self.run(drafter.name, "observe", drafter.observe, seq, tree, acceptance, forward)
 
     def finish(self, seq: core.Sequence) -> None:
         for drafter in self._drafters:
-            self._call(drafter.name, drafter.finish, seq)
+            self.run(drafter.name, "finish", drafter.finish, seq)
 
-    def _call(self, name: str, method: Callable[..., None], *arguments: Any) -> bool:
-        """Whether ``method`` returned."""
+    def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
+        """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""
         try:
-            method(*arguments)
+            function(*arguments)
         except Exception:
-            key = (name, method.__name__.lstrip("_"))
-            self.num_failures[key] += 1
-            if self.num_failures[key] == 1:
-                logger.exception("drafter %s failed in %s; decoding goes on", *key)
+            self.num_failures[name, call] += 1
+            if self.num_failures[name, call] == 1:
+                logger.exception("drafter %s failed in %s; decoding goes on", name, call)
             return False
         return True

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.engine import Engine
-from hdserve.errors import EngineStopped, HdserveError, Overloaded
+from hdserve.errors import EngineStopped, HdserveError, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +23,10 @@ _Command = Callable[[Engine], None]
 
 
 class _Waiter:
-    """Where the outputs of one sequence go: a queue in the event loop that asked for them."""
+    """Where the outputs of ``seq`` go: a queue in the event loop that asked for them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, seq: Sequence, loop: asyncio.AbstractEventLoop) -> None:
+        self.seq = seq
         self._loop = loop
         self.outputs: asyncio.Queue[StepOutput | Exception] = asyncio.Queue()
 
@@ -57,9 +58,8 @@ class AsyncEngine:
         self._asked: set[Future[Any]] = set()
         self._num_open = 0
         self._failure: Exception | None = None
-        self._is_closed = False
         self._lock = threading.Lock()
-        self._heartbeat_s = time.monotonic()
+        self._busy_since_s: float | None = None
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hdserve-engine", daemon=True)
 
@@ -80,17 +80,28 @@ class AsyncEngine:
         return self._num_open
 
     def check(self, max_silence_s: float) -> None:
-        """Raise ``EngineStopped`` if the engine has failed, was closed, or has not finished a step
-        within ``max_silence_s``."""
+        """Raise ``EngineStopped`` if the engine has failed, was closed, or has something to do but
+        has not finished a step within ``max_silence_s``."""
         if self._failure is not None:
             raise self._stopped()
-        silence_s = time.monotonic() - self._heartbeat_s
-        if self._num_open and silence_s > max_silence_s:
+        busy_since_s = self._busy_since_s
+        silence_s = 0.0 if busy_since_s is None else time.monotonic() - busy_since_s
+        if silence_s > max_silence_s:
             raise EngineStopped(f"the engine has not finished a step for {silence_s:.0f} s")
 
     def call(self, command: _Command) -> None:
-        """Have ``command`` run in the engine's thread between two steps."""
-        self._inbox.put(command)
+        """Have ``command`` run in the engine's thread between two steps.
+
+        For what decoding can do without: an exception is logged, and the engine goes on.
+        """
+
+        def guarded(engine: Engine) -> None:
+            try:
+                command(engine)
+            except Exception:
+                logger.exception("a command to the engine failed; decoding goes on")
+
+        self._inbox.put(guarded)
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """The answer of ``question``, which runs in the engine's thread between two steps.
@@ -105,7 +116,7 @@ class AsyncEngine:
                 return
             try:
                 asked.set_result(question(engine))
-            except HdserveError as error:
+            except Exception as error:
                 asked.set_exception(error)
 
         with self._lock:
@@ -123,7 +134,7 @@ class AsyncEngine:
 
         Raises:
             Overloaded: too many sequences are open.
-            InvalidRequest: the engine refuses the sequence.
+            InvalidRequest: the engine refuses the sequence, or its id is in use.
             EngineStopped: the engine fails or is closed.
         """
         waiter = self._open(seq)
@@ -143,15 +154,18 @@ class AsyncEngine:
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop the thread; sequences that are still open get ``EngineStopped``."""
         self._inbox.put(None)
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _open(self, seq: Sequence) -> _Waiter:
-        waiter = _Waiter(asyncio.get_running_loop())
+        waiter = _Waiter(seq, asyncio.get_running_loop())
         with self._lock:
             if self._failure is not None:
                 raise self._stopped()
             if self._num_open >= self._max_num_open:
                 raise Overloaded("too many requests are waiting for this model; try again later")
+            if seq.request_id in self._waiters:
+                raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
             self._num_open += 1
             self._waiters[seq.request_id] = waiter
         self._inbox.put(lambda engine: self._add(engine, seq))
@@ -168,11 +182,11 @@ class AsyncEngine:
         try:
             engine.add(seq)
         except HdserveError as error:
-            self._deliver(seq.request_id, error)
+            self._deliver(seq, error)
 
-    def _deliver(self, request_id: str, item: StepOutput | Exception) -> None:
-        waiter = self._waiters.get(request_id)
-        if waiter is not None:
+    def _deliver(self, seq: Sequence, item: StepOutput | Exception) -> None:
+        waiter = self._waiters.get(seq.request_id)
+        if waiter is not None and waiter.seq is seq:
             waiter.deliver(item)
 
     def _run(self) -> None:
@@ -189,19 +203,21 @@ class AsyncEngine:
 
     def _serve(self, engine: Engine) -> None:
         while True:
+            self._busy_since_s = time.monotonic() if engine.has_work else None
             is_idle = not engine.has_work
             try:
                 while True:
                     command = self._inbox.get(block=is_idle)
                     if command is None:
                         return
+                    if is_idle:
+                        self._busy_since_s = time.monotonic()
+                        is_idle = False
                     command(engine)
-                    is_idle = False
             except queue.Empty:
                 pass
             for output in engine.step():
-                self._deliver(output.sequence.request_id, output)
-            self._heartbeat_s = time.monotonic()
+                self._deliver(output.sequence, output)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -210,7 +226,7 @@ class AsyncEngine:
         for waiter in waiters:
             waiter.deliver(self._stopped())
         for question in asked:
-            if not question.done():
+            if question.set_running_or_notify_cancel():
                 question.set_exception(self._stopped())
 
     def _stopped(self) -> EngineStopped:

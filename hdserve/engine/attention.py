@@ -54,7 +54,6 @@ def packed_attention(
         ``[1, num_rows, num_heads, value_size]`` and no weights.
     """
     plan: StepPlan = kwargs[PLAN_KEYWORD]
-    plan.num_attention_calls += 1
     layer = module.layer_idx
     assert isinstance(layer, int)
     plan.cache.write(layer, plan.kv_rows, key[0].transpose(0, 1), value[0].transpose(0, 1))

@@ -70,7 +70,6 @@ class StepPlan:
     cache: KVCache
     kv_rows: torch.Tensor
     spans: list[Span]
-    num_attention_calls: int = 0
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:

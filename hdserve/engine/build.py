@@ -18,6 +18,7 @@ from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_MIN_SEQUENCE_TOKENS = 2
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
 
@@ -40,21 +42,25 @@ def build_engine(
     """Make the engine of one replica around a loaded model.
 
     Raises:
-        ConfigError: the KV cache does not fit into memory.
+        ConfigError: the KV cache is too small, or does not fit into memory.
+        UnsupportedModel: the model gives other results in packed forwards.
     """
     drafting = config.drafting
+    max_draft_tokens = drafting.max_draft_tokens if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
-    cache = _make_cache(config.engine, model, drafting.max_draft_tokens)
+    cache = _make_cache(config.engine, model, max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
-    runner.shapes = choose_shapes(runner, _max_rows(config), config.engine.exact)
+    check_packed_forward(runner)
+    max_rows = _max_rows(config.engine, max_draft_tokens)
+    runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
-    if drafting.adapts_budget and drafting.max_draft_tokens and drafters:
-        budget = DraftBudget(measure_forward_cost(runner, 1 + drafting.max_draft_tokens))
+    if drafting.adapts_budget and max_draft_tokens:
+        budget = DraftBudget(measure_forward_cost(runner, 1 + max_draft_tokens))
     scheduler = Scheduler(
         cache,
         max_num_sequences=config.engine.max_num_sequences,
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
-        num_extra_rows=drafting.max_draft_tokens,
+        num_extra_rows=max_draft_tokens,
     )
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",
@@ -70,17 +76,16 @@ def build_engine(
         scheduler,
         guarded,
         backend=None if tokenizer is None else tokenizer.backend,
-        max_draft_tokens=drafting.max_draft_tokens if drafters else 0,
+        max_draft_tokens=max_draft_tokens,
         max_depth=drafting.max_depth,
         budget=budget,
         on_finish=on_finish,
     )
 
 
-def _max_rows(config: ModelConfig) -> int:
+def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:
     """Rows of the largest forward: a draft tree per slot and a chunk of a prompt."""
-    num_tree_rows = config.engine.max_num_sequences * (1 + config.drafting.max_draft_tokens)
-    return num_tree_rows + config.engine.prefill_chunk_tokens
+    return config.max_num_sequences * (1 + max_draft_tokens) + config.prefill_chunk_tokens
 
 
 def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
@@ -90,8 +95,13 @@ def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -
         free_bytes = _free_bytes(model.device)
         affordable = int(free_bytes // model.kv_shape.bytes_per_token(model.dtype))
         wanted = min(config.max_num_sequences * longest, affordable)
-        if wanted < align(1 + num_extra_rows):
-            raise ConfigError("there is no memory for a KV cache beside the model's weights")
+    if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:
+        raise ConfigError(
+            f"a KV cache of {wanted} tokens has no room for one draft tree of "
+            f"{num_extra_rows}; raise kv_cache_tokens, or lower max_draft_tokens"
+        )
+    if align(wanted) < model.max_model_len + num_extra_rows:
+        logger.warning("the KV cache limits the context to %d tokens", wanted - num_extra_rows)
     try:
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)
     except (RuntimeError, torch.OutOfMemoryError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
@@ -33,18 +35,26 @@ class SequenceDecoder:
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them."""
         self._logprobs.clear()
+        choose_next = self._chooser(outputs)
+        recorded = self.seq.recorded_token_ids
+        if recorded is None:
+            return verify(tree, choose_next)
+        coming = iter(recorded[self.seq.num_output_tokens :])
+
+        def repeat(node: int) -> int:
+            choose_next(node)
+            return next(coming, 0)
+
+        return verify(tree, repeat)
+
+    def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
+        """The model's choice at a node; to be called along one path from the root."""
         params = self.seq.params
         if params.is_greedy and self.history is None and params.logprobs is None:
-            return verify(tree, outputs.logits.argmax(dim=-1).tolist().__getitem__)
-        position = len(self.seq.token_ids)
-
-        def choose_next(node: int) -> int:
-            nonlocal position
-            token_id = self._choose(outputs.logits[node : node + 1], position)
-            position += 1
-            return token_id
-
-        return verify(tree, choose_next)
+            choices: list[int] = outputs.logits.argmax(dim=-1).tolist()
+            return choices.__getitem__
+        positions = count(len(self.seq.token_ids))
+        return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))
 
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params

@@ -33,7 +33,7 @@ class Detokenizer:
         and ``may_stop``, after which nothing may be pushed."""
         assert not self.is_stopped
         self._undecoded.append(token_id)
-        piece = self._stream.step(self._backend, token_id)
+        piece = self._step(token_id)
         if piece is None:
             return ""
         self._undecoded.clear()
@@ -45,9 +45,26 @@ class Detokenizer:
         replacement character."""
         text, self._held = self._held, ""
         if self._undecoded and not self.is_stopped:
-            text += self._backend.decode(
-                self._undecoded, skip_special_tokens=self._skips_special_tokens
-            )
+            text += self._decode_alone()
+        return text
+
+    def _step(self, token_id: int) -> str | None:
+        """The text that is complete with ``token_id``; ``None`` when there is none.
+
+        After bytes that are no UTF-8, decoders with byte fallback take back characters that were
+        complete before, which the stream refuses; the text then goes on after what was shown.
+        """
+        try:
+            piece: str | None = self._stream.step(self._backend, token_id)
+        except Exception:  # the library raises nothing more specific
+            self._stream = DecodeStream(self._undecoded, self._skips_special_tokens)
+            return self._decode_alone()
+        return piece
+
+    def _decode_alone(self) -> str:
+        text: str = self._backend.decode(
+            self._undecoded, skip_special_tokens=self._skips_special_tokens
+        )
         return text
 
     def _take(self, may_stop: bool) -> str:

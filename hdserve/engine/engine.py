@@ -31,7 +31,8 @@ class Engine:
         max_draft_tokens: most drafted tokens of a sequence and step.
         max_depth: longest drafted path.
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
-        on_finish: called with every sequence that ended, whatever the reason.
+        on_finish: called with every sequence that ended, whatever the reason; for later drafts,
+            so decoding goes on when it fails.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Engine:
         self._max_depth = max_depth
         self._budget = budget
         self._on_finish = on_finish
+        self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._stats = EngineStats()
 
@@ -88,13 +90,10 @@ class Engine:
             InvalidRequest: it can never be answered; nothing was queued.
         """
         self._check(seq)
-        num_wanted = seq.params.max_tokens
-        longest = self._model.max_model_len
-        seq.max_total_tokens = (
-            longest if num_wanted is None else min(longest, seq.num_prompt_tokens + num_wanted)
-        )
-        if not self._scheduler.fits(seq):
-            raise PromptTooLong("prompt and max_tokens together exceed the KV cache", "max_tokens")
+        seq.max_total_tokens = self._max_total_tokens
+        if seq.params.max_tokens is not None:
+            wanted = seq.num_prompt_tokens + seq.params.max_tokens
+            seq.max_total_tokens = min(wanted, self._max_total_tokens)
         self._decoders[seq.request_id] = self._decoder(seq)
         self._scheduler.add(seq)
 
@@ -204,24 +203,27 @@ class Engine:
         counts = self._stats.num_finished
         counts[seq.finish_reason] = counts.get(seq.finish_reason, 0) + 1
         if self._on_finish is not None:
-            self._on_finish(seq)
+            self._drafters.run("engine", "on_finish", self._on_finish, seq)
 
     def _decoder(self, seq: core.Sequence) -> SequenceDecoder:
         params, model = seq.params, self._model
-        eos = frozenset() if params.ignore_eos else model.eos_token_ids
-        ending = eos | frozenset(params.stop_token_ids)
+        ending = self._ending_token_ids(params)
         history = None
         if params.has_history_terms:
             history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
         detokenizer = None if self._backend is None else Detokenizer(self._backend, params)
         return SequenceDecoder(seq, ending, detokenizer, history)
 
+    def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos = frozenset() if params.ignore_eos else self._model.eos_token_ids
+        return eos | frozenset(params.stop_token_ids)
+
     def _check(self, seq: core.Sequence) -> None:
         if seq.request_id in self._decoders:
             raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
-        longest = self._model.max_model_len
+        longest = self._max_total_tokens
         if len(seq.token_ids) >= longest:
             raise PromptTooLong(
                 f"the prompt has {len(seq.token_ids)} tokens; with at least one token of answer "
@@ -230,6 +232,9 @@ class Engine:
             )
         _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
         _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        num_ending = len(self._ending_token_ids(seq.params))
+        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
+            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def _count_step(
         self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]

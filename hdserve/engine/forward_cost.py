@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from hdserve.core import Source
 from hdserve.drafting.budget import ForwardCost
 from hdserve.engine.batch import Chunk
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
 _NUM_ROUNDS = 5
@@ -20,28 +20,35 @@ def measure_forward_cost(runner: ModelRunner, max_rows: int) -> ForwardCost:
 
     Rounds are interleaved and the fastest of each size counts, so that other work on the machine
     does not pass for a property of a size.
-
-    Raises:
-        ConfigError: the cache is too small to try ``max_rows``.
     """
-    num_columns = min(_CONTEXT_TOKENS, runner.model.max_model_len - 1)
-    segment = runner.cache.allocate(num_columns + max_rows)
-    if segment is None:
-        raise ConfigError("the KV cache is too small for one draft tree; raise kv_cache_tokens")
+    cache, max_model_len = runner.cache, runner.model.max_model_len
+    trees = [_tree(count) for count in _row_counts(max_rows) if count <= cache.num_rows]
+    largest = max(trees, key=len)
+    num_columns = min(
+        _CONTEXT_TOKENS, max_model_len - 1 - max(largest.depths), cache.num_rows - len(largest)
+    )
+    num_columns = max(0, num_columns)
+    segment = cache.allocate(num_columns + len(largest))
+    assert segment is not None, "the forward's cost is measured while the cache is empty"
     best: dict[int, float] = {}
     try:
         for _ in range(_NUM_ROUNDS):
-            for num_rows in _row_counts(max_rows):
-                tree = DraftTree(0, num_rows - 1)
-                tree.add_path([0] * (num_rows - 1), tree.sources[0])
-                chunk = Chunk(segment, num_columns - tree.max_depth, [0], tree)
+            for tree in trees:
                 started = time.perf_counter()
-                runner.forward([chunk])
+                runner.forward([Chunk(segment, num_columns, [0], tree)])
                 elapsed = time.perf_counter() - started
-                best[num_rows] = min(elapsed, best.get(num_rows, elapsed))
+                best[len(tree)] = min(elapsed, best.get(len(tree), elapsed))
     finally:
-        runner.cache.free(segment)
+        cache.free(segment)
     return ForwardCost(best)
+
+
+def _tree(num_rows: int) -> DraftTree:
+    """A binary tree: shallow, so that it fits into a short context."""
+    tree = DraftTree(0, num_rows - 1)
+    for node in range(1, num_rows):
+        tree.add_node((node - 1) // 2, node % 2, Source.OTHER)
+    return tree
 
 
 def _row_counts(max_rows: int) -> Iterator[int]:

@@ -45,6 +45,7 @@ class ModelHost:
     The databases are owned by the thread that owns the engine, once there is one.
 
     Args:
+        model, tokenizer: instead of those the configuration names.
         max_database_bytes: bound of the model database, and of each one drafted from.
         num_threads: threads of the CPU kernels if the configuration does not say.
         locate_statistics: picks, of the directories of the configuration, the statistics database
@@ -57,6 +58,8 @@ class ModelHost:
         self,
         config: ModelConfig,
         *,
+        model: LoadedModel | None = None,
+        tokenizer: Tokenizer | None = None,
         max_database_bytes: int = 256 * 2**20,
         num_threads: int | None = None,
         locate_statistics: LocateStatistics = first_directory,
@@ -66,10 +69,10 @@ class ModelHost:
         if threads is not None:
             torch.set_num_threads(threads)
         self.config = config
-        self.tokenizer: Tokenizer = load_tokenizer(
+        self.tokenizer = tokenizer or load_tokenizer(
             config.model, config.revision, trust_remote_code=config.trust_remote_code
         )
-        self.model: LoadedModel = load_model(config)
+        self.model = model or load_model(config)
         self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
         self._on_output = on_output
         self.databases = {
@@ -82,12 +85,22 @@ class ModelHost:
         return torch.get_num_threads()
 
     @property
+    def device_name(self) -> str:
+        """The name of the GPU, or ``cpu``."""
+        device = self.model.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+    @property
     def own_database(self) -> ModelDatabase:
         """What this model generated before."""
         return self.databases[self.config.name]
 
-    def make_engine(self) -> Engine:
-        """A new engine around the model and its databases; call it in the engine's thread."""
+    def make_engine(self, *, is_drafting: bool = True) -> Engine:
+        """A new engine around the model and its databases; call it in the engine's thread.
+
+        Args:
+            is_drafting: ``False`` makes an engine that only ever decodes plainly.
+        """
         own, *others = self.databases.values()
         resources = DraftResources(
             vocab_size=self.model.vocab_size,
@@ -95,7 +108,7 @@ class ModelHost:
             statistics=self.statistics,
             draft_from=tuple(others),
         )
-        drafters = build_drafters(self.config.drafting, resources)
+        drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
         return build_engine(
             self.config, self.model, drafters, self.tokenizer, on_finish=self._record
         )

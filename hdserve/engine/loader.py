@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import Device, Dtype, EngineConfig, ModelConfig
@@ -53,8 +54,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         UnsupportedModel: its architecture cannot be verified in packed draft trees.
     """
     path = resolve_model(config.model)
-    device = _pick_device(config.engine.device)
-    dtype = _pick_dtype(config.engine.dtype, device)
+    device = pick_device(config.engine.device)
+    dtype = pick_dtype(config.engine.dtype, device)
     options: dict[str, Any] = {
         "revision": config.revision,
         "trust_remote_code": config.trust_remote_code,
@@ -67,7 +68,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
             path, config=hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, **options
         )
         generation = _generation_config(path, options)
-    except (OSError, ValueError) as error:
+    except KeyError as error:  # of a table of attention functions that is not the shared one
+        raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     return prepare_model(module.to(device).eval(), config.engine, generation)
 
@@ -110,7 +113,12 @@ def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
         return None
 
 
-def _pick_device(device: Device) -> torch.device:
+def pick_device(device: Device) -> torch.device:
+    """The device to run on; ``auto`` takes a GPU where there is one.
+
+    Raises:
+        ConfigError: ``cuda`` is wanted and there is none.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch finds no CUDA device")
     if device == "auto":
@@ -118,7 +126,8 @@ def _pick_device(device: Device) -> torch.device:
     return torch.device(device)
 
 
-def _pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
+    """The dtype to run in; ``auto`` takes bfloat16 where the hardware multiplies it."""
     if dtype == "auto":
         dtype = "bfloat16" if _multiplies_bfloat16(device) else "float32"
     return cast("torch.dtype", getattr(torch, dtype))

@@ -52,7 +52,8 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
 
     Temperature, then ``top_k``, ``top_p`` (of what ``top_k`` left) and ``min_p``.
     """
-    scaled = logits.double() / params.temperature
+    shifted = logits.double() - logits.max(dim=-1, keepdim=True).values  # so it cannot overflow
+    scaled = shifted / params.temperature
     if 0 < params.top_k < scaled.shape[-1]:
         least = scaled.topk(params.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
@@ -105,8 +106,8 @@ class HistoryTerms:
         self._is_seen[torch.tensor(sorted(set(token_ids)), dtype=torch.int64)] = True
         self._counts = torch.zeros(vocab_size, device=device)
         self._bias = torch.zeros(vocab_size, device=device)
-        for token_id, value in params.logit_bias.items():
-            self._bias[token_id] = value
+        biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
+        self._bias[biased] = torch.tensor(list(params.logit_bias.values()), device=device)
         self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -138,7 +139,7 @@ def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLog
     logprobs = logits.double().log_softmax(dim=-1)
     top: list[tuple[int, float]] = []
     if num_top:
-        least = logprobs.topk(num_top).values[-1]
+        least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
         candidates = (logprobs >= least).nonzero()[:, 0].tolist()
         ranked = sorted((-float(logprobs[token]), token) for token in candidates)[:num_top]
         top = [(token, -negative) for negative, token in ranked]

@@ -63,13 +63,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def fits(self, seq: Sequence) -> bool:
-        """Whether the cache could hold ``seq`` if it were alone."""
-        return self._num_rows(seq) <= self._cache.num_rows
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output of the longest sequence the cache could hold if it were alone."""
+        return self._cache.num_rows - self._num_extra_rows
 
     def add(self, seq: Sequence) -> None:
         """Queue ``seq``, which must fit."""
-        assert self.fits(seq), "a sequence larger than the cache was queued"
+        fits = seq.max_total_tokens <= self.max_total_tokens
+        assert fits, "a sequence larger than the cache was queued"
         self.waiting.append(seq)
 
     def admit(self) -> list[Sequence]:

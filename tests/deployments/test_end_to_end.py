@@ -259,3 +259,29 @@ def test_concurrent_requests_get_their_own_answers(client: openai.OpenAI) -> Non
 def _num_running(application: ServedApplication) -> int:
     found: int = httpx.get(f"{application.base_url}/v1/models/{MODELS[0]}").json()["num_running"]
     return found
+
+
+def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
+    """A right prediction is accepted from the context; a wrong one changes nothing."""
+    options: dict[str, Any] = {
+        "model": MODELS[1],
+        "messages": [{"role": "user", "content": "Where can I find a quiet place to read?"}],
+        "temperature": 0.8,
+        "seed": 11,
+        "max_tokens": 50,
+    }
+    only_context = {"speculation": {"databases": ["context"], "share_output": False}}
+    plain = client.chat.completions.create(**options, extra_body=only_context)
+    text = plain.choices[0].message.content or ""
+    accepted = {}
+    for prediction in (text, "Nothing of the kind. " * 5):
+        answer = client.chat.completions.create(
+            **options,
+            prediction={"type": "content", "content": prediction},
+            extra_body=only_context,
+        )
+        assert answer.choices[0].message.content == text
+        metrics = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+        accepted[prediction == text] = metrics["accepted_by_source"].get("context", 0)
+    assert accepted[True] > accepted[False]
+    assert accepted[True] > 15

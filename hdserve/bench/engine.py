@@ -1,0 +1,182 @@
+"""``hdserve bench engine``: contenders interleaved over several rounds, and their ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hdserve.bench.contenders import Contender, Measurement, Task
+from hdserve.core import DraftCounts
+from hdserve.engine.stats import StepTimes, add_counts
+
+BASELINE = "autoregressive"
+ALL_TASKS = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row: a contender at one batch size on one task, or on ``all`` together.
+
+    Attributes:
+        tokens_per_s: median over the rounds.
+        ratio_to_autoregressive: median over the rounds of the ratio within a round.
+        ratio_low, ratio_high: 95 % interval of that median over the rounds (order statistics of
+            the sign test); the extremes when there are fewer than six rounds.
+        mean_acceptance_length: tokens per forward of a sequence, the bonus token included.
+        mean_draft_tokens: drafted tokens per forward of a sequence.
+        step_ms: where the time of one step went.
+    """
+
+    contender: str
+    batch_size: int
+    temperature: float
+    task: str
+    tokens_per_s: float
+    ratio_to_autoregressive: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    mean_acceptance_length: float
+    mean_draft_tokens: float
+    accepted_by_source: dict[str, int]
+    step_ms: dict[str, float]
+    peak_memory_bytes: int
+    num_rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Runs = dict[tuple[str, str], list[Measurement]]
+"""By contender and task, one measurement per round."""
+
+
+def run_rounds(
+    contenders: Sequence[Contender],
+    tasks: Sequence[Task],
+    *,
+    batch_size: int,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    num_rounds: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Runs:
+    """Decode every task with every contender, ``num_rounds`` times.
+
+    Contenders take turns task by task, in another order each round, so that what else happens on
+    the machine meets all of them.
+
+    Args:
+        progress: called after each run.
+    """
+    able = [
+        contender
+        for contender in contenders
+        if contender.max_batch_size is None or batch_size <= contender.max_batch_size
+    ]
+    runs: Runs = defaultdict(list)
+    for round_number in range(num_rounds):
+        for contender in able:
+            contender.begin_round()
+        shift = round_number % len(able)
+        for task in tasks:
+            for contender in able[shift:] + able[:shift]:
+                measured = contender.run(task, batch_size, max_tokens, sampling)
+                runs[contender.name, task.name].append(measured)
+                progress()
+    return runs
+
+
+def summarise(runs: Runs, batch_size: int, temperature: float) -> Iterator[Result]:
+    """The rows of one batch size: every task, then all of them together."""
+    names = list(dict.fromkeys(name for name, _ in runs))
+    tasks = list(dict.fromkeys(task for _, task in runs))
+    combined = dict(runs)
+    for name in names:
+        rounds = zip(*(runs[name, task] for task in tasks), strict=True)
+        combined[name, ALL_TASKS] = [_sum(measurements) for measurements in rounds]
+    for task in (*(tasks if len(tasks) > 1 else ()), ALL_TASKS):
+        for name in names:
+            baseline = combined.get((BASELINE, task))
+            yield _result(name, task, combined[name, task], baseline, batch_size, temperature)
+
+
+def _result(
+    name: str,
+    task: str,
+    measured: Sequence[Measurement],
+    baseline: Sequence[Measurement] | None,
+    batch_size: int,
+    temperature: float,
+) -> Result:
+    total = _sum(measured)
+    ratios = [
+        _speed(one) / _speed(other) for one, other in zip(measured, baseline or (), strict=False)
+    ]
+    low, high = median_interval(ratios) if ratios else (None, None)
+    num_steps = max(total.num_steps, 1)
+    times = total.times
+    parts = {
+        "draft": times.draft_s,
+        "forward": times.forward_s,
+        "verify": times.verify_s,
+        "rest": times.rest_s,
+    }
+    return Result(
+        contender=name,
+        batch_size=batch_size,
+        temperature=temperature,
+        task=task,
+        tokens_per_s=statistics.median(map(_speed, measured)),
+        ratio_to_autoregressive=statistics.median(ratios) if ratios else None,
+        ratio_low=low,
+        ratio_high=high,
+        mean_acceptance_length=total.num_tokens / num_steps,
+        mean_draft_tokens=total.drafts.num_draft_tokens / num_steps,
+        accepted_by_source={
+            source.label: count for source, count in sorted(total.drafts.accepted_by_source.items())
+        },
+        step_ms={
+            part: 1e3 * seconds / max(total.num_engine_steps, 1) for part, seconds in parts.items()
+        },
+        peak_memory_bytes=total.peak_memory_bytes,
+        num_rounds=len(measured),
+    )
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median from order statistics (the sign test)."""
+    ordered = sorted(values)
+    n = len(ordered)
+    tail, rank, probability = 0.0, 0, 0.5**n
+    while tail + probability <= 0.025:
+        tail += probability
+        rank += 1
+        probability *= (n - rank + 1) / rank
+    index = max(rank - 1, 0)
+    return ordered[index], ordered[n - 1 - index]
+
+
+def _speed(measured: Measurement) -> float:
+    return measured.num_tokens / measured.seconds
+
+
+def _sum(measurements: Sequence[Measurement]) -> Measurement:
+    drafts, times = DraftCounts(), StepTimes()
+    for one in measurements:
+        add_counts(drafts, one.drafts)
+        times.draft_s += one.times.draft_s
+        times.forward_s += one.times.forward_s
+        times.verify_s += one.times.verify_s
+        times.rest_s += one.times.rest_s
+    return Measurement(
+        seconds=sum(one.seconds for one in measurements),
+        num_tokens=sum(one.num_tokens for one in measurements),
+        num_steps=sum(one.num_steps for one in measurements),
+        drafts=drafts,
+        times=times,
+        num_engine_steps=sum(one.num_engine_steps for one in measurements),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in measurements),
+    )

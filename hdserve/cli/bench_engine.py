@@ -1,0 +1,251 @@
+"""``hdserve bench engine``: tokens per second against what users would pick instead."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hdserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hdserve.bench.contenders import Contender, State, Task
+    from hdserve.bench.engine import Result
+    from hdserve.bench.prompts import EncodedPrompt
+    from hdserve.engine.host import ModelHost
+
+CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-prompt-lookup")
+STATES = ("cold", "online", "warm")
+
+
+def engine(
+    prompts: Annotated[Path | None, typer.Option(help="JSONL file of rows with `turns`.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
+    ] = "hdserve-tiny",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 128,
+    batch_sizes: Annotated[str, typer.Option(help="Sequences decoded together.")] = "1",
+    compare: Annotated[str, typer.Option(help="Contenders.")] = ",".join(CONTENDERS),
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
+    state: Annotated[
+        str, typer.Option(help="Model database: cold (emptied before each request), online, warm.")
+    ] = "cold",
+    fill: Annotated[Path | None, typer.Option(help="What warms the model database.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 9,
+    exact: Annotated[bool, typer.Option(help="Bitwise independent rows.")] = False,
+    max_draft_tokens: Annotated[int, typer.Option(help="Most drafted tokens a step.")] = 16,
+    random_weights: Annotated[
+        str | None, typer.Option(help="A published shape, with noise for weights.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Recorded requests; their tokens are the choices.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+) -> None:
+    """Decode the same prompts with the same model in several ways, interleaved.
+
+    Ratios are to `autoregressive`, plain decoding with hdserve's engine, within a round; the median
+    over the rounds and its 95 % interval are given.
+    """
+    from hdserve.bench.engine import run_rounds, summarise
+
+    if (prompts is None) == (replay is None):
+        raise ConfigError("exactly one of --prompts and --replay is needed")
+    if state not in STATES:
+        raise ConfigError(f"--state is one of {', '.join(STATES)}")
+    if (state == "warm") != (fill is not None):
+        raise ConfigError("--state warm and --fill belong together")
+    sizes = [int(size) for size in batch_sizes.split(",")]
+    host = _make_host(model, dtype, max(sizes), exact, max_draft_tokens, random_weights)
+    tasks = _tasks(host, prompts, replay, limit, max_tokens)
+    contenders = _make_contenders(compare, host, cast("State", state), is_replay=replay is not None)
+    if fill is not None:
+        _fill(contenders, host, fill, max_tokens, is_replay=replay is not None)
+    sampling: dict[str, Any] = {"temperature": temperature}
+    results: list[Result] = []
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        total = sum(_num_able(contenders, size) for size in sizes) * rounds * len(tasks)
+        shown = bar.add_task("", total=total)
+        for size in sizes:
+            runs = run_rounds(
+                contenders,
+                tasks,
+                batch_size=size,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                num_rounds=rounds,
+                progress=lambda: bar.advance(shown),
+            )
+            results += summarise(runs, size, temperature)
+    setting = {
+        "model": random_weights or model,
+        "weights": "random" if random_weights else "real",
+        "choices": "recorded" if replay else "the model's",
+        "dtype": str(host.model.dtype).removeprefix("torch."),
+        "exact": exact,
+        "state": state,
+        "num_threads": host.num_threads,
+        "hardware": _hardware(host),
+        "commit": _commit(),
+    }
+    _print(results, setting)
+    if json_path is not None:
+        rows = [{**result.to_json(), **setting} for result in results]
+        json_path.write_text(json.dumps({"results": rows}, indent=1))
+
+
+def _make_host(
+    model: str,
+    dtype: str,
+    max_batch_size: int,
+    exact: bool,
+    max_draft_tokens: int,
+    random_weights: str | None,
+) -> ModelHost:
+    from hdserve.bench.random_weights import random_host
+    from hdserve.config import ModelConfig
+    from hdserve.engine.host import ModelHost
+
+    config = ModelConfig.model_validate(
+        {
+            "name": random_weights or model,
+            "model": model,
+            "engine": {"dtype": dtype, "exact": exact, "max_num_sequences": max_batch_size},
+            "drafting": {"max_draft_tokens": max_draft_tokens},
+        }
+    )
+    return ModelHost(config) if random_weights is None else random_host(config, random_weights)
+
+
+def _tasks(
+    host: ModelHost, prompts: Path | None, replay: Path | None, limit: int | None, max_tokens: int
+) -> list[Task]:
+    from hdserve.bench.contenders import Task
+    from hdserve.bench.prompts import EncodedPrompt, PromptRow, encode_prompt, read_prompts
+    from hdserve.bench.replay_files import read_replay
+
+    encoded: dict[str, list[EncodedPrompt]] = defaultdict(list)
+    recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
+    if prompts is not None:
+        longest = host.model.max_model_len - max_tokens
+        for row in read_prompts(prompts, limit):
+            encoded[row.task].append(encode_prompt(row, host.tokenizer, longest))
+        return [Task(name, found) for name, found in encoded.items()]
+    assert replay is not None
+    for request in read_replay(replay, limit):
+        if len(request.prompt) + max_tokens <= host.model.max_model_len:
+            prompt_row = PromptRow(request.name, request.task, "")
+            encoded[request.task].append(EncodedPrompt(prompt_row, request.prompt, is_cut=False))
+            recorded[request.task].append(request.response)
+    return [Task(name, found, recorded[name]) for name, found in encoded.items()]
+
+
+def _make_contenders(
+    compare: str, host: ModelHost, state: State, *, is_replay: bool
+) -> list[Contender]:
+    from hdserve.bench.contenders import EngineContender, GenerateContender
+
+    names = compare.split(",")
+    unknown = [name for name in names if name not in CONTENDERS]
+    if unknown:
+        raise ConfigError(f"unknown contender {unknown[0]!r}; known: {', '.join(CONTENDERS)}")
+    if is_replay and "transformers-prompt-lookup" in names:
+        raise ConfigError("transformers-prompt-lookup cannot follow recorded choices")
+    made: list[Contender] = []
+    for name in names:
+        if name.startswith("transformers"):
+            made.append(GenerateContender(name, host, looks_up=name.endswith("lookup")))
+        else:
+            is_drafting = name == "hierarchy"
+            made.append(EngineContender(name, host, is_drafting=is_drafting, state=state))
+    return made
+
+
+def _fill(
+    contenders: Sequence[Contender],
+    host: ModelHost,
+    fill: Path,
+    max_tokens: int,
+    *,
+    is_replay: bool,
+) -> None:
+    from hdserve.bench.contenders import EngineContender
+    from hdserve.bench.prompts import encode_prompt, read_prompts
+    from hdserve.bench.replay_files import read_replay
+
+    for contender in contenders:
+        if not isinstance(contender, EngineContender) or not contender.is_drafting:
+            continue
+        if is_replay:
+            contender.fill_with([row.response for row in read_replay(fill)])
+        else:
+            longest = host.model.max_model_len - max_tokens
+            rows = [encode_prompt(row, host.tokenizer, longest) for row in read_prompts(fill)]
+            contender.fill(rows, max_tokens)
+
+
+def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:
+    return sum(
+        contender.max_batch_size is None or batch_size <= contender.max_batch_size
+        for contender in contenders
+    )
+
+
+def _hardware(host: ModelHost) -> str:
+    if host.model.device.type == "cuda":
+        return host.device_name
+    found = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        found = names[0].partition(":")[2].strip() if names else found
+    return f"{found}, {host.num_threads} threads"
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def _print(results: Sequence[Result], setting: dict[str, Any]) -> None:
+    table = Table(title=", ".join(f"{key}: {value}" for key, value in setting.items()))
+    for column in ("batch", "task", "contender", "tokens/s", "ratio", "95 %", "accepted length"):
+        table.add_column(column, justify="right" if column not in {"task", "contender"} else "left")
+    for column in ("drafted", "draft ms", "forward ms", "verify ms", "rest ms", "peak MB"):
+        table.add_column(column, justify="right")
+    for row in results:
+        ratio, low, high = row.ratio_to_autoregressive, row.ratio_low, row.ratio_high
+        table.add_row(
+            str(row.batch_size),
+            row.task,
+            row.contender,
+            f"{row.tokens_per_s:.1f}",
+            "-" if ratio is None else f"{ratio:.3f}",
+            "-" if low is None or high is None else f"{low:.3f}..{high:.3f}",
+            f"{row.mean_acceptance_length:.2f}",
+            f"{row.mean_draft_tokens:.1f}",
+            *(f"{row.step_ms[part]:.2f}" for part in ("draft", "forward", "verify", "rest")),
+            f"{row.peak_memory_bytes / 1e6:.0f}",
+        )
+    Console(width=170).print(table)

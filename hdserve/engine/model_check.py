@@ -1,0 +1,97 @@
+"""Whether a model gives in packed forwards what it gives by itself."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from hdserve.core import Source
+from hdserve.engine.attention import ATTENTION_NAME
+from hdserve.engine.batch import Chunk
+from hdserve.engine.kv_cache import Segment
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.errors import UnsupportedModel
+from hdserve.tree import DraftTree
+
+_NUM_CACHED_TOKENS = 12
+_PATHS = ((4, 5, 6), (4, 7), (8, 9))
+_TOLERANCES = {torch.float16: 0.05, torch.bfloat16: 0.1}
+_TOLERANCE = 1e-3
+
+
+def check_packed_forward(runner: ModelRunner) -> None:
+    """Compare a packed forward of a draft tree with plain forwards of each of its paths.
+
+    So a model whose attention does something that packed attention does not know of is refused,
+    and never answers wrongly.
+
+    Raises:
+        UnsupportedModel: it gives something else, or cannot be run so at all.
+    """
+    model, cache = runner.model, runner.cache
+    name = type(model.module).__name__
+    num_cached = min(_NUM_CACHED_TOKENS, model.max_model_len - 1 - max(map(len, _PATHS)))
+    if num_cached < 1:
+        return  # the context is too short to try
+    tokens = [(index * 7919 + 13) % model.vocab_size for index in range(num_cached + 1)]
+    tree = DraftTree(tokens[-1], sum(map(len, _PATHS)))
+    for path in _PATHS:
+        tree.add_path([token % model.vocab_size for token in path], Source.OTHER)
+    segment = cache.allocate(num_cached + len(tree))
+    if segment is None:
+        return  # the cache is too small to try
+    try:
+        packed = _packed_logits(runner, segment, tokens, tree)
+    except (KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
+    finally:
+        cache.free(segment)
+    layers = range(cache.shape.num_layers)
+    if not all(cache.read(layer, segment.start, 1)[0].any() for layer in layers):
+        raise UnsupportedModel(f"{name} does not call the attention function it is given")
+    error = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
+    if error > _TOLERANCES.get(model.dtype, _TOLERANCE):
+        raise UnsupportedModel(
+            f"{name} gives other results in packed forwards (by {error:.1%}); its attention does "
+            "something that is not known here"
+        )
+
+
+def _packed_logits(
+    runner: ModelRunner, segment: Segment, tokens: list[int], tree: DraftTree
+) -> torch.Tensor:
+    """``[num_leaves, vocab_size]``, after a forward that fills the cache."""
+    num_cached = len(tokens) - 1
+    runner.forward([Chunk(segment, 0, tokens[:-1], None)])
+    (outputs,) = runner.forward([Chunk(segment, num_cached, tokens[-1:], tree)])
+    assert outputs is not None
+    return outputs.logits[_leaves(tree)]
+
+
+@torch.inference_mode()
+def _plain_logits(
+    module: torch.nn.Module, tokens: list[int], tree: DraftTree, device: torch.device
+) -> torch.Tensor:
+    """``[num_leaves, vocab_size]``: each leaf after its own path, by the stock model alone."""
+    model = cast("Any", module)
+    model.set_attn_implementation("eager")
+    rows = []
+    try:
+        for leaf in _leaves(tree):
+            path = [tree.token_ids[node] for node in tree.path_to(leaf)[1:]]
+            output = model(torch.tensor([tokens + path], device=device), use_cache=False)
+            rows.append(output.logits[0, -1].float())
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return torch.stack(rows)
+
+
+def _leaves(tree: DraftTree) -> list[int]:
+    return [node for node in range(len(tree)) if node not in tree.parents]
+
+
+def _relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The median over rows, so that a mixture of experts may round one row to another expert."""
+    spread = (wanted - wanted.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    return float(((found - wanted).norm(dim=-1) / spread).median())

@@ -1,0 +1,163 @@
+"""Whatever a drafter does, the tree is valid and decoding goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hdserve.core import SamplingParams, Sequence, Source
+from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.tree import Acceptance, DraftTree
+from tests.drafters import ForeignTokenDrafter, JunkDrafter, RaisingDrafter
+
+VOCAB_SIZE = 50
+
+
+class PathDrafter(Drafter):
+    """Drafts one path, and counts its calls."""
+
+    name = "path"
+
+    def __init__(self, *path: int, needs_hidden: bool = False) -> None:
+        self._path = path
+        self.needs_hidden = needs_hidden  # type: ignore[misc]
+        self.calls: list[str] = []
+
+    def start(self, seq: Sequence) -> None:
+        self.calls.append("start")
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        self.calls.append("propose")
+        tree.add_path(self._path, Source.CONTEXT)
+
+    def observe(
+        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        self.calls.append("observe")
+
+    def finish(self, seq: Sequence) -> None:
+        self.calls.append("finish")
+
+
+class OddDrafter(Drafter):
+    """Does one odd thing to the tree, after a good guess."""
+
+    name = "odd"
+
+    def __init__(self, oddity: Callable[[DraftTree], Any]) -> None:
+        self._oddity = oddity
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        tree.add_path([1, 2], Source.OTHER)
+        self._oddity(tree)
+
+
+ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
+    "id too large": lambda tree: tree.add_node(0, VOCAB_SIZE, Source.OTHER),
+    "negative id": lambda tree: tree.add_node(0, -1, Source.OTHER),
+    "id that is none": lambda tree: tree.add_node(0, None, Source.OTHER),  # type: ignore[arg-type]
+    "no such parent": lambda tree: tree.add_node(17, 3, Source.OTHER),
+    "negative parent": lambda tree: tree.add_node(-1, 3, Source.OTHER),
+    "score above one": lambda tree: tree.add_node(0, 3, Source.OTHER, 1.5),
+    "negative score": lambda tree: tree.add_node(0, 3, Source.OTHER, -0.1),
+    "score that is no number": lambda tree: tree.add_node(0, 3, Source.OTHER, float("nan")),
+    "exception": lambda tree: 1 // 0,
+}
+
+
+def make_sequence() -> Sequence:
+    return Sequence("a", [3, 4], SamplingParams())
+
+
+def observe(drafters: GuardedDrafters) -> None:
+    drafters.observe(make_sequence(), DraftTree(4, 0), Acceptance([0], [5]), None)
+
+
+@pytest.mark.parametrize("name", ODDITIES)
+def test_odd_guesses_are_dropped(name: str) -> None:
+    """A guess that is no guess costs that drafter's part of the tree, no more: those before and
+    after it keep theirs, and the failure is counted."""
+    drafters = GuardedDrafters(
+        [PathDrafter(7, 8), OddDrafter(ODDITIES[name]), PathDrafter(9)], VOCAB_SIZE
+    )
+    for step in range(1, 4):
+        tree = DraftTree(4, 10)
+        drafters.propose(make_sequence(), tree)
+        assert tree.token_ids == [4, 7, 8, 9]
+        assert tree.parents == [-1, 0, 1, 0]
+        assert drafters.num_failures == {("odd", "propose"): step}
+
+
+def test_every_method_may_raise() -> None:
+    """A drafter that raises everywhere is counted everywhere, and the others are still called."""
+    good = PathDrafter(7)
+    drafters = GuardedDrafters([RaisingDrafter(), good], VOCAB_SIZE)
+    seq, tree = make_sequence(), DraftTree(4, 10)
+    drafters.start(seq)
+    drafters.propose(seq, tree)
+    observe(drafters)
+    drafters.finish(seq)
+    assert good.calls == ["start", "propose", "observe", "finish"]
+    assert tree.token_ids == [4, 7]
+    assert drafters.num_failures == {
+        ("raising", call): 1 for call in ("start", "propose", "observe", "finish")
+    }
+
+
+def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A drafter that fails in every step fills the counters, not the log."""
+    drafters = GuardedDrafters([ForeignTokenDrafter(VOCAB_SIZE)], VOCAB_SIZE)
+    logger = logging.getLogger("hdserve")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        for _ in range(5):
+            drafters.propose(make_sequence(), DraftTree(4, 10))
+    finally:
+        logger.setLevel(level)
+    (record,) = caplog.records
+    assert "foreign failed in propose" in record.getMessage()
+    assert record.exc_info is not None
+    assert drafters.num_failures["foreign", "propose"] == 5
+
+
+def test_a_full_tree_is_offered_to_nobody() -> None:
+    """Drafters of lower rank are not asked when there is no room left."""
+    second = PathDrafter(9)
+    drafters = GuardedDrafters([JunkDrafter(VOCAB_SIZE), second], VOCAB_SIZE)
+    tree = DraftTree(4, 3)
+    drafters.propose(make_sequence(), tree)
+    assert tree.is_full
+    assert second.calls == []
+
+
+def test_room_that_a_failure_leaves_is_used() -> None:
+    """A drafter that fails after filling the tree leaves it to the next one."""
+    drafters = GuardedDrafters([RaisingDrafter(), PathDrafter(7, 8)], VOCAB_SIZE)
+    tree = DraftTree(4, 3)
+    drafters.propose(make_sequence(), tree)
+    assert tree.token_ids == [4, 7, 8]
+
+
+def test_hidden_states_are_asked_for_by_anyone() -> None:
+    """One drafter that needs hidden states is enough; none needs none."""
+    assert not GuardedDrafters([], VOCAB_SIZE).needs_hidden
+    assert not GuardedDrafters([PathDrafter(1)], VOCAB_SIZE).needs_hidden
+    both = [PathDrafter(1), PathDrafter(2, needs_hidden=True)]
+    assert GuardedDrafters(both, VOCAB_SIZE).needs_hidden
+
+
+def test_no_drafters_is_plain_decoding() -> None:
+    """Without drafters every call does nothing."""
+    drafters = GuardedDrafters([], VOCAB_SIZE)
+    tree = DraftTree(4, 10)
+    drafters.start(make_sequence())
+    drafters.propose(make_sequence(), tree)
+    observe(drafters)
+    drafters.finish(make_sequence())
+    assert len(tree) == 1
+    assert not drafters.num_failures

@@ -1,0 +1,389 @@
+"""Each request that was accepted ends exactly once, whatever happens to it or to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from hdserve import core
+from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.drafting.base import Drafter
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.engine import Engine
+from hdserve.errors import ConfigError, EngineStopped, InvalidRequest, Overloaded
+from hdserve.tree import DraftTree
+from tests.engines import make_engine, make_prompt, make_sequence, run
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+LONG: dict[str, Any] = {**GREEDY, "max_tokens": 240}
+
+
+class GateDrafter(Drafter):
+    """Drafts nothing; a step waits while the gate is closed, and breaks when told to."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_waiting = threading.Event()
+        self.breaks = False
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        if not self.gate.is_set():
+            self.is_waiting.set()
+        self.gate.wait(60)
+        if self.breaks:
+            # An invariant of the engine is broken in mid-step.
+            seq.num_cached_tokens += 1
+
+
+@pytest.fixture
+def gate() -> Iterator[GateDrafter]:
+    drafter = GateDrafter()
+    yield drafter
+    drafter.gate.set()
+
+
+def make(drafter: Drafter | None = None, **options: Any) -> Engine:
+    return make_engine([] if drafter is None else [drafter], exact=False, **options)
+
+
+@asynccontextmanager
+async def started(
+    make_it: Callable[[], Engine] = make, max_num_open: int = 8
+) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(make_it, max_num_open)
+    await asyncio.to_thread(engine.start)
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+async def collect(engine: AsyncEngine, seq: core.Sequence) -> list[StepOutput]:
+    return [output async for output in engine.generate(seq)]
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Wait until ``condition`` holds; the test's own timeout ends what never does."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def run_async(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_streams_are_the_engines_outputs() -> None:
+    """Requests that run together each get their own outputs, in order, equal to those alone."""
+
+    async def test() -> None:
+        sequences = [make_sequence(str(n), make_prompt(5 + n, n), seed=n) for n in range(6)]
+        alone = [make_sequence(str(n), make_prompt(5 + n, n), seed=n) for n in range(6)]
+        for seq in alone:
+            run(make(), [seq])
+        async with started() as engine:
+            streams = await asyncio.gather(*(collect(engine, seq) for seq in sequences))
+            assert engine.num_open == 0
+        for outputs, seq, wanted in zip(streams, sequences, alone, strict=True):
+            assert all(output.sequence is seq for output in outputs)
+            tokens = [token for output in outputs for token in output.token_ids]
+            assert tokens == wanted.output_token_ids
+            reasons = [output.finish_reason for output in outputs]
+            assert reasons == [None] * (len(reasons) - 1) + [FinishReason.LENGTH]
+
+    run_async(test)
+
+
+def test_closing_the_iterator_frees_the_slot() -> None:
+    """A client that goes away after some output leaves a free engine, and no trace in it."""
+
+    async def test() -> None:
+        async with started() as engine:
+            outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
+            await anext(outputs)
+            assert (await engine.ask(lambda inner: inner.stats.num_running)) == 1
+            await outputs.aclose()
+            assert engine.num_open == 0
+            stats = await engine.ask(lambda inner: inner.stats)
+            assert (stats.num_running, stats.kv_cache_usage) == (0, 0.0)
+            assert stats.num_finished == {"abort": 1}
+
+    run_async(test)
+
+
+def test_a_cancelled_task_frees_the_slot() -> None:
+    """Cancelling the task that waits for outputs aborts its sequence, running or still waiting."""
+
+    async def test() -> None:
+        async with started(lambda: make(max_num_sequences=1)) as engine:
+            tasks = [
+                asyncio.create_task(collect(engine, make_sequence(name, make_prompt(5), **LONG)))
+                for name in "ab"
+            ]
+            await eventually(lambda: engine.num_open == 2)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(task.cancelled() for task in tasks)
+            stats = await engine.ask(lambda inner: inner.stats)
+            assert (stats.num_running, stats.num_waiting) == (0, 0)
+            assert engine.num_open == 0
+
+    run_async(test)
+
+
+def test_a_request_that_never_starts_is_no_request() -> None:
+    """An iterator that nobody reads takes no place."""
+
+    async def test() -> None:
+        async with started() as engine:
+            outputs = engine.generate(make_sequence("a", make_prompt(5)))
+            assert engine.num_open == 0
+            await outputs.aclose()
+            assert engine.num_open == 0
+
+    run_async(test)
+
+
+def test_overload_is_refused_at_once(gate: GateDrafter) -> None:
+    """One more than may be open is refused; those that are open finish, and their places are
+    free again."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate), max_num_open=2) as engine:
+            gate.gate.clear()
+            tasks = [
+                asyncio.create_task(collect(engine, make_sequence(name, make_prompt(5))))
+                for name in "ab"
+            ]
+            await eventually(lambda: engine.num_open == 2)
+            with pytest.raises(Overloaded):
+                await collect(engine, make_sequence("c", make_prompt(5)))
+            assert engine.num_open == 2
+            gate.gate.set()
+            for outputs in await asyncio.gather(*tasks):
+                assert outputs[-1].finish_reason is FinishReason.LENGTH
+            assert len(await collect(engine, make_sequence("c", make_prompt(5)))) > 0
+
+    run_async(test)
+
+
+def test_an_invalid_request_loses_nothing() -> None:
+    """A request the engine refuses gets the reason, its place is free, the others go on."""
+
+    async def test() -> None:
+        async with started(max_num_open=2) as engine:
+            good = asyncio.create_task(collect(engine, make_sequence("a", make_prompt(5))))
+            await eventually(lambda: engine.num_open == 1)
+            for _ in range(3):
+                with pytest.raises(InvalidRequest, match="vocabulary"):
+                    await collect(engine, make_sequence("bad", [10**6]))
+            assert (await good)[-1].finish_reason is FinishReason.LENGTH
+            assert engine.num_open == 0
+
+    run_async(test)
+
+
+def test_an_id_in_use_is_refused_and_harms_nobody(gate: GateDrafter) -> None:
+    """A second request with the id of a running one is refused; the first one gets its answer."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate)) as engine:
+            gate.gate.clear()
+            first = asyncio.create_task(collect(engine, make_sequence("a", make_prompt(5))))
+            await eventually(lambda: engine.num_open == 1)
+            with pytest.raises(InvalidRequest, match="in use"):
+                await collect(engine, make_sequence("a", make_prompt(7)))
+            gate.gate.set()
+            assert (await first)[-1].finish_reason is FinishReason.LENGTH
+
+    run_async(test)
+
+
+def test_an_id_can_be_used_again_in_mid_step(gate: GateDrafter) -> None:
+    """A client that goes away and comes back with the same id, while the step that still works for
+    the old request runs, gets the tokens of the new one alone."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate)) as engine:
+            gate.gate.clear()
+            old = asyncio.create_task(collect(engine, make_sequence("a", make_prompt(5), **LONG)))
+            await asyncio.to_thread(gate.is_waiting.wait)
+            old.cancel()
+            await asyncio.gather(old, return_exceptions=True)
+            seq = make_sequence("a", make_prompt(9), **GREEDY)
+            new = asyncio.create_task(collect(engine, seq))
+            await eventually(lambda: engine.num_open == 1)
+            gate.gate.set()
+            assert all(output.sequence is seq for output in await new)
+            alone = make_sequence("a", make_prompt(9), **GREEDY)
+            run(make(), [alone])
+            assert seq.token_ids == alone.token_ids
+
+    run_async(test)
+
+
+def test_a_failing_engine_ends_every_request_once(gate: GateDrafter) -> None:
+    """When a step breaks, every open request gets ``EngineStopped`` with the cause, once, and so
+    does everybody who comes later."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate)) as engine:
+            gate.gate.clear()
+            ends: list[Exception] = []
+
+            async def wait(name: str) -> None:
+                try:
+                    await collect(engine, make_sequence(name, make_prompt(5), **LONG))
+                except EngineStopped as error:
+                    ends.append(error)
+
+            tasks = [asyncio.create_task(wait(name)) for name in "abc"]
+            asked = asyncio.create_task(engine.ask(lambda inner: inner.stats))
+            await eventually(lambda: engine.num_open == 3)
+            await asyncio.to_thread(gate.is_waiting.wait)
+            gate.breaks = True
+            gate.gate.set()
+            await asyncio.gather(*tasks)
+            assert len(ends) == 3
+            assert all("the engine has failed" in str(error) for error in ends)
+            assert engine.num_open == 0
+            with pytest.raises(EngineStopped):
+                await collect(engine, make_sequence("d", make_prompt(5)))
+            with pytest.raises(EngineStopped):
+                await engine.ask(lambda inner: inner.stats)
+            with pytest.raises(EngineStopped):
+                engine.check(max_silence_s=1000)
+            await asyncio.gather(asked, return_exceptions=True)
+
+    run_async(test)
+
+
+def test_closing_ends_what_is_open(gate: GateDrafter) -> None:
+    """``close`` ends open requests with ``EngineStopped`` and the thread; closing again is
+    harmless, and so is closing an engine that was never started."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate)) as engine:
+            outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
+            await anext(outputs)
+            gate.gate.clear()
+            closing = asyncio.create_task(asyncio.to_thread(engine.close))
+            gate.gate.set()
+            with pytest.raises(EngineStopped, match="closed"):
+                async for _ in outputs:
+                    pass
+            await closing
+            assert engine.num_open == 0
+            with pytest.raises(EngineStopped, match="closed"):
+                await collect(engine, make_sequence("b", make_prompt(5)))
+        await asyncio.to_thread(engine.close)
+        AsyncEngine(make, 1).close()
+
+    run_async(test)
+    assert not any(thread.name == "hdserve-engine" for thread in threading.enumerate())
+
+
+def test_an_engine_that_cannot_be_built() -> None:
+    """``start`` raises what building the engine raised."""
+
+    def fail() -> Engine:
+        raise ConfigError("no such engine")
+
+    engine = AsyncEngine(fail, 1)
+    with pytest.raises(ConfigError, match="no such engine"):
+        engine.start()
+    with pytest.raises(EngineStopped):
+        engine.check(1000)
+    engine.close()
+
+
+def test_a_step_that_hangs_is_noticed(gate: GateDrafter) -> None:
+    """``check`` raises when a step takes too long, and not when there is nothing to do, when a
+    request just came after a long silence, or when a client does not read its outputs."""
+
+    async def test() -> None:
+        async with started(lambda: make(gate)) as engine:
+            await asyncio.sleep(0.05)
+            engine.check(max_silence_s=0.0)
+            outputs = engine.generate(make_sequence("a", make_prompt(5)))
+            await anext(outputs)
+            stalled = await engine.ask(lambda inner: inner)
+            await eventually(lambda: not stalled.has_work)
+            await eventually(lambda: is_quiet(engine))
+            assert engine.num_open == 1
+            engine.check(max_silence_s=0.0)
+            await outputs.aclose()
+            gate.gate.clear()
+            hanging = engine.generate(make_sequence("b", make_prompt(5)))
+            task = asyncio.create_task(anext(hanging))
+            await asyncio.to_thread(gate.is_waiting.wait)
+            engine.check(max_silence_s=1000)
+            time.sleep(0.02)
+            with pytest.raises(EngineStopped, match="has not finished a step"):
+                engine.check(max_silence_s=0.01)
+            gate.gate.set()
+            await task
+            await hanging.aclose()
+
+    run_async(test)
+
+
+def is_quiet(engine: AsyncEngine) -> bool:
+    try:
+        engine.check(max_silence_s=0.0)
+    except EngineStopped:
+        return False
+    return True
+
+
+def test_commands_run_in_the_engines_thread() -> None:
+    """``call`` and ``ask`` run between steps in the one thread that owns the engine; what fails
+    there is logged, or goes to who asked, and decoding goes on."""
+
+    async def test() -> None:
+        async with started() as engine:
+            names: list[str] = []
+            engine.call(lambda inner: names.append(threading.current_thread().name))
+            engine.call(lambda inner: [][0])
+            with pytest.raises(ZeroDivisionError):
+                await engine.ask(lambda inner: 1 // 0)
+            with pytest.raises(InvalidRequest):
+                await engine.ask(lambda inner: inner.add(core.Sequence("x", [], SamplingParams())))
+            assert await engine.ask(lambda inner: threading.current_thread().name) == names[0]
+            assert names == ["hdserve-engine"]
+            assert (await collect(engine, make_sequence("a", make_prompt(5))))[-1].finish_reason
+
+    run_async(test)
+
+
+def test_an_event_loop_that_is_gone_harms_nobody() -> None:
+    """Outputs for a loop that was closed are dropped; the engine serves the next one."""
+    engine = AsyncEngine(make, 8)
+    engine.start()
+
+    async def leave() -> None:
+        outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
+        await anext(outputs)
+        abandoned.append(outputs)
+
+    abandoned: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    loop.close()
+
+    async def stay() -> None:
+        assert (await collect(engine, make_sequence("b", make_prompt(5))))[-1].finish_reason
+
+    asyncio.run(stay())
+    engine.close()
+    with pytest.raises(StopIteration):
+        abandoned[0].aclose().send(None)

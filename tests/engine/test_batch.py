@@ -1,0 +1,201 @@
+"""What each row of a packed forward is, where it is written, and what it sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.core import Source
+from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.shapes import Shapes
+from hdserve.tree import DraftTree
+
+CPU = torch.device("cpu")
+
+
+def make_cache(num_rows: int = 640) -> KVCache:
+    return KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, CPU)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One row as it should be: its token, its position, and the columns it sees."""
+
+    token_id: int
+    position: int
+    column: int
+    seen: frozenset[int]
+
+
+def brute_force(chunk: Chunk) -> list[Node]:
+    """The rows of a chunk from the definition: a row sees the cached columns, its ancestors and
+    itself."""
+    cached = frozenset(range(chunk.first_column))
+    nodes: list[Node] = []
+    for index, token_id in enumerate(chunk.token_ids):
+        column = chunk.first_column + index
+        seen = cached | set(range(chunk.first_column, column + 1))
+        nodes.append(Node(token_id, column, column, frozenset(seen)))
+    if chunk.tree is None:
+        return nodes
+    root = nodes[-1]
+    for index in range(1, len(chunk.tree)):
+        ancestors = [root.column + node for node in chunk.tree.path_to(index)]
+        seen = root.seen | set(ancestors)
+        depth = len(ancestors) - 1
+        nodes.append(
+            Node(
+                chunk.tree.token_ids[index],
+                root.position + depth,
+                root.column + index,
+                frozenset(seen),
+            )
+        )
+    return nodes
+
+
+@st.composite
+def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
+    """Chunks of several sequences, each in a segment of its own."""
+    chunks = []
+    start = 0
+    for _ in range(draw(st.integers(1, 4))):
+        num_cached = draw(st.integers(0, 40))
+        token_ids = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
+        tree: DraftTree | None = None
+        if draw(st.booleans()):
+            tree = DraftTree(token_ids[-1], draw(st.integers(0, 12)))
+            for _ in range(draw(st.integers(0, 12))):
+                parent = draw(st.integers(0, len(tree) - 1))
+                tree.add_node(parent, draw(st.integers(1, 60)), Source.OTHER)
+        chunks.append(Chunk(Segment(start, 96), num_cached, token_ids, tree))
+        start += 96
+    return chunks
+
+
+SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), 4, 512), Shapes((8, 64), 4, 32)])
+
+
+@given(chunks=chunk_lists(), shapes=SHAPES)
+def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> None:
+    """Tokens, positions, cache rows and visible keys equal a brute-force computation."""
+    cache = make_cache()
+    batch = build_batch(chunks, cache, CPU, shapes)
+    row = 0
+    for chunk, span in zip(chunks, batch.plan.spans, strict=True):
+        nodes = brute_force(chunk)
+        assert (span.first_row, span.num_rows) == (row, len(nodes))
+        assert span.first_key == chunk.segment.start
+        assert span.num_keys % shapes.key_alignment == 0
+        assert span.num_queries % shapes.query_alignment == 0
+        for index, node in enumerate(nodes):
+            assert int(batch.token_ids[0, row + index]) == node.token_id
+            assert int(batch.position_ids[0, row + index]) == node.position
+            assert int(batch.plan.kv_rows[row + index]) == chunk.segment.start + node.column
+            assert set(np.flatnonzero(span.visible[index])) == node.seen
+            assert span.query_positions[index] == node.position
+            assert span.key_positions[node.column] == node.position
+        assert list(span.key_positions[: chunk.first_column]) == list(range(chunk.first_column))
+        row += len(nodes)
+
+
+@given(chunks=chunk_lists(), shapes=SHAPES)
+def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
+    """Padding rows write to the scratch row, are chosen from by nobody, and keep the shape."""
+    cache = make_cache()
+    batch = build_batch(chunks, cache, CPU, shapes)
+    num_own = sum(chunk.num_rows for chunk in chunks)
+    num_rows = batch.token_ids.shape[1]
+    assert batch.position_ids.shape == (1, num_rows)
+    assert shapes.pad_rows(num_rows) == num_rows
+    ends = [span.first_row + span.num_queries for span in batch.plan.spans]
+    assert max(ends) <= num_rows, "a span reads beyond the forward"
+    padding = batch.plan.kv_rows[num_own:]
+    assert (padding == cache.scratch_row).all()
+    assert not (batch.plan.kv_rows[:num_own] == cache.scratch_row).any()
+    assert len(set(batch.plan.kv_rows[:num_own].tolist())) == num_own
+    assert not batch.position_ids[0, num_own:].any()
+    assert all(int(row) < num_own for row in batch.logit_rows)
+
+
+@given(chunks=chunk_lists())
+def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
+    """Each tree gets the rows of its nodes in order, the root's first; a chunk inside a prompt
+    gets none."""
+    batch = build_batch(chunks, make_cache(), CPU, Shapes())
+    row = 0
+    for chunk, part in zip(chunks, batch.logit_slices, strict=True):
+        rows = batch.logit_rows[part].tolist()
+        if chunk.tree is None:
+            assert rows == []
+        else:
+            tokens = [int(batch.token_ids[0, index]) for index in rows]
+            assert tokens == chunk.tree.token_ids
+            assert rows[0] == row + len(chunk.token_ids) - 1
+        row += chunk.num_rows
+
+
+@given(chunks=chunk_lists(), window=st.integers(1, 30))
+def test_sliding_windows_count_positions(chunks: list[Chunk], window: int) -> None:
+    """With a window a row sees the last ``window`` positions before and with its own, and siblings
+    in a tree do not use it up."""
+    batch = build_batch(chunks, make_cache(), CPU, Shapes())
+    masks = batch.plan.masks(window, torch.zeros(1))
+    for chunk, mask in zip(chunks, masks, strict=True):
+        nodes = brute_force(chunk)
+        position_of = {node.column: node.position for node in nodes}
+        for index, node in enumerate(nodes):
+            wanted = {
+                column
+                for column in node.seen
+                if node.position - position_of.get(column, column) < window
+            }
+            seen = (mask[0, 0, index] == 0).nonzero()[:, 0].tolist()
+            assert set(seen) == wanted
+            assert node.column in wanted
+
+
+def make_batch() -> ForwardBatch:
+    tree = DraftTree(2, 4)
+    tree.add_path([3], Source.OTHER)
+    tree.add_path([4, 5], Source.OTHER)
+    return build_batch([Chunk(Segment(0, 32), 1, [1, 2], tree)], make_cache(), CPU, Shapes())
+
+
+def test_the_drawing() -> None:
+    """The mask is the one of the documentation."""
+    visible = make_batch().plan.spans[0].visible[:, :6].astype(int).tolist()
+    assert visible == [
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_are_made_once_and_in_the_models_dtype(dtype: torch.dtype) -> None:
+    """Layers of one window share a mask of zeros and minus infinity in their own dtype."""
+    plan = make_batch().plan
+    like = torch.zeros(1, dtype=dtype)
+    mask = plan.masks(None, like)[0]
+    assert mask.dtype == dtype
+    assert mask.shape == (1, 1, 5, 32)
+    assert set(mask.unique().tolist()) == {0.0, -torch.inf}
+    assert plan.masks(None, like)[0] is mask
+    assert plan.masks(2, like)[0] is not mask
+
+
+@given(counts=st.lists(st.integers(1, 200), unique=True, max_size=5), num_rows=st.integers(1, 300))
+def test_pad_rows_takes_the_next_allowed_count(counts: list[int], num_rows: int) -> None:
+    """A forward grows to the next allowed row count; beyond the largest it stays as it is."""
+    found = Shapes(tuple(sorted(counts))).pad_rows(num_rows)
+    larger = [count for count in counts if count >= num_rows]
+    assert found == (min(larger) if larger else num_rows)

@@ -1,0 +1,235 @@
+"""Text grows token by token: no half characters, no part of a stop string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from hdserve.core import SamplingParams
+from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.tokenizer import load_tokenizer
+
+BUNDLED = load_tokenizer("hdserve-tiny")
+VOCAB_SIZE = BUNDLED.backend.get_vocab_size()
+BYTE_TOKENS = [token for token in range(VOCAB_SIZE) if "\ufffd" in BUNDLED.decode([token])]
+
+TOKEN_IDS = st.lists(
+    st.one_of(
+        st.integers(0, VOCAB_SIZE - 1),
+        st.sampled_from(BYTE_TOKENS),
+        st.sampled_from([0, 1, 2]),
+        st.just(VOCAB_SIZE + 5),
+    ),
+    max_size=20,
+)
+TEXTS = st.text(max_size=30) | st.text(alphabet="ab é中🙂\n", max_size=40)
+
+
+def push_all(
+    detokenizer: Detokenizer, token_ids: list[int], *, num_deaf: int = 0
+) -> tuple[list[str], str]:
+    """The pieces token by token, up to a stop string, and the rest."""
+    pieces = []
+    for index, token_id in enumerate(token_ids):
+        pieces.append(detokenizer.push(token_id, may_stop=index >= num_deaf))
+        if detokenizer.is_stopped:
+            break
+    return pieces, detokenizer.finish()
+
+
+@settings(max_examples=120)
+@given(token_ids=TOKEN_IDS, skips=st.booleans())
+def test_pieces_are_the_whole(token_ids: list[int], skips: bool) -> None:
+    """The pieces together are what decoding everything at once gives, for any token ids: bytes
+    that are no characters, special tokens, ids the tokenizer does not know."""
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(skip_special_tokens=skips))
+    pieces, rest = push_all(detokenizer, token_ids)
+    assert "".join(pieces) + rest == BUNDLED.decode(token_ids, skips_special_tokens=skips)
+
+
+@settings(max_examples=120)
+@given(text=TEXTS)
+def test_no_half_characters(text: str) -> None:
+    """Of real text no piece has a replacement character, and nothing is left at the end."""
+    token_ids = BUNDLED.encode(text)
+    assume(BUNDLED.decode(token_ids) == text)
+    pieces, rest = push_all(Detokenizer(BUNDLED.backend, SamplingParams()), token_ids)
+    for piece in pieces:
+        assert piece.count("\ufffd") <= text.count("\ufffd")
+    assert "".join(pieces) + rest == text
+    assert rest == "" or text.endswith("\ufffd")
+
+
+def test_a_split_character_waits() -> None:
+    """A character of several tokens comes with its last one; cut off, it shows at the end."""
+    token_ids = BUNDLED.encode("a🙂")
+    assert len(token_ids) > 2
+    pieces, rest = push_all(Detokenizer(BUNDLED.backend, SamplingParams()), token_ids)
+    assert pieces[-1].endswith("🙂")
+    assert "".join(pieces[:-1]) == "a"
+    assert rest == ""
+    pieces, rest = push_all(Detokenizer(BUNDLED.backend, SamplingParams()), token_ids[:-1])
+    assert "".join(pieces) == "a"
+    assert set(rest) == {"\ufffd"}
+
+
+def complete_text(token_ids: list[int]) -> str:
+    """What may be known of the text: an unfinished character is not."""
+    for end in range(len(token_ids), 0, -1):
+        text = BUNDLED.decode(token_ids[:end])
+        if not text.endswith("\ufffd"):
+            return text
+    return ""
+
+
+def cut_by_definition(
+    token_ids: list[int], stop: tuple[str, ...], *, includes: bool
+) -> tuple[str, bool]:
+    """The text up to the first stop string of the first token that completes one."""
+    for end in range(1, len(token_ids) + 1):
+        text = complete_text(token_ids[:end])
+        found = [(text.find(item), item) for item in stop if item in text]
+        if found:
+            at, item = min(found)
+            return text[: at + len(item)] if includes else text[:at], True
+    return BUNDLED.decode(token_ids), False
+
+
+STOPPING_TEXTS = st.text(alphabet="ab c.é🙂", min_size=1, max_size=30)
+
+
+@settings(max_examples=150)
+@given(text=STOPPING_TEXTS, data=st.data(), includes=st.booleans())
+def test_stop_strings_never_leak(text: str, data: st.DataObject, includes: bool) -> None:
+    """The output ends where the first stop string begins (or ends, if it is included), and at no
+    time is anything shown that is not part of that output."""
+    stop = data.draw(
+        st.lists(st.text(alphabet="ab c.é🙂", min_size=1, max_size=4), min_size=1, max_size=3).map(
+            tuple
+        )
+    )
+    token_ids = BUNDLED.encode(text)
+    if data.draw(st.booleans()):
+        token_ids = [token for letter in text for token in BUNDLED.encode(letter)]
+    params = SamplingParams(stop=stop, include_stop_str_in_output=includes)
+    wanted, is_stopped = cut_by_definition(token_ids, stop, includes=includes)
+    detokenizer = Detokenizer(BUNDLED.backend, params)
+    shown = ""
+    for token_id in token_ids:
+        shown += detokenizer.push(token_id)
+        assert wanted.startswith(shown)
+        if detokenizer.is_stopped:
+            break
+    assert detokenizer.is_stopped == is_stopped
+    assert shown + detokenizer.finish() == wanted
+    if not includes:
+        assert not any(item in wanted for item in stop)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "shown"),
+    [
+        (["a", "b", "c"], ("bc",), ["a", "", ""]),
+        (["a", "b", "d"], ("bc",), ["a", "", "bd"]),
+        (["a", "a", "a", "b"], ("aab",), ["", "", "a", ""]),
+        (["a", "b", "a", "b", "c"], ("ababd", "bc"), ["", "", "", "", "aba"]),
+        (["x", "b"], ("b", "xb"), ["", ""]),
+    ],
+)
+def test_what_may_become_a_stop_string_is_held(
+    pieces: list[str], stop: tuple[str, ...], shown: list[str]
+) -> None:
+    """The longest end that may begin any stop string waits; what cannot become one goes on."""
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=stop))
+    token_ids = [BUNDLED.backend.token_to_id(piece) for piece in pieces]
+    assert [detokenizer.push(token_id) for token_id in token_ids] == shown
+
+
+def test_what_is_held_shows_at_the_end() -> None:
+    """The beginning of a stop string that never came belongs to the output."""
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=("bcd",)))
+    token_ids = BUNDLED.encode("abc")
+    shown = "".join(detokenizer.push(token_id) for token_id in token_ids)
+    assert "b" not in shown
+    assert shown + detokenizer.finish() == "abc"
+
+
+@given(text=STOPPING_TEXTS, num_deaf=st.integers(0, 12))
+def test_stop_strings_before_the_minimum_are_text(text: str, num_deaf: int) -> None:
+    """As long as the sequence may not stop, a stop string is text like any other and shows at
+    once; from then on it stops."""
+    token_ids = [token for letter in text for token in BUNDLED.encode(letter)]
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=("a",)))
+    pieces, rest = push_all(detokenizer, token_ids, num_deaf=num_deaf)
+    deaf, rest_of_ids = token_ids[:num_deaf], token_ids[num_deaf:]
+    assert "".join(pieces[:num_deaf]) == complete_text(deaf)
+    assert detokenizer.is_stopped == (BUNDLED.backend.token_to_id("a") in rest_of_ids)
+    if not detokenizer.is_stopped:
+        assert "".join(pieces) + rest == text
+
+
+def test_special_tokens() -> None:
+    """Special tokens show only where they are asked for."""
+    token_ids = [*BUNDLED.encode("a"), 2, *BUNDLED.encode("b"), 2]
+    for skips, wanted in ((True, "ab"), (False, "a<|im_end|>b<|im_end|>")):
+        detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(skip_special_tokens=skips))
+        pieces, rest = push_all(detokenizer, token_ids)
+        assert "".join(pieces) + rest == wanted
+
+
+def test_nothing_comes_after_the_stop() -> None:
+    """A stopped text is complete."""
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=("a",)))
+    (token_id,) = BUNDLED.encode("a")
+    assert detokenizer.push(token_id) == ""
+    assert detokenizer.finish() == ""
+    with pytest.raises(AssertionError):
+        detokenizer.push(token_id)
+
+
+def byte_fallback_backend() -> Any:
+    """A tokenizer in the manner of SentencePiece: a token per byte, and a few words."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁a", "b", "é"]
+    vocab = {word: index for index, word in enumerate(words)}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend
+
+
+FALLBACK = byte_fallback_backend()
+
+
+@settings(max_examples=120)
+@given(token_ids=st.lists(st.integers(0, 262) | st.sampled_from([3 + 0xC3, 3 + 0xA9]), max_size=12))
+def test_bytes_that_are_no_text(token_ids: list[int]) -> None:
+    """Decoders with byte fallback take characters back when more bytes follow; the text goes on
+    all the same, and equals the whole wherever the bytes are UTF-8."""
+    detokenizer = Detokenizer(FALLBACK, SamplingParams())
+    pieces, rest = push_all(detokenizer, token_ids)
+    text = "".join(pieces) + rest
+    whole = FALLBACK.decode(token_ids)
+    if "\ufffd" not in whole:
+        assert text == whole
+    num_words = token_ids.count(FALLBACK.token_to_id("▁a"))
+    assert text.count("a") >= num_words
+
+
+def test_text_goes_on_after_bytes_that_are_no_text() -> None:
+    """After a stray byte the words that follow are there, with the spaces between them."""
+    ids = [FALLBACK.token_to_id(word) for word in ("<0xC3>", "<0xA9>", "<0x80>", "▁a", "▁a", "b")]
+    pieces, rest = push_all(Detokenizer(FALLBACK, SamplingParams()), ids)
+    assert pieces[:2] == ["", "é"]
+    assert ("".join(pieces) + rest).endswith(" a ab")

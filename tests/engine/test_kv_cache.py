@@ -1,0 +1,164 @@
+"""Segments never overlap and never leak, and accepted rows arrive where they are committed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hdserve.engine.kv_cache import ROW_ALIGNMENT, KVCache, KVShape, Segment, align
+
+SHAPE = KVShape(num_layers=2, num_heads=3, key_size=4, value_size=5)
+CPU = torch.device("cpu")
+
+
+def make_cache(num_rows: int = 320) -> KVCache:
+    return KVCache(SHAPE, num_rows, torch.float32, CPU)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Allocates and frees in any order, beside a model of which row belongs to whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = make_cache()
+        self.segments: list[Segment] = []
+
+    @rule(num_rows=st.integers(1, 200))
+    def allocate(self, num_rows: int) -> None:
+        segment = self.cache.allocate(num_rows)
+        if segment is None:
+            assert self.largest_gap() < align(num_rows)
+        else:
+            assert num_rows <= segment.num_rows < num_rows + ROW_ALIGNMENT
+            assert segment.start % ROW_ALIGNMENT == 0
+            self.segments.append(segment)
+
+    @precondition(lambda self: self.segments)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.segments) - 1))
+        self.cache.free(self.segments.pop(index))
+
+    def owned(self) -> list[int]:
+        return [
+            row
+            for segment in self.segments
+            for row in range(segment.start, segment.start + segment.num_rows)
+        ]
+
+    def largest_gap(self) -> int:
+        taken = set(self.owned())
+        longest = length = 0
+        for row in range(self.cache.num_rows):
+            length = 0 if row in taken else length + 1
+            longest = max(longest, length)
+        return longest
+
+    @invariant()
+    def nothing_overlaps(self) -> None:
+        rows = self.owned()
+        assert len(rows) == len(set(rows))
+        assert all(0 <= row < self.cache.num_rows for row in rows)
+        assert self.cache.num_free_rows == self.cache.num_rows - len(rows)
+        assert self.cache.usage == pytest.approx(len(rows) / self.cache.num_rows)
+
+    def teardown(self) -> None:
+        for segment in self.segments:
+            self.cache.free(segment)
+        assert self.cache.usage == 0.0
+        assert self.cache.allocate(self.cache.num_rows) == Segment(0, self.cache.num_rows)
+
+
+TestSegments = CacheMachine.TestCase
+TestSegments.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+def fill(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write different numbers everywhere; what each layer then holds."""
+    rows = cache.num_rows
+    keys = torch.arange(rows * 12, dtype=torch.float32).view(rows, 3, 4)
+    values = -torch.arange(rows * 15, dtype=torch.float32).view(rows, 3, 5)
+    for layer in range(SHAPE.num_layers):
+        cache.write(layer, torch.arange(rows), keys + layer, values - layer)
+    return keys, values
+
+
+@given(
+    moves=st.lists(
+        st.tuples(st.integers(0, 31), st.integers(0, 31)), unique_by=lambda move: move[1]
+    )
+)
+def test_keep_moves_all_at_once(moves: list[tuple[int, int]]) -> None:
+    """Every target gets what its source held before, in all layers, even where moves cross."""
+    cache = make_cache(32)
+    keys, values = fill(cache)
+    cache.keep(moves)
+    for layer in range(SHAPE.num_layers):
+        found_keys, found_values = cache.read(layer, 0, 32)
+        wanted_keys, wanted_values = keys + layer, values - layer
+        for source, target in moves:
+            wanted_keys[target] = (keys + layer)[source]
+            wanted_values[target] = (values - layer)[source]
+        assert torch.equal(found_keys[0].transpose(0, 1), wanted_keys)
+        assert torch.equal(found_values[0].transpose(0, 1), wanted_values)
+
+
+def test_write_and_read_are_inverse() -> None:
+    """Rows come back in order, whatever the order they were written in."""
+    cache = make_cache(64)
+    order = list(range(10, 50))
+    random.Random(0).shuffle(order)
+    keys, values = torch.randn(40, 3, 4), torch.randn(40, 3, 5)
+    cache.write(1, torch.tensor(order), keys, values)
+    found_keys, found_values = cache.read(1, 10, 40)
+    assert found_keys.shape == (1, 3, 40, 4)
+    assert found_values.shape == (1, 3, 40, 5)
+    for index, row in enumerate(order):
+        assert torch.equal(found_keys[0, :, row - 10], keys[index])
+        assert torch.equal(found_values[0, :, row - 10], values[index])
+    assert not cache.read(0, 0, 64)[0].any(), "another layer was written"
+    assert not cache.read(1, 0, 10)[0].any(), "other rows were written"
+
+
+def test_padding_has_a_row_of_its_own() -> None:
+    """What padding rows write lands where no sequence can own a row, and a segment at the very end
+    can be read to the next multiple of any key alignment."""
+    cache = make_cache(64)
+    last = cache.allocate(64)
+    assert last is not None
+    assert cache.scratch_row >= last.start + last.num_rows
+    cache.write(0, torch.tensor([cache.scratch_row]), torch.ones(1, 3, 4), torch.ones(1, 3, 5))
+    assert not cache.read(0, 0, 64)[0].any()
+    assert cache.read(0, 32, 512)[0].shape[2] == 512
+
+
+def test_freeing_twice_is_our_own_fault() -> None:
+    """A segment that is freed twice breaks an invariant, and is noticed."""
+    cache = make_cache()
+    segment = cache.allocate(40)
+    assert segment is not None
+    cache.free(segment)
+    with pytest.raises(AssertionError):
+        cache.free(segment)
+
+
+@given(number=st.integers(0, 5000), alignment=st.sampled_from([1, 4, 32, 512]))
+def test_align(number: int, alignment: int) -> None:
+    """Rounding up goes to the next multiple and no further."""
+    rounded = align(number, alignment)
+    assert rounded % alignment == 0
+    assert number <= rounded < number + alignment
+
+
+def test_bytes_per_token() -> None:
+    """The memory of a token is that of its keys and values in all layers."""
+    assert SHAPE.bytes_per_token(torch.bfloat16) == 2 * 3 * (4 + 5) * 2
+    cache = KVCache(SHAPE, 320, torch.float64, CPU)
+    assert cache.num_rows == 320
+    stored = sum(tensor.nbytes for tensor in (cache._keys, cache._values))
+    assert stored == SHAPE.bytes_per_token(torch.float64) * (320 + 512)

@@ -1,0 +1,343 @@
+"""What is loaded, with which limits and defaults, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
+from hdserve.engine.build import build_engine
+from hdserve.engine.engine import Engine
+from hdserve.engine.loader import LoadedModel, load_model, prepare_model
+from hdserve.errors import ConfigError, UnsupportedModel
+from tests.engines import make_engine, make_prompt, make_sequence, run
+from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "pad_token_id": None,
+}
+OPENING_CONTEXT = 64
+
+
+def _mamba() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    return MambaForCausalLM(MambaConfig(**sizes))
+
+
+def _rwkv() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2}
+    return RwkvForCausalLM(RwkvConfig(**sizes, context_length=64))
+
+
+def _recurrent_gemma() -> PreTrainedModel:
+    blocks = ["recurrent", "attention"]
+    config = RecurrentGemmaConfig(**SMALL, attention_window_size=16, block_types=blocks)
+    return RecurrentGemmaForCausalLM(config)
+
+
+def _jamba() -> PreTrainedModel:
+    layers = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
+    return JambaForCausalLM(JambaConfig(**SMALL, **layers, mamba_d_state=4))
+
+
+def _llama4() -> PreTrainedModel:
+    options = {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}
+    return Llama4ForCausalLM(Llama4TextConfig(**SMALL, **options, attention_chunk_size=16))
+
+
+def _bloom() -> PreTrainedModel:
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
+
+
+def _bert() -> PreTrainedModel:
+    return BertLMHeadModel(BertConfig(**SMALL))
+
+
+def _t5() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCAB_SIZE, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1}
+    return T5ForConditionalGeneration(T5Config(**sizes, num_heads=4))
+
+
+def _gpt_j() -> PreTrainedModel:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    return GPTJForCausalLM(GPTJConfig(vocab_size=VOCAB_SIZE, **sizes))
+
+
+REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "mamba": (_mamba, "cannot drop rejected tokens"),
+    "rwkv": (_rwkv, "cannot drop rejected tokens"),
+    "recurrent_gemma": (_recurrent_gemma, "cannot drop rejected tokens"),
+    "jamba": (_jamba, "cannot drop rejected tokens"),
+    "llama4": (_llama4, "chunked_attention"),
+    "bloom": (_bloom, "context length is not in its config"),
+    "bert": (_bert, "no usual KV cache"),
+    "t5": (_t5, "encoder-decoder models are not served"),
+}
+
+
+def save(model: PreTrainedModel, path: Path, generation: dict[str, Any] | None = None) -> Path:
+    model.save_pretrained(path)
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def load(path: Path | str, **engine: Any) -> LoadedModel:
+    options = EngineConfig(**{"dtype": "float32", **engine})
+    return load_model(ModelConfig(name="a", model=str(path), engine=options))
+
+
+def llama(**options: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **options))
+
+
+# --- architectures ---
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_architectures_are_refused(name: str) -> None:
+    """A model that cannot drop rejected tokens, or is of another kind, is refused: it says why."""
+    make, reason = REFUSED[name]
+    with pytest.raises(UnsupportedModel, match=reason):
+        prepare_model(make().eval(), EngineConfig())
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "t5"])
+def test_other_architectures_are_refused_from_disk(name: str, tmp_path: Path) -> None:
+    """The same from a directory, before the weights are read."""
+    make, reason = REFUSED[name]
+    path = save(make(), tmp_path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(path)
+
+
+def test_attention_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
+    """A model class with its own table of attention functions is refused while it loads."""
+    with pytest.raises(UnsupportedModel, match="no replaceable attention"):
+        load(save(_gpt_j(), tmp_path))
+
+
+# --- paths, devices, types ---
+
+
+def test_bad_paths_are_errors_of_the_configuration(tmp_path: Path) -> None:
+    """A path that is not there, an empty directory, and a broken or missing file of weights are
+    one error that names the model."""
+    broken = save(llama(), tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    missing = save(llama(), tmp_path / "missing")
+    (missing / "model.safetensors").unlink()
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "none", tmp_path / "empty", broken, missing):
+        with pytest.raises(ConfigError, match="cannot load the model") as caught:
+            load(path)
+        assert str(path) in caught.value.message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
+    """``cuda`` without such a device is refused; ``auto`` takes the CPU."""
+    path = save(llama(), tmp_path)
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        load(path, device="cuda")
+    assert load(path, device="auto").device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_type_is_the_configured_one(dtype: str, tmp_path: Path) -> None:
+    """Weights come in the type that was asked for, and the model runs in it."""
+    loaded = load(save(llama(), tmp_path), dtype=dtype)
+    assert loaded.dtype == getattr(torch, dtype)
+    assert {parameter.dtype for parameter in loaded.module.parameters()} == {loaded.dtype}
+    config = ModelConfig(name="a", model="a", engine=EngineConfig(exact=False, kv_cache_tokens=64))
+    seq = make_sequence("a", make_prompt(5), temperature=0.0, max_tokens=6)
+    run(build_engine(config, loaded, ()), [seq])
+    assert seq.num_output_tokens == 6
+
+
+def test_automatic_type_is_one_the_hardware_multiplies(tmp_path: Path) -> None:
+    """``auto`` is bfloat16 or float32, whatever the file holds."""
+    path = save(llama().to(torch.float16), tmp_path)
+    assert load(path, dtype="auto").dtype in {torch.bfloat16, torch.float32}
+
+
+def test_sizes_are_read_off_the_model() -> None:
+    """Vocabulary, cache shape and bytes are those of the model in memory."""
+    model = make_model("llama", torch.float32)
+    loaded = prepare_model(model, EngineConfig())
+    assert loaded.vocab_size == VOCAB_SIZE
+    assert loaded.max_model_len == MAX_POSITIONS
+    assert dataclasses.astuple(loaded.kv_shape) == (2, 2, 8, 8)
+    assert loaded.weight_bytes == sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+# --- generation config ---
+
+
+def test_generation_defaults_are_those_of_the_authors(tmp_path: Path) -> None:
+    """What the generation config recommends is the default of requests; what it does not say is
+    not made up."""
+    generation = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [3, 5]}
+    loaded = load(save(llama(eos_token_id=9), tmp_path, generation))
+    assert loaded.default_sampling == {"temperature": 0.6, "top_p": 0.9}
+    assert loaded.eos_token_ids == {3, 5}
+
+
+def test_greedy_authors_recommend_nothing(tmp_path: Path) -> None:
+    """Sampling values beside ``do_sample: false`` are leftovers, no recommendation."""
+    generation = {"do_sample": False, "temperature": 0.6, "eos_token_id": 7}
+    loaded = load(save(llama(), tmp_path, generation))
+    assert loaded.default_sampling == {}
+    assert loaded.eos_token_ids == {7}
+
+
+def test_ends_without_a_generation_config(tmp_path: Path) -> None:
+    """Without a generation config the model's config says what ends a sequence; or nothing does."""
+    for number, eos in enumerate((9, [4, 8], None)):
+        path = save(llama(eos_token_id=eos), tmp_path / str(number))
+        (path / "generation_config.json").unlink()
+        wanted = set() if eos is None else {9} if eos == 9 else {4, 8}
+        assert load(path).eos_token_ids == wanted
+
+
+# --- context ---
+
+ROPE: dict[str, tuple[dict[str, Any], int]] = {
+    "default": ({"rope_type": "default"}, MAX_POSITIONS),
+    "linear": ({"rope_type": "linear", "factor": 2.0}, MAX_POSITIONS),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128},
+        MAX_POSITIONS,
+    ),
+    "llama3": (
+        {
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "original_max_position_embeddings": 128,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        MAX_POSITIONS,
+    ),
+    "dynamic": (
+        {
+            "rope_type": "dynamic",
+            "factor": 2.0,
+            "original_max_position_embeddings": OPENING_CONTEXT,
+        },
+        OPENING_CONTEXT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROPE)
+def test_the_context_ends_where_sequences_would_meet(name: str) -> None:
+    """Rotary embeddings that look at the longest position of a forward limit the context to where
+    they do not; the others do not."""
+    rope, limit = ROPE[name]
+    model = llama(rope_parameters={"rope_theta": 10000.0, **rope})
+    assert prepare_model(model, EngineConfig()).max_model_len == limit
+
+
+def test_a_configured_context_must_fit() -> None:
+    """``max_model_len`` shortens the context and never lengthens it."""
+    model = llama()
+    assert prepare_model(model, EngineConfig(max_model_len=100)).max_model_len == 100
+    with pytest.raises(UnsupportedModel, match="over the 256 tokens"):
+        prepare_model(model, EngineConfig(max_model_len=MAX_POSITIONS + 1))
+    with pytest.raises(UnsupportedModel, match="over the 64 tokens"):
+        prepare_model(longrope_model(), EngineConfig(max_model_len=OPENING_CONTEXT + 1))
+
+
+def longrope_model() -> PreTrainedModel:
+    """A model whose rotations change for all sequences once one of them is long."""
+    torch.manual_seed(0)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    }
+    config = Phi3Config(
+        **SMALL, rope_parameters=rope, original_max_position_embeddings=OPENING_CONTEXT
+    )
+    model = Phi3ForCausalLM(config).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model
+
+
+def answers_with_a_long_neighbour(make: Callable[[], Engine], num_long: int) -> list[list[int]]:
+    """The answer to a short prompt, alone and beside a long one."""
+    found = []
+    for neighbours in ([], [make_sequence("long", make_prompt(num_long), max_tokens=8)]):
+        seq = make_sequence("short", make_prompt(4, 1), temperature=0.0, max_tokens=24)
+        run(make(), [seq, *neighbours])
+        found.append(seq.output_token_ids)
+    return found
+
+
+def test_a_long_neighbour_changes_nothing() -> None:
+    """With ``longrope`` a short sequence packed with one as long as is allowed gives what it gives
+    alone; beyond the limit it would not."""
+    options: dict[str, Any] = {"exact": False, "prefill_chunk_tokens": 256}
+    alone, beside = answers_with_a_long_neighbour(
+        lambda: make_engine(model=longrope_model(), **options), OPENING_CONTEXT - 8
+    )
+    assert alone == beside
+
+    def beyond() -> Engine:
+        config = ModelConfig(
+            name="a",
+            model="a",
+            engine=EngineConfig(**options, kv_cache_tokens=512),
+            drafting=DraftingConfig(max_draft_tokens=0),
+        )
+        loaded = prepare_model(longrope_model(), config.engine)
+        return build_engine(config, dataclasses.replace(loaded, max_model_len=200), ())
+
+    alone, beside = answers_with_a_long_neighbour(beyond, 150)
+    assert alone != beside

@@ -1,0 +1,269 @@
+"""A choice follows the filtered distribution, and nothing but its own inputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from hdserve.core import SamplingParams
+from hdserve.engine.sampler import (
+    HistoryTerms,
+    choose,
+    filtered_probabilities,
+    token_logprob,
+    uniform,
+)
+from tests.goodness import chi_square_p_value
+
+CPU = torch.device("cpu")
+MIN_P_VALUE = 1e-4
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "cold": {"temperature": 0.3},
+    "hot": {"temperature": 1.9},
+    "top_k": {"top_k": 7},
+    "top_k of all": {"top_k": 10**6},
+    "top_k of one": {"top_k": 1},
+    "top_p": {"top_p": 0.8},
+    "tiny top_p": {"top_p": 1e-9},
+    "min_p": {"min_p": 0.1},
+    "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+}
+
+
+def random_logits(num_rows: int, vocab_size: int, spread: float = 2.5, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
+def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The normalised distribution by transformers' own filters."""
+    warpers: list[Any] = [TemperatureLogitsWarper(params.temperature)]
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    scores = LogitsProcessorList(warpers)(torch.zeros(len(logits), 1).long(), logits.double())
+    result: torch.Tensor = scores.softmax(dim=-1)
+    return result
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("vocab_size", [5, 61, 3000])
+def test_filters_equal_those_of_transformers(name: str, vocab_size: int) -> None:
+    """Temperature, top-k, top-p and min-p keep the tokens, and give the odds, that transformers'
+    own filters do."""
+    params = SamplingParams(**FILTERS[name])
+    logits = random_logits(6, vocab_size)
+    found = filtered_probabilities(logits, params)
+    normalised = found / found.sum(dim=-1, keepdim=True)
+    wanted = warped(logits, params)
+    assert torch.equal(normalised > 0, wanted > 0)
+    torch.testing.assert_close(normalised, wanted, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("vocab_size", [257, 5000])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_top_p_of_a_long_tail(vocab_size: int, top_p: float) -> None:
+    """A nucleus of more than the 256 candidates that are looked at first is found all the same,
+    also beside rows whose nucleus is small."""
+    flat, peaked = random_logits(3, vocab_size, spread=0.01), random_logits(3, vocab_size, 9.0)
+    logits = torch.cat([flat, peaked])[[0, 3, 1, 4, 2, 5]]
+    params = SamplingParams(top_p=top_p)
+    found = filtered_probabilities(logits, params)
+    assert torch.equal(found > 0, warped(logits, params) > 0)
+    if top_p * vocab_size > 260:
+        assert int((found[0] > 0).sum()) > 256
+
+
+def test_equally_likely_tokens_are_kept_together() -> None:
+    """A filter that would cut between equally likely tokens keeps them all."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
+        kept = (filtered_probabilities(logits, params) > 0)[0].tolist()
+        assert kept == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-300, 1e-40, 1e-6])
+def test_tiny_temperatures_are_nearly_greedy(temperature: float) -> None:
+    """A temperature next to zero picks the likeliest token; it does not overflow."""
+    logits = random_logits(20, 61)
+    for options in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+        params = SamplingParams(temperature=temperature, **options)
+        chosen = choose(logits, params, [0.999] * 20)
+        assert torch.equal(chosen, logits.argmax(dim=-1))
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    """Ties are broken by token id, so that a choice is the same everywhere."""
+    logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+    assert choose(logits, SamplingParams(temperature=0.0), []).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("vocab_size", [61, 8192])
+def test_rows_do_not_depend_on_each_other(name: str, vocab_size: int) -> None:
+    """A row among others gives bitwise what it gives alone, anywhere in the batch."""
+    params = SamplingParams(**FILTERS[name])
+    logits = torch.cat(
+        [random_logits(8, vocab_size), random_logits(9, vocab_size, spread=0.01, seed=1)]
+    )[torch.randperm(17, generator=torch.Generator().manual_seed(2))]
+    noise = [uniform(5, 0, row) for row in range(17)]
+    together = filtered_probabilities(logits, params)
+    chosen = choose(logits, params, noise)
+    for row in range(17):
+        alone = filtered_probabilities(logits[row : row + 1], params)
+        assert torch.equal(alone[0], together[row])
+        assert choose(logits[row : row + 1], params, [noise[row]]).tolist() == [int(chosen[row])]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_choices_follow_the_distribution(name: str) -> None:
+    """40,000 choices with each filter are distributed as it says; what it drops never comes."""
+    params = SamplingParams(**FILTERS[name])
+    logits = random_logits(1, 61, spread=1.5, seed=3)
+    noise = [uniform(seed, 0, 0) for seed in range(40_000)]
+    chosen = choose(logits.expand(len(noise), -1), params, noise)
+    counts = chosen.bincount(minlength=61)
+    wanted = warped(logits, params)[0]
+    assert not counts[wanted == 0].any()
+    possible = (wanted > 0).nonzero()[:, 0]
+    if len(possible) > 1:
+        p_value = chi_square_p_value(counts[possible].tolist(), wanted[possible].tolist())
+        assert p_value > MIN_P_VALUE
+
+
+def test_the_ends_of_the_noise() -> None:
+    """The smallest noise gives the first possible token, the largest the last possible one."""
+    logits = torch.tensor([[-math.inf, 1.0, -math.inf, 0.5, -math.inf]])
+    largest = 1.0 - 2.0**-53
+    assert choose(logits, SamplingParams(), [0.0]).tolist() == [1]
+    assert choose(logits, SamplingParams(), [largest]).tolist() == [3]
+    for seed in range(50):
+        row = random_logits(1, 300, spread=4.0, seed=seed)
+        last = int((filtered_probabilities(row, SamplingParams(top_p=0.9)) > 0).nonzero()[-1, 1])
+        assert choose(row, SamplingParams(top_p=0.9), [largest]).tolist() == [last]
+
+
+@given(seed=st.integers(-(2**63), 2**64 - 1), index=st.integers(0, 63), position=st.integers(0))
+def test_noise_is_in_range_and_repeats(seed: int, index: int, position: int) -> None:
+    """Noise lies in [0, 1) and depends on its three inputs, each of them."""
+    position %= 2**40
+    noise = uniform(seed, index, position)
+    assert 0.0 <= noise < 1.0
+    assert noise == uniform(seed, index, position)
+    assert noise != uniform(seed, index, position + 1)
+    assert noise != uniform(seed, index + 1, position)
+    assert noise != uniform(seed ^ 1, index, position)
+
+
+@pytest.mark.parametrize("varied", ["seed", "choice_index", "position"])
+def test_noise_is_uniform(varied: str) -> None:
+    """Over each of its inputs the noise is uniform, and neighbours are independent."""
+    values = [uniform(**{"seed": 7, "choice_index": 1, "position": 2, varied: n}) for n in NUMBERS]
+    counts = torch.tensor(values).mul(64).long().bincount(minlength=64)
+    assert chi_square_p_value(counts.tolist(), [1.0] * 64) > MIN_P_VALUE
+    cells = [int(a * 8) * 8 + int(b * 8) for a, b in itertools.pairwise(values)][::2]
+    pairs = torch.tensor(cells).bincount(minlength=64)
+    assert chi_square_p_value(pairs.tolist(), [1.0] * 64) > MIN_P_VALUE
+
+
+NUMBERS = range(30_000)
+
+
+def test_noise_stays_the_same_for_ever() -> None:
+    """A seed gives the same answer in every version and on every machine."""
+    assert uniform(0, 0, 0) == NOISE_AT_ZERO
+    assert uniform(-1, 3, 2**31) == uniform(2**64 - 1, 3, 2**31)
+
+
+NOISE_AT_ZERO = 0.5426238355339943
+
+HISTORIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.4},
+    "repetition below one": {"repetition_penalty": 0.7},
+    "presence": {"presence_penalty": 1.1},
+    "frequency": {"frequency_penalty": -0.6},
+    "bias": {"logit_bias": {0: -100.0, 4: 7.5}},
+    "min_tokens": {"min_tokens": 3},
+    "all": {
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "logit_bias": {2: 1.0},
+        "min_tokens": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history_terms_equal_their_definitions(name: str) -> None:
+    """Penalties, biases and ``min_tokens`` are what their definitions say, token by token, while
+    the output grows."""
+    params, vocab_size = SamplingParams(**HISTORIES[name]), 11
+    prompt, output, ending = [1, 1, 5], [3, 3, 5, 9], {6, 3}
+    history = HistoryTerms(params, prompt, ending, vocab_size, CPU)
+    for num_output in range(len(output) + 1):
+        so_far = output[:num_output]
+        logits = random_logits(1, vocab_size, seed=num_output)
+        wanted = []
+        for token in range(vocab_size):
+            value = float(logits[0, token])
+            if token in prompt + so_far:
+                factor = params.repetition_penalty
+                value = value / factor if value > 0 else value * factor
+            value -= params.frequency_penalty * so_far.count(token)
+            value -= params.presence_penalty * (token in so_far)
+            value += params.logit_bias.get(token, 0.0)
+            if num_output < params.min_tokens and token in ending:
+                value = -math.inf
+            wanted.append(value)
+        before = logits.clone()
+        torch.testing.assert_close(history.apply(logits)[0], torch.tensor(wanted))
+        assert torch.equal(logits, before), "the model's logits are for others, too"
+        if num_output < len(output):
+            history.push(output[num_output])
+
+
+def test_repetition_penalty_equals_that_of_transformers() -> None:
+    """The repetition penalty is the one of transformers (Keskar et al. 2019)."""
+    logits = random_logits(1, 61)
+    prompt = list(range(0, 40, 3))
+    history = HistoryTerms(SamplingParams(repetition_penalty=1.7), prompt, (), 61, CPU)
+    wanted = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits.clone())
+    torch.testing.assert_close(history.apply(logits), wanted)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 4, 5])
+def test_logprobs_are_of_the_raw_logits(num_top: int) -> None:
+    """A token's log probability and the likeliest tokens, ties by id, from the definition."""
+    logits = torch.tensor([0.5, 2.0, -1.0, 2.0, 0.5])
+    found = token_logprob(logits, 2, num_top)
+    total = math.log(sum(math.exp(value) for value in logits.tolist()))
+    assert found.token_id == 2
+    assert found.logprob == pytest.approx(-1.0 - total)
+    assert [token for token, _ in found.top] == [1, 3, 0, 4, 2][:num_top]
+    for token, value in found.top:
+        assert value == pytest.approx(float(logits[token]) - total)
+
+
+def test_more_alternatives_than_tokens() -> None:
+    """A vocabulary smaller than the number of alternatives gives them all."""
+    assert len(token_logprob(torch.zeros(3), 1, 20).top) == 3

@@ -1,0 +1,190 @@
+"""Sequences are served in the order of arrival, none starves, and memory never runs out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.core import FinishReason, SamplingParams, Sequence
+from hdserve.engine.kv_cache import KVCache, KVShape
+from hdserve.engine.scheduler import Scheduled, Scheduler
+
+NUM_EXTRA_ROWS = 8
+
+
+def make_scheduler(
+    num_rows: int = 320, max_num_sequences: int = 3, prefill_chunk_tokens: int = 10
+) -> tuple[Scheduler, KVCache]:
+    cache = KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu"))
+    scheduler = Scheduler(
+        cache,
+        max_num_sequences=max_num_sequences,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        num_extra_rows=NUM_EXTRA_ROWS,
+    )
+    return scheduler, cache
+
+
+def make_sequence(name: str, num_prompt_tokens: int, num_output_tokens: int = 4) -> Sequence:
+    seq = Sequence(name, [0] * num_prompt_tokens, SamplingParams())
+    seq.max_total_tokens = num_prompt_tokens + num_output_tokens
+    return seq
+
+
+def process(scheduled: list[Scheduled], num_accepted: int = 0) -> None:
+    """What the engine does with the work of a step."""
+    for work in scheduled:
+        seq = work.slot.seq
+        if work.is_choosing:
+            num_new = min(1 + num_accepted, seq.num_remaining_tokens)
+            seq.token_ids += [1] * num_new
+            seq.num_cached_tokens = len(seq.token_ids) - 1
+        else:
+            seq.num_cached_tokens += work.num_tokens
+        if not seq.num_remaining_tokens:
+            seq.finish_reason = FinishReason.LENGTH
+
+
+def step(scheduler: Scheduler) -> list[str]:
+    """One whole step; the names of the sequences that took part."""
+    scheduler.admit()
+    scheduled = scheduler.schedule()
+    process(scheduled)
+    for work in scheduled:
+        if work.slot.seq.finish_reason is not None:
+            scheduler.release(work.slot)
+    return [work.slot.seq.request_id for work in scheduled]
+
+
+def test_prompts_are_cut_into_chunks() -> None:
+    """A prompt goes through in chunks, and chooses with the chunk that reaches its end."""
+    scheduler, _ = make_scheduler()
+    scheduler.add(make_sequence("a", 25))
+    scheduler.admit()
+    found = []
+    for _ in range(4):
+        scheduled = scheduler.schedule()
+        found += [(work.num_tokens, work.is_choosing) for work in scheduled]
+        process(scheduled)
+    assert found == [(10, False), (10, False), (5, True), (1, True)]
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    """While a long prompt goes through, decoding sequences take part in every step."""
+    scheduler, _ = make_scheduler()
+    scheduler.add(make_sequence("short", 3, 20))
+    step(scheduler)
+    scheduler.add(make_sequence("long", 95, 4))
+    scheduler.add(make_sequence("late", 3, 4))
+    steps = [step(scheduler) for _ in range(10)]
+    assert all("short" in names for names in steps)
+    assert all("long" in names for names in steps)
+    assert "late" in steps[9]
+    assert not any("late" in names for names in steps[:9]), "prompts go oldest first"
+
+
+def test_prompts_share_a_step() -> None:
+    """What an older prompt leaves of a step's tokens goes to the next ones."""
+    scheduler, _ = make_scheduler()
+    for name, length in (("a", 4), ("b", 4), ("c", 9)):
+        scheduler.add(make_sequence(name, length))
+    scheduler.admit()
+    scheduled = scheduler.schedule()
+    assert [(work.num_tokens, work.is_choosing) for work in scheduled] == [
+        (4, True),
+        (4, True),
+        (2, False),
+    ]
+
+
+def test_the_last_token_of_a_prompt_alone_is_a_choice() -> None:
+    """A prompt that leaves one token after its chunks goes on like a decoding sequence."""
+    scheduler, _ = make_scheduler()
+    scheduler.add(make_sequence("a", 11))
+    scheduler.admit()
+    process(scheduler.schedule())
+    ((work),) = scheduler.schedule()
+    assert (work.num_tokens, work.is_choosing) == (1, True)
+
+
+def test_admission_is_first_come_first_served() -> None:
+    """A large sequence that has no room yet is not overtaken by small ones behind it."""
+    scheduler, _ = make_scheduler(num_rows=128)
+    scheduler.add(make_sequence("a", 60, 4))
+    scheduler.add(make_sequence("large", 100, 4))
+    scheduler.add(make_sequence("small", 2, 2))
+    assert [seq.request_id for seq in scheduler.admit()] == ["a"]
+    order: list[str] = []
+    while scheduler.has_work:
+        order += [name for name in step(scheduler) if name not in order]
+    assert order == ["a", "large", "small"]
+
+
+def test_no_more_than_the_slots() -> None:
+    """At most ``max_num_sequences`` run at a time, however much room there is."""
+    scheduler, cache = make_scheduler(num_rows=3200)
+    for number in range(7):
+        scheduler.add(make_sequence(str(number), 2))
+    assert len(scheduler.admit()) == 3
+    assert scheduler.admit() == []
+    while scheduler.has_work:
+        step(scheduler)
+        assert len(scheduler.running) <= 3
+    assert cache.usage == 0.0
+
+
+def test_room_is_reserved_for_everything_a_sequence_may_need() -> None:
+    """A segment holds prompt, longest output and drafts; what fits exactly is taken."""
+    scheduler, cache = make_scheduler(num_rows=64)
+    assert scheduler.max_total_tokens == cache.num_rows - NUM_EXTRA_ROWS
+    largest = make_sequence("a", 40, scheduler.max_total_tokens - 40)
+    with pytest.raises(AssertionError):
+        scheduler.add(make_sequence("b", 41, scheduler.max_total_tokens - 40))
+    scheduler.add(largest)
+    scheduler.admit()
+    assert scheduler.running[0].segment.num_rows >= largest.max_total_tokens + NUM_EXTRA_ROWS
+
+
+@settings(max_examples=40)
+@given(
+    sequences=st.lists(
+        st.tuples(st.integers(1, 80), st.integers(1, 12), st.integers(0, 12)), max_size=12
+    ),
+    chunk=st.integers(1, 40),
+    num_slots=st.integers(1, 5),
+)
+def test_everything_finishes(
+    sequences: list[tuple[int, int, int]], chunk: int, num_slots: int
+) -> None:
+    """Whatever arrives and when: all finish, start in the order of arrival, take part in steps
+    with no more prompt tokens than the chunk, and leave the cache empty."""
+    scheduler, cache = make_scheduler(160, num_slots, chunk)
+    arriving = [
+        (at, make_sequence(str(number), prompt, output))
+        for number, (prompt, output, at) in enumerate(sequences)
+    ]
+    arriving.sort(key=lambda item: item[0])
+    pending, started, num_idle = [*arriving], [], 0
+    for now in range(2000):
+        while pending and pending[0][0] <= now:
+            scheduler.add(pending.pop(0)[1])
+        started += [seq.request_id for seq in scheduler.admit()]
+        scheduled = scheduler.schedule()
+        num_idle = 0 if scheduled else num_idle + 1
+        assert not scheduler.has_work or scheduled, "there is work, but nothing is done"
+        prefill = [work.num_tokens for work in scheduled if work.slot.seq.num_pending_tokens > 1]
+        assert sum(prefill) <= chunk
+        decoding = [slot for slot in scheduler.running if slot.seq.num_pending_tokens == 1]
+        assert {id(slot) for slot in decoding} <= {id(work.slot) for work in scheduled}
+        process(scheduled, num_accepted=now % 3)
+        for work in scheduled:
+            if work.slot.seq.finish_reason is not None:
+                scheduler.release(work.slot)
+        if not scheduler.has_work and not pending:
+            break
+    assert not scheduler.has_work
+    assert started == [seq.request_id for _, seq in arriving]
+    assert all(seq.finish_reason is not None for _, seq in arriving)
+    assert cache.usage == 0.0

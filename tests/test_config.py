@@ -1,0 +1,188 @@
+"""A configuration is read once, strictly, and every mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hdserve.config import (
+    CONFIG_ENVIRONMENT_VARIABLE,
+    EngineConfig,
+    ModelConfig,
+    ServeConfig,
+    default_config,
+    load_config,
+    parse_config,
+)
+from hdserve.errors import ConfigError
+from hdserve.models import bundled_models
+
+ONE_MODEL: dict[str, Any] = {"models": [{"name": "a", "model": "hdserve-tiny"}]}
+
+
+def refused(data: Any) -> str:
+    """The message with which ``data`` is refused."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data)
+    return caught.value.message
+
+
+def with_model(**options: Any) -> dict[str, Any]:
+    return {"models": [{**ONE_MODEL["models"][0], **options}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "near", "known"),
+    [
+        ({**ONE_MODEL, "gatway": {}}, "gatway", "gateway", "gateway, model_database, models"),
+        ({**ONE_MODEL, "gateway": {"num_replica": 2}}, "gateway.num_replica", "num_replicas", ""),
+        (with_model(modle="x"), "models.0.modle", "model", "draft_from, drafting, engine"),
+        (
+            with_model(engine={"dtypes": "float32"}),
+            "models.0.engine.dtypes",
+            "dtype",
+            "kv_cache_tokens",
+        ),
+        (
+            with_model(drafting={"drafters": [{"name": "hierarchy", "option": {}}]}),
+            "models.0.drafting.drafters.0.option",
+            "options",
+            "name, options",
+        ),
+    ],
+)
+def test_unknown_keys_name_the_known_ones(
+    data: dict[str, Any], where: str, near: str, known: str
+) -> None:
+    """A misspelt key at any depth is refused: where it is, what was meant, and what there is."""
+    message = refused(data)
+    assert message.startswith(f"{where}: unknown key; did you mean {near!r}? known keys: ")
+    assert known in message
+
+
+def test_a_strange_key_has_no_hint() -> None:
+    """No guess is better than a wild one."""
+    message = refused({**ONE_MODEL, "zzzzqqq": 1})
+    assert message.startswith("zzzzqqq: unknown key; known keys: gateway")
+
+
+def test_every_mistake_is_named() -> None:
+    """All wrong keys and values are reported at once, a line each."""
+    data = with_model(engine={"max_num_sequences": 0, "dtype": "int3"}, num_cpus=-1)
+    lines = refused({**data, "gateway": {"max_body_bytes": "much"}}).splitlines()
+    assert {line.split(":")[0] for line in lines} == {
+        "models.0.engine.max_num_sequences",
+        "models.0.engine.dtype",
+        "models.0.num_cpus",
+        "gateway.max_body_bytes",
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({}, "models: Field required"),
+        ({"models": []}, "models: "),
+        ({"models": [{"name": "", "model": "x"}]}, "models.0.name: "),
+        ({"models": [{"name": "a"}]}, "models.0.model: Field required"),
+        ({"models": [*ONE_MODEL["models"], *ONE_MODEL["models"]]}, "two models are called 'a'"),
+        (with_model(aliases=["b", "b"]), "two models are called 'b'"),
+        (with_model(aliases=["a"]), "two models are called 'a'"),
+        (with_model(draft_from=["b"]), "a: draft_from names the unknown model 'b'"),
+    ],
+)
+def test_wrong_configurations_are_refused(data: dict[str, Any], reason: str) -> None:
+    """What cannot be served is refused before anything starts, with the reason."""
+    assert reason in refused(data)
+
+
+def test_aliases_and_sources_are_accepted() -> None:
+    """Several models may have aliases and draft from one another."""
+    config = parse_config(
+        {
+            "models": [
+                {"name": "a", "model": "x", "aliases": ["gpt"], "draft_from": ["b"]},
+                {"name": "b", "model": "y"},
+            ]
+        }
+    )
+    assert config.models[0].draft_from == ("b",)
+
+
+def test_configurations_are_frozen() -> None:
+    """A running system's configuration does not change, at any depth."""
+    config = parse_config(ONE_MODEL)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.gateway = config.gateway  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.models[0].engine.dtype = "float32"  # type: ignore[misc]
+    assert isinstance(config.models, tuple)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """YAML in UTF-8 becomes the configuration it spells."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "models:\n  - name: Größe\n    model: hdserve-tiny\n    engine: {dtype: float32}\n",
+        encoding="utf-8",
+    )
+    wanted = ServeConfig(
+        models=(
+            ModelConfig(name="Größe", model="hdserve-tiny", engine=EngineConfig(dtype="float32")),
+        )
+    )
+    assert load_config(path) == wanted
+    assert load_config(str(path)) == wanted
+
+
+def test_the_environment_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``HDSERVE_CONFIG`` counts when no path is given; empty or absent, the default is served."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("models: [{name: b, model: hdserve-tiny}]")
+    monkeypatch.setenv(CONFIG_ENVIRONMENT_VARIABLE, str(path))
+    assert load_config().models[0].name == "b"
+    other = tmp_path / "other.yaml"
+    other.write_text("models: [{name: c, model: hdserve-tiny}]")
+    assert load_config(other).models[0].name == "c"
+    for unset in (lambda: monkeypatch.setenv(CONFIG_ENVIRONMENT_VARIABLE, ""), monkeypatch.undo):
+        unset()
+        assert load_config() == default_config()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"models: [", "cannot read the configuration"),
+        (b"- a\n- b\n", "a mapping is expected at the top"),
+        (b"", "a mapping is expected at the top"),
+        (b"models: \xff\xfe", "cannot read the configuration"),
+        (b"models: !!python/object/apply:os.system ['true']", "cannot read the configuration"),
+        (b"modles: []", "modles: unknown key; did you mean 'models'?"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """A file that is no configuration gives one error that names the file, and runs nothing."""
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in caught.value.message
+    assert reason in caught.value.message
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A path that is not there, or is a directory, is an error of the configuration."""
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the configuration"):
+            load_config(path)
+
+
+def test_the_default_serves_bundled_models() -> None:
+    """Without any configuration every bundled model is served under its own name."""
+    config = default_config()
+    assert config.models[0].name == "hdserve-tiny"
+    assert {model.model for model in config.models} >= set(bundled_models())
+    assert all(model.name == model.model for model in config.models)

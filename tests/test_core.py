@@ -1,0 +1,155 @@
+"""The parameters of a request are checked once, and a sequence counts its tokens."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.core import (
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    Source,
+    SpeculationParams,
+)
+from hdserve.errors import InvalidRequest
+
+RANGES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "temperature": ((0.0, 1e-300, 2.0, 100.0), (-0.1, 100.5, math.inf)),
+    "top_p": ((1e-9, 0.5, 1.0), (0.0, -1.0, 1.01)),
+    "top_k": ((0, 1, 10**6), (-1, math.inf)),
+    "min_p": ((0.0, 0.3, 1.0), (-0.1, 1.1)),
+    "repetition_penalty": ((0.1, 1.0, 100.0), (0.0, -1.0, 101.0)),
+    "presence_penalty": ((-2.0, 0.0, 2.0), (-2.1, 2.1)),
+    "frequency_penalty": ((-2.0, 0.0, 2.0), (-2.1, 2.1)),
+    "seed": ((-(2**63), 0, 2**64 - 1), (-(2**63) - 1, 2**64, 10**400, -(10**400))),
+    "max_tokens": ((1, 10**9, None), (0, -1)),
+    "min_tokens": ((0, 7), (-1,)),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges(name: str) -> None:
+    """Values in range are taken; the others, NaN and huge integers too, are refused by name."""
+    allowed, refused = RANGES[name]
+    for value in allowed:
+        assert getattr(SamplingParams(**{name: value}), name) == value
+    for value in (*refused, math.nan):
+        with pytest.raises(InvalidRequest) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.param == name
+        assert name in caught.value.message
+        assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"logprobs": MAX_TOP_LOGPROBS + 1}, "top_logprobs"),
+        ({"logprobs": -1}, "top_logprobs"),
+        ({"stop": ("a", "")}, "stop"),
+        ({"stop": tuple(map(str, range(MAX_STOP_STRINGS + 1)))}, "stop"),
+        ({"logit_bias": {3: 100.5}}, "logit_bias"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_combinations_are_refused(options: dict[str, Any], param: str) -> None:
+    """Lists, mappings and pairs of parameters are checked, and the error names the parameter."""
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**options)
+    assert caught.value.param == param
+
+
+def test_params_can_be_copied_and_pickled() -> None:
+    """Parameters cross process boundaries unchanged."""
+    for params in (SamplingParams(), SamplingParams(stop=("a",), logit_bias={1: 2.0}, seed=2**63)):
+        assert pickle.loads(pickle.dumps(params)) == params
+        assert copy.deepcopy(params) == params
+        assert dataclasses.replace(params, top_k=4).top_k == 4
+
+
+def test_params_are_frozen() -> None:
+    """Nobody changes the parameters of a request that runs."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("options", "has_terms"),
+    [
+        ({}, False),
+        ({"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": -0.5}, True),
+        ({"frequency_penalty": 0.5}, True),
+        ({"logit_bias": {1: 1.0}}, True),
+        ({"min_tokens": 1}, True),
+    ],
+)
+def test_history_terms_are_recognised(options: dict[str, Any], has_terms: bool) -> None:
+    """The fast path for choices by the logits alone is taken exactly where it is right."""
+    assert SamplingParams(**options).has_history_terms is has_terms
+
+
+def test_greedy_is_temperature_zero() -> None:
+    """Only temperature 0 is greedy."""
+    assert SamplingParams(temperature=0.0).is_greedy
+    assert not SamplingParams(temperature=1e-300).is_greedy
+
+
+def test_speculation_allows_named_sources() -> None:
+    """``databases`` is a list of what may draft; ``None`` is everything, an empty list nothing."""
+    assert all(SpeculationParams().allows(source) for source in Source)
+    chosen = SpeculationParams(databases=frozenset({"model"}))
+    assert [source for source in Source if chosen.allows(source)] == [Source.MODEL]
+    assert not any(SpeculationParams(databases=frozenset()).allows(source) for source in Source)
+
+
+def test_speculation_limit_is_checked() -> None:
+    """A negative number of drafts is refused by its full name."""
+    assert SpeculationParams(max_draft_tokens=0).max_draft_tokens == 0
+    with pytest.raises(InvalidRequest) as caught:
+        SpeculationParams(max_draft_tokens=-1)
+    assert caught.value.param == "speculation.max_draft_tokens"
+
+
+@given(prompt=st.lists(st.integers(0, 60), min_size=1), output=st.lists(st.integers(0, 60)))
+def test_sequence_counts(prompt: list[int], output: list[int]) -> None:
+    """What is prompt, output, pending and remaining adds up however long the output is."""
+    seq = Sequence("a", list(prompt), SamplingParams())
+    seq.max_total_tokens = len(prompt) + len(output) + 3
+    seq.num_cached_tokens = len(prompt) - 1
+    for token_id in output:
+        seq.token_ids.append(token_id)
+    assert seq.num_prompt_tokens == len(prompt)
+    assert seq.output_token_ids == output
+    assert seq.num_output_tokens == len(output)
+    assert seq.num_pending_tokens == len(output) + 1
+    assert seq.num_remaining_tokens == 3
+
+
+def test_sequences_compare_by_identity() -> None:
+    """Two requests with equal contents are two requests; state of one is not the other's."""
+    one, other = (Sequence("a", [1], SamplingParams()) for _ in range(2))
+    assert one != other
+    one.counts.accepted_by_source[Source.MODEL] = 1
+    one.drafter_state["x"] = 1
+    assert not other.counts.accepted_by_source
+    assert not other.drafter_state
+
+
+def test_labels_are_lower_case_and_distinct() -> None:
+    """The labels of sources are those the API documents; reasons are the API's words."""
+    labels = [source.label for source in Source]
+    assert labels == ["plain", "context", "model", "statistics", "recycled", "other"]
+    assert str(FinishReason.LENGTH) == "length"
