@@ -18,6 +18,7 @@ from hdserve.databases.ngram import (
     MAX_STAMP,
     NUM_ADDED,
     NUM_BUCKETS,
+    ROWS_PER_BUCKET,
     Ints,
     Rows,
     Tokens,
@@ -121,18 +122,19 @@ class ContextDatabase:
         """Memory in use."""
         return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.heads.nbytes
 
-    def is_cramped(self, num_new: int) -> bool:
-        """Whether :meth:`enlarge` is due before ``num_new`` more tokens come."""
-        return self.num_tokens + num_new > len(self.tokens) or self._is_table_full
-
     @property
-    def _is_table_full(self) -> bool:
+    def is_table_full(self) -> bool:
+        """Whether the table has used its rows up and may be larger."""
         reserved = len(self.table.rows) // BUCKET_ROWS
         return (
             int(self.size[NUM_BUCKETS]) == reserved
-            and int(self.size[NUM_ADDED]) > reserved * 4
+            and int(self.size[NUM_ADDED]) > reserved * ROWS_PER_BUCKET
             and reserved * BUCKET_BYTES < MAX_TABLE_BYTES
         )
+
+    def has_room(self, num_new: int) -> bool:
+        """Whether ``num_new`` more tokens fit into the buffer."""
+        return self.num_tokens + num_new <= len(self.tokens)
 
     def _insert_piece(self, num_tokens: int) -> None:
         """Insert the last ``num_tokens`` tokens of the part of the prompt that is not in yet."""
@@ -148,17 +150,21 @@ class ContextDatabase:
 
     def continue_prompt(self) -> None:
         """Insert one more piece of a prompt that was too long to be inserted at once."""
-        if self._num_pending > 0:
-            self._insert_piece(PIECE_TOKENS)
+        self._insert_piece(PIECE_TOKENS)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole prompt is inserted."""
+        return self._num_pending == 0
 
     def enlarge(self, num_new: int) -> None:
         """Make room for more tokens and more contexts."""
-        while self.num_tokens + num_new > len(self.tokens):
+        while not self.has_room(num_new):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.heads = np.zeros(len(self.tokens), np.int64)
             last = self.num_tokens - 1
             index_tokens(self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, last)
-        if self._is_table_full:
+        if self.is_table_full:
             old = self.table
             in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS
             self.table = self._pool.take(int(self.size[NUM_BUCKETS]) * 2)

@@ -28,7 +28,7 @@ def handle_table(arrays: Databases | Learned | Scratch) -> Ints:
     array: npt.NDArray[Any]
     for row, array in zip(table, arrays, strict=True):
         assert array.flags.c_contiguous
-        row[ADDRESS] = array.ctypes.data
+        row[ADDRESS] = array.__array_interface__["data"][0]
         row[FIRST_DIMENSION : FIRST_DIMENSION + array.ndim] = array.shape
     return table
 

@@ -17,7 +17,7 @@ from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition
-from hdserve.databases.ngram import Ints, NgramTable
+from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints, NgramTable
 from hdserve.databases.statistics import STATISTICS_ORDERS
 from hdserve.drafting.arrays import (
     CONTEXT,
@@ -87,6 +87,7 @@ class _Request:
         "databases",
         "handles",
         "levels",
+        "max_added",
         "partition",
         "state",
         "version",
@@ -103,6 +104,7 @@ class _Request:
         self.version = -1
         self.databases: Databases
         self.handles: Ints
+        self.max_added = 0
 
 
 class Hierarchy(Drafter):
@@ -221,6 +223,7 @@ class Hierarchy(Drafter):
             state=request.state,
         )
         request.handles = handle_table(request.databases)
+        request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 
     def _others(self, namespace: str) -> NgramTable:
         """The best-ranked table of other models that holds something."""
@@ -269,13 +272,12 @@ class Hierarchy(Drafter):
     ) -> None:
         request: _Request = seq.drafter_state[self.name]
         context, num_new = request.context, len(acceptance.token_ids)
-        context.continue_prompt()
-        if context.is_cramped(num_new):
-            context.enlarge(num_new)
-            request.state[STATE_CONTEXT_STAMP] = context.table.stamp
-            self._connect(request, seq)
+        if not context.is_complete:
+            context.continue_prompt()
+        if not context.has_room(num_new):
+            self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
-        commit(
+        num_added = commit(
             request.handles,
             request.calibration.handles,
             self._scratch_handles,
@@ -286,6 +288,14 @@ class Hierarchy(Drafter):
         )
         context.num_tokens += num_new
         request.calibration.num_tokens += num_new
+        if num_added > request.max_added and context.is_table_full:
+            self._enlarge(request, seq, num_new)
+
+    def _enlarge(self, request: _Request, seq: Sequence, num_new: int) -> None:
+        """Give a request more room for ``num_new`` tokens and their contexts."""
+        request.context.enlarge(num_new)
+        request.state[STATE_CONTEXT_STAMP] = request.context.table.stamp
+        self._connect(request, seq)
 
     def finish(self, seq: Sequence) -> None:
         request: _Request | None = seq.drafter_state.pop(self.name, None)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hdserve.databases.history import MATCH_TOKENS, head_slot, match_key
-from hdserve.databases.ngram import Ints, Tokens, inlined, insert_tokens, jit
+from hdserve.databases.ngram import NUM_ADDED, Ints, Tokens, inlined, insert_tokens, jit
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_STATE,
@@ -112,8 +112,12 @@ def commit(
     new_tokens: Tokens,
     rate: float,
     bias_rate: float,
-) -> None:
-    """Learn from tokens the model decided and append them to the request's own text."""
+) -> int:
+    """Learn from tokens the model decided and append them to the request's own text.
+
+    Returns:
+        Contexts added to the table so far.
+    """
     databases = databases_of(database_handles)
     learned = learned_of(learned_handles)
     scratch = scratch_of(scratch_handles)
@@ -158,3 +162,4 @@ def commit(
             state[STATE_CONTEXT_STAMP],
             state[STATE_CONTEXT_STAMP],
         )
+    return databases.context_size[NUM_ADDED]

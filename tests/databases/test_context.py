@@ -70,7 +70,7 @@ def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int) -> None
     database = ContextDatabase(ContextPool(), prompt, ORDERS, num_tokens + 100)
     is_eager = num_tokens <= context.EAGER_TOKENS
     assert _row_tokens(database, [2001, 2002]) == ([2003] if is_eager else [])
-    for _ in range(num_tokens // context.PIECE_TOKENS + 1):
+    while not database.is_complete:
         database.continue_prompt()
     assert _row_tokens(database, [2001, 2002]) == [2003]
     assert database.num_bytes <= context.MAX_TABLE_BYTES + 12 * 2 * len(database.tokens)
@@ -78,13 +78,12 @@ def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int) -> None
 
 def test_enlarging_keeps_tokens_and_contexts() -> None:
     database = ContextDatabase(ContextPool(), [1, 2, 3, 4] * 15, ORDERS, 60)
-    assert database.is_cramped(100)
-    database.size[ngram.NUM_BUCKETS] = len(database.table.rows) // ngram.BUCKET_ROWS
-    database.size[ngram.NUM_ADDED] = 1 << 20
-    before = len(database.table.rows)
+    assert not database.has_room(100)
+    reserved = len(database.table.rows) // ngram.BUCKET_ROWS
+    database.size[:] = reserved, 1 << 20
+    assert database.is_table_full
     database.enlarge(100)
-    assert not database.is_cramped(0) or len(database.table.rows) > before
-    assert len(database.tokens) >= 160
+    assert database.has_room(100)
+    assert len(database.table.rows) // ngram.BUCKET_ROWS >= 2 * reserved
     assert database.tokens[:4].tolist() == [1, 2, 3, 4]
-    database.size[ngram.NUM_BUCKETS] = before // ngram.BUCKET_ROWS
-    assert len(database.table.rows) >= 2 * before
+    assert _row_tokens(database, [1, 2]) == [3]
