@@ -69,7 +69,7 @@ class ModelDatabaseActor:
         self._log = OutputLog(
             config.max_bytes,
             config.max_total_bytes,
-            first_version=self._store.first_version if self._store else 0,
+            first_version=self._store.first_version if self._store else 1,
             merge_calibration=merge_calibration,
         )
         self._restore()
@@ -235,7 +235,12 @@ class ModelDatabaseActor:
     def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
         """Answer with at most ``room`` bytes of outputs and calibration."""
         is_reset = self._is_unknown_epoch(poll.epoch)
-        positions = dict.fromkeys(poll.positions, Position()) if is_reset else poll.positions
+        positions = poll.positions
+        if is_reset:
+            positions = {
+                name: Position(cursor=min(position.cursor, 1))
+                for name, position in positions.items()
+            }
         changes = self._log.changes_since(
             {name: position.cursor for name, position in positions.items()},
             max_bytes=room,
@@ -279,7 +284,10 @@ class ModelDatabaseActor:
     def _sync_forever(self) -> None:
         while True:
             time.sleep(self._config.snapshot_interval_s)
-            self.snapshot_now()
+            try:
+                self.snapshot_now()
+            except Exception:  # the database goes on in memory
+                logger.exception("the snapshot of %s failed", self._key.model)
 
 
 def actor_name(key: DatabaseKey) -> str:

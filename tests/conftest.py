@@ -1,8 +1,5 @@
-"""What all tests share: fixtures, and how hypothesis searches."""
+"""How hypothesis searches in all tests."""
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,18 +10,3 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("hdserve")
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """One real Ray cluster for the whole session."""
-    ray = pytest.importorskip("ray")
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=100 * 2**20,
-    )
-    yield
-    ray.shutdown()

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-import typer
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hdserve.bench.replay import Replay, ReplayMode, ReplayResult
+from hdserve.bench.replay_files import read_replay
+from hdserve.bench.replay_setup import (
+    largest_id,
+    load_drafting,
+    open_statistics,
+    with_min_score,
+)
 from hdserve.cli.bench_engine import engine
+from hdserve.config import DrafterConfig
+from hdserve.databases.model import ModelDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.registry import build_drafters
+from hdserve.errors import ConfigError
 
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
+app.command()(engine)
 
 
 @app.callback()
@@ -14,4 +35,96 @@ def bench() -> None:
     """Measure drafting, the engine and the server."""
 
 
-app.command()(engine)
+@app.command()
+def replay(
+    evaluate: Annotated[Path, typer.Option("--eval", help="Recorded requests to replay.")],
+    fill: Annotated[
+        list[Path] | None, typer.Option(help="Recorded requests that warm the model database.")
+    ] = None,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(help="Statistics: replay files, or directories made by `statistics build`."),
+    ] = None,
+    mode: Annotated[ReplayMode, typer.Option(help="What the model database holds.")] = (
+        ReplayMode.COLD
+    ),
+    budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16,
+    floor: Annotated[
+        float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)
+    ] = 0.0,
+    share_prompts: Annotated[
+        bool, typer.Option(help="Prompts enter the model database as well as responses.")
+    ] = False,
+    drafter: Annotated[
+        str | None, typer.Option(help="Name of one drafter, instead of a configuration.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
+    database_mib: Annotated[int, typer.Option(help="Bound of the model database.", min=1)] = 256,
+    statistics_mib: Annotated[
+        int, typer.Option(help="Bound of statistics that are counted from files.", min=1)
+    ] = 2048,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+) -> None:
+    """Replay recorded outputs through the drafters that serve, without a model.
+
+    Reports the mean acceptance length (tokens per step, the bonus token included) by task and
+    overall, how much was drafted, from where it was accepted, and what drafting cost.
+    """
+    drafting = load_drafting(config)
+    if drafter is not None:
+        drafting = drafting.model_copy(update={"drafters": (DrafterConfig(name=drafter),)})
+    if floor:
+        drafting = with_min_score(drafting, floor)
+    if mode is ReplayMode.WARM and not fill:
+        raise ConfigError("--mode warm needs --fill")
+    rows = list(read_replay(evaluate, limit))
+    fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
+    database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
+    corpus = open_statistics(statistics or [], statistics_mib << 20)
+    vocab_size = max(largest_id(rows), largest_id(fills)) + 1
+    if corpus is not None and corpus.directory is not None:
+        vocab_size = max(vocab_size, corpus.info.vocab_size)
+    drafters = build_drafters(drafting, DraftResources(vocab_size, database, corpus))
+    for each in drafters:
+        each.warm_up()
+    run = Replay(drafters, database, mode, budget, drafting.max_depth)
+    run.fill(fills)
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(rows))
+        run.run(rows, lambda: bar.advance(task))
+    Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+    if json_path is not None:
+        settings: dict[str, Any] = {
+            "eval": evaluate.name,
+            "fill": [path.name for path in fill or ()],
+            "statistics": [path.name for path in statistics or ()],
+            "mode": str(mode),
+            "budget": budget,
+            "floor": floor,
+            "share_prompts": share_prompts,
+            "drafters": [each.name for each in drafters],
+        }
+        json_path.write_text(json.dumps(settings | run.result.as_json(), indent=2) + "\n")
+
+
+def _table(result: ReplayResult, title: str) -> Table:
+    table = Table("", "tokens", "steps", "mean acceptance length", title=title)
+    for task, length in result.by_task().items():
+        tokens, steps = result.tokens_by_task[task], result.steps_by_task[task]
+        table.add_row(task, str(tokens), str(steps), f"{length:.3f}")
+    table.add_section()
+    figures = result.as_json()
+    total = (str(result.num_tokens), str(result.num_steps), f"{result.mean_acceptance_length:.3f}")
+    table.add_row("all", *total)
+    draft, observe = figures["draft_latency_us"], figures["observe_latency_us"]
+    accepted = ", ".join(f"{k} {v}" for k, v in figures["accepted_by_source"].items())
+    table.caption = (
+        f"drafted {result.mean_draft_tokens:.2f} tokens a step; accepted: {accepted or 'none'}; "
+        f"expected / accepted {result.score_calibration:.3f}\n"
+        f"draft p50 {draft['p50']:.1f} us, p99 {draft['p99']:.1f}; observe per token p50 "
+        f"{observe['p50']:.1f}, p99 {observe['p99']:.1f}; model database "
+        f"{result.database_bytes / 2**20:.1f} MiB"
+    )
+    return table

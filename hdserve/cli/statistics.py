@@ -2,11 +2,129 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hdserve.databases.ngram import BUCKET_BYTES
+from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
+from hdserve.databases.statistics_build import StatisticsBuild, merge_statistics
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)
+
+MaxMib = Annotated[int, typer.Option("--max-mib", help="Bound of the table.", min=1)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
 
 
 @app.callback()
 def statistics() -> None:
     """Build and inspect statistics databases."""
+
+
+@app.command()
+def build(
+    corpora: Annotated[
+        list[Path],
+        typer.Argument(help="Text, JSONL(.gz) with `text` or `messages`, or replay files."),
+    ],
+    output: Output,
+    tokenizer: Annotated[
+        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
+    ],
+    max_mib: MaxMib = 512,
+    checkpoint_tokens: Annotated[
+        int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
+    ] = 50_000_000,
+) -> None:
+    """Count corpora into a database.
+
+    Memory stays within the bound of the table.  An interrupted build goes on where it was saved
+    when the same command is run again.
+    """
+    from hdserve.engine.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    eos = loaded.eos_token_id
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks = {
+            path: bar.add_task(path.name, total=_uncompressed_bytes(path), speed="")
+            for path in corpora
+        }
+        begun_tokens: list[int] = []
+
+        def report(path: Path, position: int, num_tokens: int) -> None:
+            if not begun_tokens:
+                begun_tokens.append(num_tokens)
+            elapsed = sum(task.elapsed or 0.0 for task in bar.tasks[:1])
+            speed = (num_tokens - begun_tokens[0]) / max(elapsed, 1e-9)
+            shown = f"{num_tokens:,} tokens, {speed:,.0f}/s"
+            bar.update(tasks[path], completed=position, speed=shown)
+
+        job = StatisticsBuild(
+            output,
+            corpora,
+            loaded,
+            loaded.vocab_size,
+            turn_end=() if eos is None else (eos,),
+            max_bytes=max_mib << 20,
+            checkpoint_tokens=checkpoint_tokens,
+            on_progress=report,
+        )
+        if job.num_resumed_segments:
+            bar.console.print(f"resumed after {job.num_resumed_segments:,} segments")
+        info = job.run()
+    _print(info, output)
+
+
+@app.command()
+def info(
+    directory: Annotated[Path, typer.Argument(help="Directory of the database.")],
+    verify: Annotated[bool, typer.Option(help="Read everything and compare checksums.")] = False,
+) -> None:
+    """Show what is inside a database."""
+    database = StatisticsDatabase.open(directory)
+    if verify:
+        database.verify()
+    _print(database.info, directory)
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Databases of one tokenizer.")],
+    output: Output,
+    max_mib: MaxMib = 512,
+) -> None:
+    """Write one database with the counts of several."""
+    _print(merge_statistics(output, sources, max_bytes=max_mib << 20), output)
+
+
+def _uncompressed_bytes(path: Path) -> int | None:
+    """The size of a plain file; that of a compressed one is not known before it is read."""
+    return path.stat().st_size if path.suffix != ".gz" and path.is_file() else None
+
+
+def _print(info: StatisticsInfo, directory: Path) -> None:
+    table = Table("corpus", "texts", "tokens", title=str(directory))
+    for corpus in info.corpora:
+        table.add_row(corpus.name, f"{corpus.num_texts:,}", f"{corpus.num_tokens:,}")
+    table.add_section()
+    num_texts = sum(corpus.num_texts for corpus in info.corpora)
+    table.add_row("all", f"{num_texts:,}", f"{info.num_tokens:,}")
+    megabytes = info.num_buckets * BUCKET_BYTES / 2**20
+    table.caption = (
+        f"{info.num_contexts:,} contexts of {', '.join(map(str, info.orders))} tokens in "
+        f"{megabytes:,.1f} MiB; vocabulary {info.vocab_size:,}; tokenizer {info.tokenizer[:16]}; "
+        f"format {info.format_version}"
+    )
+    Console().print(table)

@@ -121,10 +121,9 @@ class ContextDatabase:
         """Memory in use."""
         return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.heads.nbytes
 
-    @property
-    def is_cramped(self) -> bool:
-        """Whether :meth:`enlarge` is due before more tokens come."""
-        return self.num_tokens + 64 > len(self.tokens) or self._is_table_full
+    def is_cramped(self, num_new: int) -> bool:
+        """Whether :meth:`enlarge` is due before ``num_new`` more tokens come."""
+        return self.num_tokens + num_new > len(self.tokens) or self._is_table_full
 
     @property
     def _is_table_full(self) -> bool:
@@ -143,7 +142,8 @@ class ContextDatabase:
         insert_tokens(
             self.table.rows, self.size, self.tokens, begin, end, self._orders, stamp, stamp
         )
-        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), end)
+        last = min(end, self.num_tokens - 1)
+        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), last)
         self._num_pending = begin
 
     def continue_prompt(self) -> None:
@@ -151,14 +151,13 @@ class ContextDatabase:
         if self._num_pending > 0:
             self._insert_piece(PIECE_TOKENS)
 
-    def enlarge(self) -> None:
+    def enlarge(self, num_new: int) -> None:
         """Make room for more tokens and more contexts."""
-        if self.num_tokens + 64 > len(self.tokens):
+        while self.num_tokens + num_new > len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.heads = np.zeros(len(self.tokens), np.int64)
-            index_tokens(
-                self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, self.num_tokens
-            )
+            last = self.num_tokens - 1
+            index_tokens(self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, last)
         if self._is_table_full:
             old = self.table
             in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS

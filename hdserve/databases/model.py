@@ -87,6 +87,19 @@ class Partition:
         in_log = min(int(self.log_state[LOG_END]), len(self.log))
         return self.table.num_bytes + in_log * 4 + int(self.log_state[NUM_HEADS]) * 8
 
+    @property
+    def log_end(self) -> int:
+        """The position after the last token of the log."""
+        return int(self.log_state[LOG_END])
+
+    def texts_since(self, position: int) -> list[list[int]]:
+        """The texts in the log from ``position`` on, as far as they are still there."""
+        begin = max(position, int(self.log_state[LOG_OLDEST]) + 1, 1)
+        positions = np.arange(begin, self.log_end) & (len(self.log) - 1)
+        tokens = self.log[positions]
+        starts = np.flatnonzero(tokens == START)
+        return [part[part != START].tolist() for part in np.split(tokens, starts)]
+
     def insert(self, tokens: Tokens) -> None:
         """Count a text that begins with ``START`` and append it to the log."""
         while self.table.is_reserve_low:

@@ -417,3 +417,29 @@ class NgramTable:
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self.rows[:in_use]
         self.rows = rows
+
+
+@jit
+def copy_row(rows: Rows, size: Ints, suffix: Tokens, row: Rows) -> bool:
+    """Copy the row of a context, given newest token first, to ``row[0]``; whether there is one."""
+    context_hash = HASH_SEED
+    for token in suffix:
+        context_hash = extend_hash(context_hash, np.int64(token))
+    index = find_row(rows, size[NUM_BUCKETS], context_hash, 0)
+    if index < 0:
+        return False
+    for word in range(ROW_WORDS):
+        row[0, word] = rows[index, word]
+    return True
+
+
+def most_frequent(rows: Rows, size: Ints, context: list[int], k: int) -> list[tuple[int, int]]:
+    """The ``k`` likeliest tokens after ``context`` (oldest first) with their counts.
+
+    Empty when the table does not hold the context.
+    """
+    row = np.zeros((1, ROW_WORDS), np.uint32)
+    if not copy_row(rows, size, np.array(context[::-1], np.int32), row):
+        return []
+    words = [int(word) for word in row[0, FIRST_SLOT:] if word]
+    return [(word & MAX_TOKEN_ID, word >> 20) for word in words[:k]]

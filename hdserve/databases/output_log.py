@@ -54,7 +54,8 @@ class OutputLog:
         max_bytes: most bytes of one namespace; the oldest outputs go first.
         max_total_bytes: most bytes of all together; the largest namespace gives way first, so a
             busy tenant does not push out a quiet one.
-        first_version: where version numbers of new outputs begin.
+        first_version: where version numbers of new outputs begin, at least 1: a cursor of 1 means
+            from the beginning, and 0 the same for a reader that has nothing to forget.
         merge_calibration: how calibration state of two replicas becomes one; without it the last
             writer's is kept.
     """
@@ -64,7 +65,7 @@ class OutputLog:
         max_bytes: int,
         max_total_bytes: int,
         *,
-        first_version: int = 0,
+        first_version: int = 1,
         chunk_bytes: int = CHUNK_BYTES,
         merge_calibration: MergeCalibration | None = None,
     ) -> None:

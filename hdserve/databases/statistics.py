@@ -67,6 +67,11 @@ class StatisticsInfo(StrictModel):
     orders: tuple[int, ...]
     corpora: tuple[CorpusInfo, ...]
     num_contexts: int = Field(ge=0)
+    """Contexts held."""
+
+    num_added: int = Field(ge=0)
+    """Contexts that were counted, those forgotten since included."""
+
     num_buckets: int = Field(ge=1)
     sample_crc32: int
     """Checksum of the first and the last mebibyte of ``table.bin``, checked on opening."""
@@ -223,6 +228,25 @@ class StatisticsBuilder:
                 num_tokens=corpus.num_tokens + (before.num_tokens if before else 0),
             )
 
+    def restore(self, database: StatisticsDatabase) -> None:
+        """Continue an unfinished build: take over its table as it is.
+
+        Raises:
+            DatabaseError: it was made with other settings.
+        """
+        info = database.info
+        if (info.tokenizer, info.vocab_size, info.orders) != (
+            self.tokenizer,
+            self.vocab_size,
+            self.orders,
+        ) or info.num_buckets > self.table.max_buckets:
+            raise DatabaseError(f"{database.directory}: was made with other settings")
+        while self.table.num_reserved < info.num_buckets:
+            self.table.reserve_more()
+        self.table.rows[: info.num_buckets * BUCKET_ROWS] = database.rows
+        self.table.size[:] = info.num_buckets, info.num_added
+        self.corpora = {corpus.name: corpus for corpus in info.corpora}
+
     def _count(self, tokens: np.typing.NDArray[np.int32]) -> None:
         self._make_room(len(tokens) * len(self.orders))
         insert_tokens(
@@ -268,9 +292,13 @@ class StatisticsBuilder:
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
         return info
 
-    def _info(self, path: Path) -> StatisticsInfo:
-        with path.open("rb") as file:
-            sample = _sample_crc32(file.fileno(), path.stat().st_size)
+    def _info(self, path: Path | None) -> StatisticsInfo:
+        """What is written beside the table at ``path``; without one the checksums are 0."""
+        sample = checksum = 0
+        if path is not None:
+            checksum = file_crc32(path)
+            with path.open("rb") as file:
+                sample = _sample_crc32(file.fileno(), path.stat().st_size)
         return StatisticsInfo(
             format_version=FORMAT_VERSION,
             tokenizer=self.tokenizer,
@@ -278,25 +306,15 @@ class StatisticsBuilder:
             orders=self.orders,
             corpora=tuple(self.corpora.values()),
             num_contexts=self.table.count_rows(),
+            num_added=int(self.table.size[NUM_ADDED]),
             num_buckets=self.table.num_buckets,
             sample_crc32=sample,
-            crc32=file_crc32(path),
+            crc32=checksum,
         )
 
     def finish(self) -> StatisticsDatabase:
         """The counts as a database in memory, without a file."""
-        info = StatisticsInfo(
-            format_version=FORMAT_VERSION,
-            tokenizer=self.tokenizer,
-            vocab_size=self.vocab_size,
-            orders=self.orders,
-            corpora=tuple(self.corpora.values()),
-            num_contexts=self.table.count_rows(),
-            num_buckets=self.table.num_buckets,
-            sample_crc32=0,
-            crc32=0,
-        )
-        return StatisticsDatabase(self.table.rows, info)
+        return StatisticsDatabase(self.table.rows, self._info(None))
 
 
 def read_info(directory: Path) -> StatisticsInfo:

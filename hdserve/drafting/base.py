@@ -68,6 +68,9 @@ class Drafter(ABC):
     options_model: ClassVar[type[StrictModel]] = StrictModel
     needs_hidden: ClassVar[bool] = False
 
+    def warm_up(self) -> None:  # noqa: B027 - optional
+        """Do what takes long before the first request: compile, touch memory."""
+
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` was admitted; its ``token_ids`` are the prompt."""
 

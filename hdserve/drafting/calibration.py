@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgpack
 import numpy as np
 
-from hdserve.drafting.candidates import (
+from hdserve.drafting.arrays import (
     ABSENT_CELLS,
     BIAS_INPUT,
     CELL_COUNT,
@@ -21,12 +21,17 @@ from hdserve.drafting.candidates import (
     CELL_P,
     NUM_CELLS,
     NUM_INPUTS,
+    NUM_LEVELS,
+    NUM_ORDERS,
     NUM_PATTERNS,
+    NUM_RANKS,
     NUM_WEIGHT_SETS,
     PRESENT_CELLS,
+    ROWS_PER_LEVEL,
     Floats,
     Learned,
 )
+from hdserve.drafting.handles import handle_table
 from hdserve.errors import SnapshotError
 
 FORMAT_VERSION = 1
@@ -45,6 +50,7 @@ class Calibration:
         cells: float32 ``[NUM_CELLS, 4]``: probability, observations, logit, unused.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
+        handles: of the three arrays, for the compiled code that reads and updates them.
         num_tokens: how many tokens were learned from since the prior.
     """
 
@@ -58,6 +64,7 @@ class Calibration:
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
+        self.handles = handle_table(Learned(self.cells, self.weights, self.token_bias))
         self._update_logits()
 
     def _update_logits(self) -> None:
@@ -67,10 +74,6 @@ class Calibration:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bias)
-
-    def learned(self) -> Learned:
-        """The arrays the compiled code reads and updates in place."""
-        return Learned(self.cells, self.weights, self.token_bias)
 
     def to_bytes(self) -> bytes:
         """The state as compressed msgpack, about 50 kB."""
@@ -125,6 +128,13 @@ class Calibration:
         state.weights[:] = shipped.weights
         return state
 
+    def without_token_bias(self) -> Calibration:
+        """A copy for no vocabulary in particular: cells and weights only."""
+        copy = Calibration(0)
+        copy.cells[:] = self.cells
+        copy.weights[:] = self.weights
+        return copy
+
     def merge(self, others: list[Calibration]) -> None:
         """Take over what other replicas of the same model have learned.
 
@@ -137,18 +147,30 @@ class Calibration:
         states = [self, *others]
         if any(state.vocab_size != self.vocab_size for state in states):
             raise SnapshotError("the calibrations are of different vocabularies")
-        counts = np.stack([state.cells[:, CELL_COUNT] for state in states]) + 1e-3
+        counts = np.stack([state.cells[:, CELL_COUNT] for state in states])
         p = np.stack([state.cells[:, CELL_P] for state in states])
         shares = np.array([state.num_tokens + 1 for state in states], np.float64)
         shares /= shares.sum()
         merged_weights = sum(s * state.weights for s, state in zip(shares, states, strict=True))
         merged_bias = sum(s * state.token_bias for s, state in zip(shares, states, strict=True))
-        self.cells[:, CELL_P] = (p * counts).sum(0) / counts.sum(0)
+        shares_of_cells = (counts + 1e-3) / (counts + 1e-3).sum(0)
+        self.cells[:, CELL_P] = (p * shares_of_cells).sum(0)
         self.cells[:, CELL_COUNT] = counts.max(0)
         self.weights[:] = merged_weights
         self.token_bias[:] = merged_bias
         self.num_tokens = max(state.num_tokens for state in states)
         self._update_logits()
+
+
+def merge_states(first: bytes, second: bytes) -> bytes:
+    """One state of two, each as from :meth:`Calibration.to_bytes`.
+
+    Raises:
+        SnapshotError: one is corrupt, of another version or of another vocabulary.
+    """
+    merged = Calibration.from_bytes(first)
+    merged.merge([Calibration.from_bytes(second)])
+    return merged.to_bytes()
 
 
 def _array(data: bytes, dtype: Any, length: int) -> Any:
@@ -160,8 +182,6 @@ def _array(data: bytes, dtype: Any, length: int) -> Any:
 
 def _first_guess() -> Floats:
     """Probabilities of the present cells before anything was learned: shares, distrusted."""
-    from hdserve.drafting.candidates import NUM_LEVELS, NUM_ORDERS, NUM_RANKS, ROWS_PER_LEVEL
-
     shares = np.array(_SHARES)[:, None] * np.array([0.35, 0.45, 0.6, 0.75, 0.9, 0.95])
     orders = np.array([0.4, 0.7, 0.85, 0.9, 0.95, 1.0, 1.0, 1.0])
     shape = (NUM_LEVELS, NUM_ORDERS, len(shares), 6, NUM_RANKS, ROWS_PER_LEVEL)

@@ -15,10 +15,8 @@ PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hdserve.databases.ngram import (
     FIRST_SLOT,
@@ -32,135 +30,59 @@ from hdserve.databases.ngram import (
     find_row,
     inlined,
 )
-
-Floats = npt.NDArray[np.float32]
-
-NUM_LEVELS = 4
-CONTEXT, MODEL, OTHERS, STATISTICS = range(NUM_LEVELS)
-ROWS_PER_LEVEL = 3
-MAX_ROWS = NUM_LEVELS * ROWS_PER_LEVEL
-POINTER_INPUT = MAX_ROWS
-BIAS_INPUT = POINTER_INPUT + 2
-NUM_INPUTS = 16
-
-NUM_ORDERS = 8
-NUM_SHARES = 8
-NUM_TOTALS = 6
-NUM_RANKS = 4
-MAX_CANDIDATES = 192
-MAX_SUFFIX = 36
-MAX_LOGIT = 8.0
-MAX_PROBABILITY = 0.985
-
-_ORDER_CELLS = NUM_SHARES * NUM_TOTALS
-PRESENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * NUM_RANKS * ROWS_PER_LEVEL
-ABSENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * ROWS_PER_LEVEL
-POINTER_CELLS = 2 * 2 * 16 * 8
-NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
-
-NUM_PATTERNS = 4**NUM_LEVELS
-POINTER_STATES = 7
-NUM_WEIGHT_SETS = NUM_PATTERNS + POINTER_STATES**2
-
-CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
-MAP_SIZE = 512
+from hdserve.drafting.arrays import (
+    ABSENT_CELLS,
+    BIAS_INPUT,
+    CANDIDATE_LEVEL,
+    CANDIDATE_PATTERN,
+    CANDIDATE_STATE,
+    CANDIDATE_TOKEN,
+    CELL_LOGIT,
+    CELL_P,
+    CONTEXT,
+    MAP_SIZE,
+    MAX_CANDIDATES,
+    MAX_PROBABILITY,
+    MODEL,
+    NUM_CONFIDENCES,
+    NUM_INPUTS,
+    NUM_ORDERS,
+    NUM_RANKS,
+    NUM_SHARES,
+    NUM_TOTALS,
+    OTHERS,
+    POINTER_INPUT,
+    POINTER_SETS,
+    POINTER_SIZE,
+    POINTER_STATES,
+    PRESENT_CELLS,
+    REGION_SETS,
+    ROWS_PER_LEVEL,
+    STATE_CONTEXT_STAMP,
+    STATE_VOCAB_SIZE,
+    STATISTICS,
+    Databases,
+    Learned,
+    Scratch,
+)
 
 _TOKEN_MASK = np.uint32(0xFFFFF)
 _COUNT_SHIFT = np.uint32(20)
 _TOTAL_MASK = np.uint32(0xFFFF)
 
 
-class Databases(NamedTuple):
-    """The arrays that candidates of one sequence come from.
-
-    ``state`` holds one number each, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
-    NUM_ORDERS]``, context lengths ascending, -1 where there are no more.
-    """
-
-    tokens: Tokens
-    heads: Ints
-    context: Rows
-    context_size: Ints
-    model: Rows
-    model_size: Ints
-    model_log: Tokens
-    model_heads: Ints
-    model_state: Ints
-    others: Rows
-    others_size: Ints
-    statistics: Rows
-    statistics_size: Ints
-    orders: Ints
-    state: Ints
-
-
-STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
-STATE_POINTERS = 8
-"""From here on: position, length and misses of the context pointer, then of the model pointer."""
-STATE_SIZE = 16
-POINTER_SIZE = 3
-
-
-class Learned(NamedTuple):
-    """The calibration: see :class:`hdserve.drafting.calibration.Calibration`."""
-
-    cells: Floats
-    weights: Floats
-    token_bias: Floats
-
-
-class Scratch(NamedTuple):
-    """Working memory of one drafter; nothing in it lives longer than a call."""
-
-    suffix: Tokens
-    found: Ints
-    rows: Rows
-    hits: Ints
-    absent_cells: Ints
-    template: Floats
-    candidates: Ints
-    inputs: Floats
-    input_cells: Ints
-    probabilities: Floats
-    slots: Ints
-    nodes: Ints
-    node_scores: Floats
-    queue: Ints
-    queue_scores: Floats
-
-
-CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
-
-
-def new_scratch(max_nodes: int) -> Scratch:
-    """Working memory for trees of up to ``max_nodes`` drafted tokens."""
-    return Scratch(
-        suffix=np.zeros((2, MAX_SUFFIX), np.int32),
-        found=np.zeros(NUM_ORDERS, np.int64),
-        rows=np.zeros((MAX_ROWS, ROW_WORDS), np.uint32),
-        hits=np.zeros((MAX_ROWS, 5), np.int64),
-        absent_cells=np.zeros(NUM_INPUTS, np.int64),
-        template=np.zeros(NUM_INPUTS, np.float32),
-        candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
-        inputs=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.float32),
-        input_cells=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.int64),
-        probabilities=np.zeros(MAX_CANDIDATES, np.float32),
-        slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
-        nodes=np.zeros((max_nodes + 2, 4 + 2 * POINTER_SIZE), np.int64),
-        node_scores=np.zeros(max_nodes + 2, np.float32),
-        queue=np.zeros((max_nodes + 2, 3), np.int64),
-        queue_scores=np.zeros(max_nodes + 2, np.float32),
-    )
-
-
 @inlined
-def share_bucket(count: int, total: int) -> int:
-    share = count / total
-    if share < 0.15:
-        return 0 if share < 0.03 else (1 if share < 0.08 else 2)
-    if share < 0.5:
-        return 3 if share < 0.3 else 4
-    return 5 if share < 0.8 else (6 if share < 0.97 else 7)
+def share_bucket(share: float) -> int:
+    """0 to 7 by the share of a row's count."""
+    return (
+        (share >= 0.03)
+        + (share >= 0.08)
+        + (share >= 0.15)
+        + (share >= 0.3)
+        + (share >= 0.5)
+        + (share >= 0.8)
+        + (share >= 0.97)
+    )
 
 
 @inlined
@@ -243,7 +165,9 @@ def find_level(
         top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
         bucket = total_bucket(total)
         index = level * ROWS_PER_LEVEL + place
-        cell = absent_cell(level, which, share_bucket(top, total), bucket, place)
+        cell = absent_cell(
+            level, which, share_bucket(np.float32(top) / np.float32(total)), bucket, place
+        )
         scratch.absent_cells[index] = cell
         scratch.template[index] = learned.cells[cell, CELL_LOGIT]
         scratch.hits[num_hits, 0] = index
@@ -314,10 +238,19 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
     scratch.candidates[num, CANDIDATE_PATTERN] = 0
     scratch.candidates[num, CANDIDATE_STATE] = slots[MAP_SIZE, 1]
     scratch.candidates[num, CANDIDATE_LEVEL] = level
+    scratch.evidence[num] = -100.0
     for index in range(NUM_INPUTS):
         scratch.inputs[num, index] = scratch.template[index]
         scratch.input_cells[num, index] = scratch.absent_cells[index]
     return num
+
+
+@inlined
+def note_evidence(scratch: Scratch, candidate: int, level: int, logit: float) -> None:
+    """A candidate is labelled with the level that speaks for it most strongly."""
+    if logit > scratch.evidence[candidate]:
+        scratch.evidence[candidate] = logit
+        scratch.candidates[candidate, CANDIDATE_LEVEL] = level
 
 
 @inlined
@@ -344,15 +277,16 @@ def collect(
 ) -> int:
     """Make candidates of what the hit rows hold; returns the number of candidates.
 
-    Evidence that was right less often than a quarter of ``need`` adds no candidate.
+    Evidence that was right less often than a tenth of ``need`` adds no candidate.
     """
     vocab_size = databases.state[STATE_VOCAB_SIZE]
-    floor = need * 0.25
+    floor = need * 0.1
     for index in range(num_hits):
         which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
         bucket, order = scratch.hits[index, 3], scratch.hits[index, 4]
         place = which - level * ROWS_PER_LEVEL
         digit = 1 << (2 * level)
+        scale = np.float32(1.0) / np.float32(total)
         for slot in range(FIRST_SLOT, ROW_WORDS):
             word = scratch.rows[index, slot]
             count = np.int64(word >> _COUNT_SHIFT)
@@ -360,7 +294,8 @@ def collect(
                 break
             token = np.int64(word & _TOKEN_MASK)
             rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
-            cell = present_cell(level, order, share_bucket(count, total), bucket, rank, place)
+            share = share_bucket(np.float32(count) * scale)
+            cell = present_cell(level, order, share, bucket, rank, place)
             if learned.cells[cell, CELL_P] < floor:
                 candidate = find_existing(scratch, token, generation)
                 if candidate < 0:
@@ -373,8 +308,10 @@ def collect(
                     continue
                 if candidate == num:
                     num += 1
-            scratch.inputs[candidate, which] = learned.cells[cell, CELL_LOGIT]
+            logit = learned.cells[cell, CELL_LOGIT]
+            scratch.inputs[candidate, which] = logit
             scratch.input_cells[candidate, which] = cell
+            note_evidence(scratch, candidate, level, logit)
             pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
             if (pattern // digit) % 4 == 0:
                 scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern + digit * (place + 1)
@@ -418,20 +355,44 @@ def add_pointers(
             cell = pointer_cell(which, 1, pointers[base + 1], pointers[base + 2])
             scratch.inputs[candidate, POINTER_INPUT + which] = learned.cells[cell, CELL_LOGIT]
             scratch.input_cells[candidate, POINTER_INPUT + which] = cell
+            note_evidence(scratch, candidate, level, learned.cells[cell, CELL_LOGIT])
             scratch.candidates[candidate, CANDIDATE_STATE] += 3 * scale
         scale *= POINTER_STATES
     return num
 
 
 @inlined
-def mix(learned: Learned, scratch: Scratch, index: int) -> float:
-    """The logit of one candidate."""
+def confidence_after(confidence: int, probability: float) -> int:
+    """Note how likely the last token was thought to be; keeps the last two such notes."""
+    if probability < 0.3:
+        bucket = 0 if probability < 0.05 else 1
+    elif probability < 0.7:
+        bucket = 2
+    else:
+        bucket = 3 if probability < 0.95 else 4
+    return bucket * NUM_CONFIDENCES + confidence // NUM_CONFIDENCES
+
+
+@inlined
+def region_set(depth: int, confidence: int) -> int:
+    """The weight set of how deep in the tree and how predictable the text before is."""
+    level = depth if depth < 3 else (3 if depth < 6 else 4)
+    return REGION_SETS + level * NUM_CONFIDENCES**2 + confidence
+
+
+@inlined
+def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
+    """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-    state = NUM_PATTERNS + scratch.candidates[index, CANDIDATE_STATE]
     logit = np.float32(0.0)
     for which in range(NUM_INPUTS):
-        weight = learned.weights[pattern, which] + learned.weights[state, which]
+        weight = learned.weights[pattern, which] + scratch.base_weights[which]
         logit += weight * scratch.inputs[index, which]
+    own_state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
+    if own_state != state:
+        for which in range(NUM_INPUTS):
+            change = learned.weights[own_state, which] - learned.weights[state, which]
+            logit += change * scratch.inputs[index, which]
     return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
 
 
@@ -450,6 +411,7 @@ def expand(
     num_shared: int,
     pointers: Ints,
     predicted: tuple[int, int],
+    region: int,
     need: float,
 ) -> int:
     """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
@@ -460,9 +422,12 @@ def expand(
     num_hits = find_all(databases, learned, scratch, levels, num_suffix, num_shared)
     num = add_pointers(databases, learned, scratch, pointers, predicted, generation)
     num = collect(databases, learned, scratch, num_hits, num, generation, need)
+    state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    for which in range(NUM_INPUTS):
+        scratch.base_weights[which] = learned.weights[state, which] + learned.weights[region, which]
     lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
     for index in range(num):
-        logit = mix(learned, scratch, index)
+        logit = mix(learned, scratch, index, state)
         scratch.probabilities[index] = (
             min(MAX_PROBABILITY, squash(logit)) if logit > lowest else 0.0
         )

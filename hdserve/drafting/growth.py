@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-from hdserve.databases.ngram import inlined, jit
-from hdserve.drafting.candidates import (
+import numpy as np
+
+from hdserve.databases.ngram import Ints, inlined, jit
+from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
     CANDIDATE_TOKEN,
+    NODE_CONFIDENCE,
+    NODE_DEPTH,
+    NODE_LEVEL,
+    NODE_PARENT,
+    NODE_POINTERS,
+    NODE_PREDICTED,
+    NODE_TOKEN,
     POINTER_SIZE,
+    STATE_CONFIDENCE,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
     Databases,
     Learned,
     Scratch,
-    expand,
 )
+from hdserve.drafting.candidates import (
+    confidence_after,
+    expand,
+    region_set,
+)
+from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 
-NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_POINTERS = range(5)
 EXPANSION_BOUND = 0.5
+"""A node is expanded if a child of this probability would enter the tree."""
+
+_LEVEL_SHIFT, _CONFIDENCE_SHIFT, _PARENT_SHIFT = 20, 24, 32
+_TOKEN_MASK, _LEVEL_MASK, _CONFIDENCE_MASK = 0xFFFFF, 0xF, 0xFF
 
 
 @inlined
 def enqueue(
-    scratch: Scratch, head: int, length: int, limit: int, score: float, index: int, parent: int
+    queue: Ints, scores: Ints, head: int, length: int, limit: int, score: float, entry: int
 ) -> int:
-    """Insert a candidate in descending order, at most ``limit`` are kept; the new length."""
-    queue, scores = scratch.queue, scratch.queue_scores
+    """Insert an entry in descending order of score; at most ``limit`` are kept.
+
+    Returns:
+        The new length.
+    """
     place = head + length
     if length == limit:
         place -= 1
@@ -33,21 +54,108 @@ def enqueue(
         length += 1
     while place > head and scores[place - 1] < score:
         scores[place] = scores[place - 1]
-        for column in range(3):
-            queue[place, column] = queue[place - 1, column]
+        queue[place] = queue[place - 1]
         place -= 1
     scores[place] = score
-    queue[place, 0] = scratch.candidates[index, CANDIDATE_TOKEN]
-    queue[place, 1] = parent
-    queue[place, 2] = scratch.candidates[index, CANDIDATE_LEVEL]
+    queue[place] = entry
     return length
+
+
+@inlined
+def start_root(databases: Databases, scratch: Scratch) -> None:
+    """Make node 0 of the last token of the sequence."""
+    nodes, state = scratch.nodes, databases.state
+    nodes[0, NODE_TOKEN] = databases.tokens[state[STATE_NUM_TOKENS] - 1]
+    nodes[0, NODE_PARENT] = -1
+    nodes[0, NODE_DEPTH] = 0
+    nodes[0, NODE_CONFIDENCE] = state[STATE_CONFIDENCE]
+    for index in range(2 * POINTER_SIZE):
+        nodes[0, NODE_POINTERS + index] = state[STATE_POINTERS + index]
+    scratch.node_scores[0] = 1.0
+
+
+@inlined
+def expand_node(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    levels: int,
+    node: int,
+    need: float,
+) -> int:
+    """Fill ``scratch`` with the candidates after a node; returns their number."""
+    nodes = scratch.nodes
+    depth = nodes[node, NODE_DEPTH]
+    pointers = nodes[node, NODE_POINTERS:]
+    num_suffix, num_shared = fill_suffix(databases, scratch, node)
+    refresh(databases, scratch, pointers, num_suffix, num_shared)
+    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
+    nodes[node, NODE_PREDICTED] = predicted[0]
+    nodes[node, NODE_PREDICTED + 1] = predicted[1]
+    region = region_set(depth, nodes[node, NODE_CONFIDENCE])
+    return expand(
+        databases,
+        learned,
+        scratch,
+        levels,
+        num_suffix,
+        num_shared,
+        pointers,
+        predicted,
+        region,
+        need,
+    )
+
+
+@inlined
+def enqueue_candidates(
+    scratch: Scratch, num: int, node: int, head: int, length: int, limit: int, threshold: float
+) -> int:
+    """Queue the candidates after ``node`` that are above the threshold; the new length."""
+    confidence = scratch.nodes[node, NODE_CONFIDENCE]
+    score = scratch.node_scores[node]
+    for index in range(num):
+        probability = scratch.probabilities[index]
+        child_score = score * probability
+        if child_score <= threshold:
+            continue
+        entry = (
+            scratch.candidates[index, CANDIDATE_TOKEN]
+            | (scratch.candidates[index, CANDIDATE_LEVEL] << _LEVEL_SHIFT)
+            | (confidence_after(confidence, probability) << _CONFIDENCE_SHIFT)
+            | (node << _PARENT_SHIFT)
+        )
+        length = enqueue(
+            scratch.queue, scratch.queue_scores, head, length, limit, child_score, entry
+        )
+        if length == limit:
+            threshold = max(threshold, scratch.queue_scores[head + length - 1])
+    return length
+
+
+@inlined
+def add_node(scratch: Scratch, node: int, entry: int, score: float) -> None:
+    """Make ``node`` of a queue entry."""
+    nodes = scratch.nodes
+    parent = entry >> _PARENT_SHIFT
+    token = entry & _TOKEN_MASK
+    nodes[node, NODE_TOKEN] = token
+    nodes[node, NODE_PARENT] = parent
+    nodes[node, NODE_DEPTH] = nodes[parent, NODE_DEPTH] + 1
+    nodes[node, NODE_LEVEL] = (entry >> _LEVEL_SHIFT) & _LEVEL_MASK
+    nodes[node, NODE_CONFIDENCE] = (entry >> _CONFIDENCE_SHIFT) & _CONFIDENCE_MASK
+    for index in range(2 * POINTER_SIZE):
+        nodes[node, NODE_POINTERS + index] = nodes[parent, NODE_POINTERS + index]
+    predicted = (nodes[parent, NODE_PREDICTED], nodes[parent, NODE_PREDICTED + 1])
+    advance(nodes[node, NODE_POINTERS:], predicted, token)
+    scratch.node_scores[node] = score
 
 
 @jit
 def grow_tree(
-    databases: Databases,
-    learned: Learned,
-    scratch: Scratch,
+    database_handles: Ints,
+    learned_handles: Ints,
+    scratch_handles: Ints,
     levels: int,
     capacity: int,
     max_depth: int,
@@ -58,65 +166,25 @@ def grow_tree(
     The score of a node is the estimated probability that it is accepted.  Nodes come in descending
     score, so that the first ``k`` are the best tree of ``k`` nodes.
     """
-    nodes, scores = scratch.nodes, scratch.node_scores
-    nodes[0, NODE_TOKEN] = databases.tokens[databases.state[STATE_NUM_TOKENS] - 1]
-    nodes[0, NODE_PARENT] = -1
-    nodes[0, NODE_DEPTH] = 0
-    for index in range(2 * POINTER_SIZE):
-        nodes[0, NODE_POINTERS + index] = databases.state[STATE_POINTERS + index]
-    scores[0] = 1.0
+    databases = databases_of(database_handles)
+    learned = learned_of(learned_handles)
+    scratch = scratch_of(scratch_handles)
+    start_root(databases, scratch)
     num_nodes, head, length = 1, 0, 0
     while num_nodes <= capacity:
         limit = capacity + 1 - num_nodes
         length = min(length, limit)
         node = num_nodes - 1
-        threshold = min_score
+        threshold = np.float32(min_score)
         if length == limit:
             threshold = max(threshold, scratch.queue_scores[head + length - 1])
-        score = scores[node]
-        if nodes[node, NODE_DEPTH] < max_depth and score * EXPANSION_BOUND > threshold:
-            depth = nodes[node, NODE_DEPTH]
-            pointers = nodes[node, NODE_POINTERS:]
-            num_suffix, num_shared = fill_suffix(databases, scratch, node)
-            refresh(databases, scratch, pointers, num_suffix, num_shared)
-            predicted = predictions(databases, scratch, pointers, depth, num_suffix)
-            num = expand(
-                databases,
-                learned,
-                scratch,
-                levels,
-                num_suffix,
-                num_shared,
-                pointers,
-                predicted,
-                threshold / score,
-            )
-            for index in range(num):
-                child_score = score * scratch.probabilities[index]
-                if child_score > threshold:
-                    length = enqueue(scratch, head, length, limit, child_score, index, node)
-                    if length == limit:
-                        threshold = max(threshold, scratch.queue_scores[head + length - 1])
+        score = scratch.node_scores[node]
+        if scratch.nodes[node, NODE_DEPTH] < max_depth and score * EXPANSION_BOUND > threshold:
+            num = expand_node(databases, learned, scratch, levels, node, threshold / score)
+            length = enqueue_candidates(scratch, num, node, head, length, limit, threshold)
         if length == 0:
             break
-        parent = scratch.queue[head, 1]
-        token = scratch.queue[head, 0]
-        nodes[num_nodes, NODE_TOKEN] = token
-        nodes[num_nodes, NODE_PARENT] = parent
-        nodes[num_nodes, NODE_DEPTH] = nodes[parent, NODE_DEPTH] + 1
-        nodes[num_nodes, NODE_LEVEL] = scratch.queue[head, 2]
-        for index in range(2 * POINTER_SIZE):
-            nodes[num_nodes, NODE_POINTERS + index] = nodes[parent, NODE_POINTERS + index]
-        num_suffix, _ = fill_suffix(databases, scratch, parent)
-        predicted = predictions(
-            databases,
-            scratch,
-            nodes[parent, NODE_POINTERS:],
-            nodes[parent, NODE_DEPTH],
-            num_suffix,
-        )
-        advance(nodes[num_nodes, NODE_POINTERS:], predicted, token)
-        scores[num_nodes] = scratch.queue_scores[head]
+        add_node(scratch, num_nodes, scratch.queue[head], scratch.queue_scores[head])
         num_nodes += 1
         head += 1
         length -= 1

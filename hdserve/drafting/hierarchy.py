@@ -8,22 +8,24 @@ the tree is grown best first (``growth``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Sized
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from hdserve.config import StrictModel
-from hdserve.core import Sequence, Source
+from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
-from hdserve.databases.model import MODEL_ORDERS, Partition
+from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition
 from hdserve.databases.ngram import Ints, NgramTable
 from hdserve.databases.statistics import STATISTICS_ORDERS
-from hdserve.drafting.base import Drafter, DraftResources, Forward
-from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.candidates import (
+from hdserve.drafting.arrays import (
     CONTEXT,
     MODEL,
+    NODE_DEPTH,
+    NODE_LEVEL,
+    NODE_PARENT,
+    NODE_TOKEN,
     NUM_LEVELS,
     NUM_ORDERS,
     OTHERS,
@@ -36,11 +38,18 @@ from hdserve.drafting.candidates import (
     Databases,
     new_scratch,
 )
-from hdserve.drafting.growth import NODE_LEVEL, NODE_PARENT, NODE_TOKEN, grow_tree
+from hdserve.drafting.base import Drafter, DraftResources, Forward
+from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.growth import grow_tree
+from hdserve.drafting.handles import handle_table
 from hdserve.drafting.learning import commit
+from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 
-CONTEXT_ORDERS = (0, 1, 2, 3, 5)
+CONTEXT_ORDERS = (0, 1, 2, 3)
+MAX_CALIBRATIONS = 256
+"""Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
+
 LEVEL_SOURCES = (Source.CONTEXT, Source.MODEL, Source.MODEL, Source.STATISTICS)
 
 
@@ -72,15 +81,28 @@ class HierarchyOptions(StrictModel):
 class _Request:
     """What is kept for one running sequence."""
 
-    __slots__ = ("context", "databases", "levels", "partition", "state", "version")
+    __slots__ = (
+        "calibration",
+        "context",
+        "databases",
+        "handles",
+        "levels",
+        "partition",
+        "state",
+        "version",
+    )
 
-    def __init__(self, context: ContextDatabase, state: Ints, levels: int) -> None:
+    def __init__(
+        self, context: ContextDatabase, calibration: Calibration, state: Ints, levels: int
+    ) -> None:
         self.context = context
+        self.calibration = calibration
         self.state = state
         self.levels = levels
         self.partition: Partition | None = None
         self.version = -1
         self.databases: Databases
+        self.handles: Ints
 
 
 class Hierarchy(Drafter):
@@ -89,27 +111,21 @@ class Hierarchy(Drafter):
     Args:
         resources: the databases to draft from.
         options: see :class:`HierarchyOptions`.
-        calibration: what was learned before; default: the prior that ships.
     """
 
     name = "hierarchy"
-    options_model = HierarchyOptions
+    options_model: ClassVar[type[HierarchyOptions]] = HierarchyOptions
 
-    def __init__(
-        self,
-        resources: DraftResources,
-        options: HierarchyOptions | None = None,
-        calibration: Calibration | None = None,
-    ) -> None:
-        self.options = options or HierarchyOptions()
-        self.calibration = calibration or Calibration.prior(resources.vocab_size)
+    def __init__(self, resources: DraftResources, options: HierarchyOptions | None = None) -> None:
+        self.options = options or self.options_model()
         self._resources = resources
         self._pool = ContextPool()
         self._scratch = new_scratch(self.options.max_nodes)
+        self._scratch_handles = handle_table(self._scratch)
         self._orders = _order_table()
         self._nothing = Partition(1 << 14)
         self._levels = self._available_levels()
-        self._learned = self.calibration.learned()
+        self._calibrations: dict[str, Calibration] = {}
 
     def _available_levels(self) -> int:
         resources, options = self._resources, self.options
@@ -122,22 +138,52 @@ class Hierarchy(Drafter):
             levels |= 1 << STATISTICS
         return levels
 
+    def calibration(self, namespace: str) -> Calibration:
+        """What was learned from the requests of a namespace; begins with the prior."""
+        calibration = self._calibrations.pop(namespace, None)
+        if calibration is None:
+            calibration = Calibration.prior(self._resources.vocab_size)
+        self._calibrations[namespace] = calibration
+        if len(self._calibrations) > MAX_CALIBRATIONS:
+            del self._calibrations[next(iter(self._calibrations))]
+        return calibration
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        """Take over a state from :meth:`Calibration.to_bytes`, for sequences started from now on.
+
+        Raises:
+            SnapshotError: it is corrupt, of another version or of another vocabulary.
+        """
+        calibration = Calibration.from_bytes(state)
+        if calibration.vocab_size != self._resources.vocab_size:
+            raise SnapshotError("the calibration is of another vocabulary")
+        self._calibrations[namespace] = calibration
+
+    def warm_up(self) -> None:
+        """Compile, or load what an earlier run of this machine compiled."""
+        database = ModelDatabase(1 << 16)
+        database.insert("", range(16))
+        drafter = Hierarchy(DraftResources(vocab_size=64, model_database=database), self.options)
+        seq = Sequence("", list(range(16)), SamplingParams())
+        drafter.start(seq)
+        tree = DraftTree(seq.token_ids[-1], 4)
+        drafter.propose(seq, tree)
+        seq.token_ids.append(0)
+        drafter.observe(seq, tree, Acceptance((0,), (0,)), None)
+        drafter.finish(seq)
+
     def start(self, seq: Sequence) -> None:
-        text = list(seq.token_ids)
-        prediction = [t for t in seq.speculation.prediction if 0 <= t < self.calibration.vocab_size]
-        begin = len(prediction)
-        context = ContextDatabase(
-            self._pool,
-            prediction + text,
-            self._orders[CONTEXT],
-            begin + max(seq.max_total_tokens, len(text) + 64),
-        )
+        calibration = self.calibration(seq.namespace)
+        expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
+        text = [*expected, *seq.token_ids]
+        num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
+        context = ContextDatabase(self._pool, text, self._orders[CONTEXT], num_tokens)
         state = np.zeros(STATE_SIZE, np.int64)
-        state[STATE_NUM_TOKENS] = context.num_tokens
-        state[STATE_OUTPUT_START] = begin + seq.num_prompt_tokens
+        state[STATE_NUM_TOKENS] = len(text)
+        state[STATE_OUTPUT_START] = len(expected) + seq.num_prompt_tokens
         state[STATE_CONTEXT_STAMP] = context.table.stamp
-        state[STATE_VOCAB_SIZE] = self.calibration.vocab_size
-        request = _Request(context, state, self._levels_of(seq))
+        state[STATE_VOCAB_SIZE] = calibration.vocab_size
+        request = _Request(context, calibration, state, self._levels_of(seq))
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
 
@@ -151,9 +197,8 @@ class Hierarchy(Drafter):
     def _connect(self, request: _Request, seq: Sequence) -> None:
         """Note the arrays that ``request`` is drafted for from."""
         database, statistics = self._resources.model_database, self._resources.statistics
-        partition = database.partition(seq.namespace) if database else None
-        request.partition = partition
-        partition = partition or self._nothing
+        request.partition = database.partition(seq.namespace) if database else None
+        partition = request.partition or self._nothing
         request.version = partition.version
         others = self._others(seq.namespace)
         empty = self._nothing.table
@@ -175,8 +220,10 @@ class Hierarchy(Drafter):
             orders=self._orders,
             state=request.state,
         )
+        request.handles = handle_table(request.databases)
 
     def _others(self, namespace: str) -> NgramTable:
+        """The best-ranked table of other models that holds something."""
         for database in self._resources.draft_from:
             partition = database.partition(namespace)
             if partition is not None:
@@ -185,32 +232,35 @@ class Hierarchy(Drafter):
 
     def _refresh(self, request: _Request, seq: Sequence) -> None:
         """Follow arrays that were replaced since the last call."""
-        partition = request.partition
-        if partition is None or partition.version != request.version:
+        database = self._resources.model_database
+        partition = database.partition(seq.namespace) if database else None
+        if partition is not request.partition or (
+            partition is not None and partition.version != request.version
+        ):
             self._connect(request, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: _Request = seq.drafter_state[self.name]
-        self._refresh(request, seq)
         capacity = min(tree.capacity, self.options.max_nodes)
         if capacity < 1 or request.levels == 0:
             return
+        self._refresh(request, seq)
         scratch = self._scratch
         num_nodes = grow_tree(
-            request.databases,
-            self._learned,
-            scratch,
+            request.handles,
+            request.calibration.handles,
+            self._scratch_handles,
             request.levels,
             capacity,
             tree.max_depth,
             self.options.min_score,
         )
-        nodes = scratch.nodes[1:num_nodes]
-        sources = LEVEL_SOURCES
+        nodes = scratch.nodes[1:num_nodes, :NODE_DEPTH].T.tolist()
+        levels = scratch.nodes[1:num_nodes, NODE_LEVEL].tolist()
         tree.add_nodes(
-            nodes[:, NODE_TOKEN].tolist(),
-            nodes[:, NODE_PARENT].tolist(),
-            [sources[level] for level in nodes[:, NODE_LEVEL].tolist()],
+            nodes[NODE_TOKEN],
+            nodes[NODE_PARENT],
+            [LEVEL_SOURCES[level] for level in levels],
             scratch.node_scores[1:num_nodes].tolist(),
         )
 
@@ -218,28 +268,24 @@ class Hierarchy(Drafter):
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
     ) -> None:
         request: _Request = seq.drafter_state[self.name]
-        self._follow(request, seq, acceptance.token_ids)
-
-    def _follow(self, request: _Request, seq: Sequence, token_ids: Sized[int]) -> None:
-        context = request.context
+        context, num_new = request.context, len(acceptance.token_ids)
         context.continue_prompt()
-        if context.is_cramped:
-            context.enlarge()
+        if context.is_cramped(num_new):
+            context.enlarge(num_new)
             request.state[STATE_CONTEXT_STAMP] = context.table.stamp
             self._connect(request, seq)
         self._refresh(request, seq)
-        options = self.options
         commit(
-            request.databases,
-            self._learned,
-            self._scratch,
+            request.handles,
+            request.calibration.handles,
+            self._scratch_handles,
             request.levels,
-            np.array(token_ids, np.int32),
-            options.learning_rate,
-            options.token_bias_rate,
+            np.array(acceptance.token_ids, np.int32),
+            self.options.learning_rate,
+            self.options.token_bias_rate,
         )
-        context.num_tokens += len(token_ids)
-        self.calibration.num_tokens += len(token_ids)
+        context.num_tokens += num_new
+        request.calibration.num_tokens += num_new
 
     def finish(self, seq: Sequence) -> None:
         request: _Request | None = seq.drafter_state.pop(self.name, None)

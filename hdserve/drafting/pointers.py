@@ -20,8 +20,11 @@ from hdserve.databases.history import (
     match_length,
 )
 from hdserve.databases.ngram import HASH_SEED, START, Ints, Tokens, extend_hash, inlined
-from hdserve.drafting.candidates import (
+from hdserve.drafting.arrays import (
     MAX_SUFFIX,
+    NODE_DEPTH,
+    NODE_PARENT,
+    NODE_TOKEN,
     POINTER_SIZE,
     STATE_NUM_TOKENS,
     STATE_OUTPUT_START,
@@ -43,12 +46,12 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
         The lengths of both.
     """
     num_tokens = databases.state[STATE_NUM_TOKENS]
-    depth = scratch.nodes[node, 2]
+    depth = scratch.nodes[node, NODE_DEPTH]
     end = num_tokens + depth
     length = 0
     while node > 0 and length < MAX_SUFFIX:
-        scratch.suffix[0, length] = scratch.nodes[node, 0]
-        node = scratch.nodes[node, 1]
+        scratch.suffix[0, length] = scratch.nodes[node, NODE_TOKEN]
+        node = scratch.nodes[node, NODE_PARENT]
         length += 1
     full = min(MAX_SUFFIX, end)
     while length < full:

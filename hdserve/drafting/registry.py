@@ -11,13 +11,28 @@ from pydantic import ValidationError
 
 from hdserve.config import DrafterConfig, DraftingConfig, describe_errors
 from hdserve.drafting.base import Drafter, DraftResources
+from hdserve.drafting.context import ContextDrafter
 from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.hierarchy_paper import HierarchyPaper
+from hdserve.drafting.model import ModelDrafter
+from hdserve.drafting.prompt_lookup import PromptLookup
+from hdserve.drafting.statistics import StatisticsDrafter
 from hdserve.errors import ConfigError
 
 ENTRY_POINT_GROUP = "hdserve.drafters"
 
 DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
-    {drafter.name: drafter for drafter in (Hierarchy,)}
+    {
+        drafter.name: drafter
+        for drafter in (
+            Hierarchy,
+            ContextDrafter,
+            ModelDrafter,
+            StatisticsDrafter,
+            PromptLookup,
+            HierarchyPaper,
+        )
+    }
 )
 """The drafters of this package; others come from the entry points ``hdserve.drafters``."""
 

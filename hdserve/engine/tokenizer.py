@@ -38,6 +38,22 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the tokenizer names one."""
+        token_id: int | None = self._tokenizer.eos_token_id
+        return token_id
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, no special tokens added."""
+        encoded = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [list(encoding.ids) for encoding in encoded]
+
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; special tokens written out in it are recognised."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)

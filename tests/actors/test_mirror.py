@@ -1,6 +1,7 @@
 """Replicas share what they generate through a real actor, whatever happens to it."""
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,13 +180,25 @@ def test_an_actor_that_is_killed_comes_back_with_all_it_had(cluster):
 def test_outputs_published_while_the_actor_dies_all_arrive_once(cluster):
     first, second = Replica(), Replica()
     one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
-    for number in range(60):
-        one.publish("n", [number])
-        if number in (20, 40):
-            cluster.kill()
-    eventually(lambda: one.stats().num_published_outputs == 60)
+    assert one.wait_until_current(WAIT_S)
+    published = []
+    is_over = threading.Event()
+
+    def generate() -> None:
+        while not is_over.wait(0.01):
+            published.append([len(published)])
+            one.publish("n", published[-1])
+
+    generating = threading.Thread(target=generate)
+    generating.start()
+    cluster.kill()
+    cluster.kill()
+    is_over.set()
+    generating.join()
+    eventually(lambda: one.stats().num_published_outputs == len(published))
+    assert one.stats().num_failures > 0
     assert two.wait_until_current(WAIT_S)
-    assert sorted(second.texts()) == [[number] for number in range(60)]
+    assert sorted(second.texts()) == published
     assert first.texts() == []
 
 
@@ -210,6 +223,20 @@ def test_an_actor_that_lost_its_disk_is_refilled_from_a_mirror(cluster, tmp_path
     assert one.wait_until_current(WAIT_S)
     assert two.wait_until_current(WAIT_S)
     assert len(first.outputs) == len(second.outputs) == 30
+
+
+def test_an_actor_that_lost_everything_delivers_what_comes_after(cluster):
+    """Nobody can refill it; its versions begin where the readers' cursors already were."""
+    cluster.config = cluster.config.model_copy(update={"refill_bytes": 0, "snapshot_dir": None})
+    second = Replica()
+    one, two = cluster.mirror(Replica(), "n"), cluster.mirror(second, "n")
+    for number in range(20):
+        one.publish("n", [number])
+    eventually(lambda: len(second.outputs) == 20)
+    cluster.kill()
+    assert two.wait_until_current(WAIT_S)
+    one.publish("n", [20])
+    eventually(lambda: second.texts() == [[number] for number in range(21)])
 
 
 def test_a_flush_reaches_the_replicas_and_survives_a_restart(cluster):

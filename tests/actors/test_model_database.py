@@ -39,6 +39,8 @@ class Reader:
         assert len(data) <= MAX_REPLY_BYTES
         reply = Reply.decode(data, KEY)
         self.epoch = reply.epoch
+        if reply.is_reset:
+            self.positions = dict.fromkeys(self.positions, Position())
         for namespace, change in reply.changes.items():
             held = self.positions[namespace].num_held + len(change.segment)
             self.positions[namespace] = Position(change.cursor, change.calibration_version, held)
@@ -176,8 +178,19 @@ def test_an_actor_that_lost_everything_asks_and_starts_its_readers_afresh(config
     assert empty.poll().refill == {}
     reply = reader.poll()
     assert (reply.is_reset, reply.refill) == (True, {"n": {}})
-    reader.positions = {"n": Position()}
     assert not reader.poll().is_reset
+
+
+def test_a_reader_of_a_lost_run_misses_nothing_of_the_new_one(config):
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3, 4))
+    reader = Reader(first, "r", "n")
+    assert reader.read() == [0, 1]
+    reader.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
+    reader.actor.publish(message(7, 3))
+    reply = reader.poll()
+    assert reply.is_reset
+    assert reply.changes["n"].segment.sequence_numbers.tolist() == [7]
 
 
 def test_a_refused_file_makes_the_actor_ask(config):
@@ -202,6 +215,18 @@ def test_flush_is_not_undone_by_a_refill(config):
     reply = reader.poll()
     assert reply.changes["n"].is_flushed
     assert reply.refill == {}
+
+
+def test_a_flush_reaches_readers_of_a_lost_run_too(config):
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3, 4))
+    old = Reader(first, "r", "n")
+    old.read()
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
+    actor.flush("n")
+    old.actor = actor
+    assert old.poll().changes["n"].is_flushed
+    assert not Reader(actor, "s", "n").poll().changes["n"].is_flushed
 
 
 def test_one_replica_at_a_time_is_asked_until_one_has_answered():

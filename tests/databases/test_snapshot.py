@@ -18,6 +18,7 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
 
 KEY = DatabaseKey("a-model", "f" * 32)
+ROOT = Path(__file__).parents[2]
 
 scalars = st.one_of(
     st.none(),
@@ -187,7 +188,7 @@ class Crashing(type(Path())):
 
 snapshot.write_file(Crashing(sys.argv[1]), b"new" * 1000)
 """
-    ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], cwd=ROOT, check=False)
     assert ended.returncode == 9
     assert path.read_bytes() == b"old"
     left = [name for name in os.listdir(tmp_path) if name != "file"]
@@ -210,7 +211,7 @@ try:
 except OSError:
     sys.exit(7)
 """
-    ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], cwd=ROOT, check=False)
     assert ended.returncode == 7
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]

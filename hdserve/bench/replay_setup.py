@@ -1,0 +1,78 @@
+"""What a replay is made from: files, databases and drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.config import DrafterConfig, DraftingConfig, describe_errors
+from hdserve.databases.ngram import MAX_TOKEN_ID
+from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.errors import ConfigError, DatabaseError
+
+UNKNOWN_TOKENIZER = "unknown"
+
+
+def load_drafting(path: Path | None) -> DraftingConfig:
+    """The drafting configuration of a YAML file: its ``drafting`` key, or the whole file.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
+    if path is None:
+        return DraftingConfig()
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    if isinstance(data, dict) and set(data) == {"drafting"}:
+        data = data["drafting"]
+    try:
+        return DraftingConfig.model_validate(data)
+    except ValidationError as error:
+        lines = "\n".join(describe_errors(DraftingConfig, error))
+        raise ConfigError(f"{path}:\n{lines}") from error
+
+
+def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
+    """``config`` with a floor for the scores of every drafter that takes one."""
+    drafters = tuple(
+        DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
+        for drafter in config.drafters
+    )
+    return config.model_copy(update={"drafters": drafters})
+
+
+def largest_id(rows: Sequence[ReplayRow]) -> int:
+    """The largest token id of ``rows``; -1 without any."""
+    return max((max((*row.prompt, *row.response), default=-1) for row in rows), default=-1)
+
+
+def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase | None:
+    """One statistics database of replay files and built directories.
+
+    A single directory is mapped as it is; several sources are counted together in memory.
+
+    Raises:
+        DatabaseError: a source cannot be read, or directories are of different tokenizers.
+    """
+    directories = [StatisticsDatabase.open(path) for path in paths if path.is_dir()]
+    files = [path for path in paths if not path.is_dir()]
+    if not files and len(directories) <= 1:
+        return directories[0] if directories else None
+    tokenizer = directories[0].info.tokenizer if directories else UNKNOWN_TOKENIZER
+    vocab_size = max((d.info.vocab_size for d in directories), default=MAX_TOKEN_ID + 1)
+    builder = StatisticsBuilder(tokenizer, vocab_size, max_bytes=max_bytes)
+    for directory in directories:
+        builder.merge(directory)
+    for path in files:
+        for row in read_replay(path):
+            builder.add(path.name, row.prompt)
+            builder.add(path.name, row.response)
+    if not builder.corpora:
+        raise DatabaseError("the statistics files hold no text")
+    return builder.finish()

@@ -1,0 +1,100 @@
+"""Reading corpora: text, JSONL of ``text`` or ``messages``, and replay files, perhaps gzipped.
+
+A corpus is read as a stream of *segments*, the pieces whose n-grams are counted: a text, one
+message of a chat, or the prompt and the response of a recorded request.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdserve.errors import DatabaseError
+
+TEXT_PIECE_CHARS = 1 << 16
+"""A plain text file is cut at the line ends after so many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a corpus.
+
+    Attributes:
+        content: text to be tokenised, or token ids.
+        is_turn: whether a chat model ends it with its end-of-turn token.
+        position: bytes of the (uncompressed) file up to the end of what it came from.
+    """
+
+    content: str | list[int]
+    is_turn: bool
+    position: int
+
+
+def read_segments(path: str | Path) -> Iterator[Segment]:
+    """The segments of a file, in order.
+
+    ``.jsonl`` and ``.jsonl.gz`` hold one JSON object per line; anything else is text.
+
+    Raises:
+        DatabaseError: the file cannot be read, or a line is not of a known form.
+    """
+    path = Path(path)
+    is_zipped = path.suffix == ".gz"
+    opener: Any = gzip.open if is_zipped else open
+    is_jsonl = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    try:
+        with opener(path, "rb") as file:
+            yield from _read_rows(file, path) if is_jsonl else _read_text(file)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DatabaseError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_text(file: Any) -> Iterator[Segment]:
+    lines: list[str] = []
+    num_chars, position = 0, 0
+    for line in file:
+        position += len(line)
+        lines.append(line.decode("utf-8"))
+        num_chars += len(lines[-1])
+        if num_chars >= TEXT_PIECE_CHARS:
+            yield Segment("".join(lines), False, position)
+            lines, num_chars = [], 0
+    if lines:
+        yield Segment("".join(lines), False, position)
+
+
+def _read_rows(file: Any, path: Path) -> Iterator[Segment]:
+    position = 0
+    for number, line in enumerate(file, 1):
+        position += len(line)
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            segments = list(_segments_of(row, position))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DatabaseError(f"{path}, line {number}: {error!r}") from error
+        yield from segments
+
+
+def _segments_of(row: dict[str, Any], position: int) -> Iterator[Segment]:
+    if "messages" in row:
+        for message in row["messages"]:
+            content = message.get("content")
+            if content:
+                yield Segment(str(content), message.get("role") == "assistant", position)
+    elif "response" in row:
+        for key in ("prompt", "response"):
+            tokens = row[key]
+            if not all(type(token) is int for token in tokens):
+                raise ValueError(f"{key} is no list of token ids")
+            yield Segment(tokens, False, position)
+    elif isinstance(row.get("text"), str):
+        yield Segment(row["text"], False, position)
+    else:
+        raise ValueError("a row needs `text`, `messages`, or `prompt` and `response`")

@@ -1,0 +1,180 @@
+"""Building a statistics database from files: streamed, bounded in memory, resumable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from hdserve.config import StrictModel
+from hdserve.databases.corpus import Segment, read_segments
+from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase, StatisticsInfo
+from hdserve.errors import DatabaseError, SnapshotError
+
+CHECKPOINT_NAME = "unfinished"
+PROGRESS_NAME = "progress.json"
+BATCH_SEGMENTS = 256
+
+
+class CorpusTokenizer(Protocol):
+    """What a build needs of a tokenizer."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens added."""
+        ...
+
+
+class BuildProgress(StrictModel):
+    """How far an unfinished build has come.
+
+    Attributes:
+        files: sizes in bytes of the corpora by name, to tell whether they are the same.
+        num_segments: segments counted so far, over all files in order.
+    """
+
+    files: dict[str, int]
+    num_segments: int
+
+
+class StatisticsBuild:
+    """One build of a directory.
+
+    Args:
+        directory: where the database is written; the unfinished state lies in ``unfinished/``
+            below it.
+        paths: corpora, see :mod:`hdserve.databases.corpus`; counted in order.
+        turn_end: token ids that end a message of the assistant.
+        checkpoint_tokens: the state is saved whenever so many more tokens were counted.
+        on_progress: called with (path, bytes read of it, tokens so far).
+
+    Raises:
+        DatabaseError: a file is missing or empty, or the unfinished build in ``directory`` is of
+            other files or settings.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        paths: Sequence[Path],
+        tokenizer: CorpusTokenizer,
+        vocab_size: int,
+        *,
+        turn_end: Sequence[int] = (),
+        max_bytes: int = 512 << 20,
+        checkpoint_tokens: int = 50_000_000,
+        on_progress: Callable[[Path, int, int], None] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._paths = tuple(paths)
+        self._tokenizer = tokenizer
+        self._turn_end = list(turn_end)
+        self._checkpoint_tokens = checkpoint_tokens
+        self._on_progress = on_progress
+        self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
+        try:
+            self._files = {str(path): path.stat().st_size for path in paths}
+        except OSError as error:
+            raise DatabaseError(f"cannot be read: {error}") from error
+        self.num_resumed_segments = self._resume()
+        """Segments that an interrupted build had counted already."""
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._directory / CHECKPOINT_NAME
+
+    def _resume(self) -> int:
+        path = self._checkpoint / PROGRESS_NAME
+        if not path.is_file():
+            return 0
+        try:
+            progress = BuildProgress.model_validate_json(path.read_bytes())
+            database = StatisticsDatabase.open(self._checkpoint)
+            database.verify()
+        except (ValidationError, OSError, SnapshotError) as error:
+            raise DatabaseError(
+                f"{self._checkpoint}: an unfinished build cannot be resumed; delete it: {error}"
+            ) from error
+        if progress.files != self._files:
+            raise DatabaseError(
+                f"{self._checkpoint}: an unfinished build of other files; finish or delete it"
+            )
+        self._builder.restore(database)
+        return progress.num_segments
+
+    def run(self) -> StatisticsInfo:
+        """Count everything and write the database.
+
+        Raises:
+            DatabaseError: a corpus cannot be read, or nothing can be written.
+        """
+        num_segments = 0
+        next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
+        for path in self._paths:
+            for batch in _batches(read_segments(path), BATCH_SEGMENTS):
+                num_segments += len(batch)
+                if num_segments <= self.num_resumed_segments:
+                    continue
+                self._count(path.name, batch)
+                if self._on_progress:
+                    self._on_progress(path, batch[-1].position, self._builder.num_tokens)
+                if self._builder.num_tokens >= next_checkpoint:
+                    next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
+                    self._save(num_segments)
+        info = self._builder.write(self._directory)
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        return info
+
+    def _count(self, corpus: str, batch: Sequence[Segment]) -> None:
+        texts = [segment.content for segment in batch if isinstance(segment.content, str)]
+        encoded = iter(self._tokenizer.encode_batch(texts))
+        for segment in batch:
+            content = segment.content
+            token_ids = next(encoded) if isinstance(content, str) else content
+            self._builder.add(corpus, token_ids + self._turn_end * segment.is_turn)
+
+    def _save(self, num_segments: int) -> None:
+        progress = self._checkpoint / PROGRESS_NAME
+        progress.unlink(missing_ok=True)
+        self._builder.write(self._checkpoint)
+        state = BuildProgress(files=self._files, num_segments=num_segments)
+        progress.write_text(state.model_dump_json(), encoding="utf-8")
+
+
+def merge_statistics(
+    directory: Path, sources: Iterable[Path], *, max_bytes: int = 512 << 20
+) -> StatisticsInfo:
+    """Write one database with the counts of several.
+
+    Raises:
+        DatabaseError: a source cannot be read, or they are of different tokenizers.
+    """
+    databases = [StatisticsDatabase.open(source) for source in sources]
+    if not databases:
+        raise DatabaseError("there is nothing to merge")
+    if any(database.directory == directory for database in databases):
+        raise DatabaseError(f"{directory}: is a source and cannot be the target as well")
+    first = databases[0].info
+    vocab_size = max(database.info.vocab_size for database in databases)
+    builder = StatisticsBuilder(
+        first.tokenizer, vocab_size, max_bytes=max_bytes, orders=first.orders
+    )
+    for database in databases:
+        builder.merge(database)
+    return builder.write(directory)
+
+
+def _batches(segments: Iterable[Segment], size: int) -> Iterable[list[Segment]]:
+    batch: list[Segment] = []
+    for segment in segments:
+        batch.append(segment)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,138 @@
+"""The arrays drafting works on, and what their entries mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.databases.ngram import ROW_WORDS, Ints, Rows, Tokens
+
+Floats = npt.NDArray[np.float32]
+
+NUM_LEVELS = 4
+CONTEXT, MODEL, OTHERS, STATISTICS = range(NUM_LEVELS)
+ROWS_PER_LEVEL = 3
+MAX_ROWS = NUM_LEVELS * ROWS_PER_LEVEL
+POINTER_INPUT = MAX_ROWS
+BIAS_INPUT = POINTER_INPUT + 2
+NUM_INPUTS = 16
+
+NUM_ORDERS = 8
+NUM_SHARES = 8
+NUM_TOTALS = 6
+NUM_RANKS = 4
+MAX_CANDIDATES = 192
+MAX_SUFFIX = 36
+MAX_LOGIT = 8.0
+MAX_PROBABILITY = 0.985
+
+_ORDER_CELLS = NUM_SHARES * NUM_TOTALS
+PRESENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * NUM_RANKS * ROWS_PER_LEVEL
+ABSENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * ROWS_PER_LEVEL
+POINTER_CELLS = 2 * 2 * 16 * 8
+NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
+
+NUM_PATTERNS = 4**NUM_LEVELS
+POINTER_STATES = 7
+NUM_CONFIDENCES = 5
+NUM_DEPTHS = 5
+POINTER_SETS = NUM_PATTERNS
+REGION_SETS = POINTER_SETS + POINTER_STATES**2
+NUM_REGIONS = NUM_DEPTHS * NUM_CONFIDENCES**2
+NUM_WEIGHT_SETS = REGION_SETS + NUM_REGIONS
+
+CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
+MAP_SIZE = 512
+
+
+class Databases(NamedTuple):
+    """The arrays that candidates of one sequence come from.
+
+    ``state`` holds one number each, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
+    NUM_ORDERS]``, context lengths ascending, -1 where there are no more.
+    """
+
+    tokens: Tokens
+    heads: Ints
+    context: Rows
+    context_size: Ints
+    model: Rows
+    model_size: Ints
+    model_log: Tokens
+    model_heads: Ints
+    model_state: Ints
+    others: Rows
+    others_size: Ints
+    statistics: Rows
+    statistics_size: Ints
+    orders: Ints
+    state: Ints
+
+
+STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
+STATE_CONFIDENCE = 4
+STATE_POINTERS = 8
+"""From here on: position, length and misses of the context pointer, then of the model pointer."""
+STATE_SIZE = 16
+POINTER_SIZE = 3
+
+
+class Learned(NamedTuple):
+    """The calibration: see :class:`hdserve.drafting.calibration.Calibration`."""
+
+    cells: Floats
+    weights: Floats
+    token_bias: Floats
+
+
+class Scratch(NamedTuple):
+    """Working memory of one drafter; nothing in it lives longer than a call."""
+
+    suffix: Tokens
+    found: Ints
+    rows: Rows
+    hits: Ints
+    absent_cells: Tokens
+    template: Floats
+    candidates: Ints
+    inputs: Floats
+    input_cells: Tokens
+    probabilities: Floats
+    evidence: Floats
+    base_weights: Floats
+    slots: Ints
+    nodes: Ints
+    node_scores: Floats
+    queue: Ints
+    queue_scores: Floats
+
+
+NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_CONFIDENCE, NODE_PREDICTED = range(6)
+NODE_POINTERS = NODE_PREDICTED + 2
+NODE_SIZE = NODE_POINTERS + 2 * POINTER_SIZE
+CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
+
+
+def new_scratch(max_nodes: int) -> Scratch:
+    """Working memory for trees of up to ``max_nodes`` drafted tokens."""
+    return Scratch(
+        suffix=np.zeros((2, MAX_SUFFIX), np.int32),
+        found=np.zeros(NUM_ORDERS, np.int64),
+        rows=np.zeros((MAX_ROWS, ROW_WORDS), np.uint32),
+        hits=np.zeros((MAX_ROWS, 5), np.int64),
+        absent_cells=np.zeros(NUM_INPUTS, np.int32),
+        template=np.zeros(NUM_INPUTS, np.float32),
+        candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
+        inputs=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.float32),
+        input_cells=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.int32),
+        probabilities=np.zeros(MAX_CANDIDATES, np.float32),
+        evidence=np.zeros(MAX_CANDIDATES, np.float32),
+        base_weights=np.zeros(NUM_INPUTS, np.float32),
+        slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
+        nodes=np.zeros((max_nodes + 2, NODE_SIZE), np.int64),
+        node_scores=np.zeros(max_nodes + 2, np.float32),
+        queue=np.zeros(max_nodes + 2, np.int64),
+        queue_scores=np.zeros(max_nodes + 2, np.float32),
+    )

@@ -1,0 +1,126 @@
+"""Passing many arrays to compiled code as one.
+
+Every array argument of a compiled function costs about 0.1 us a call to unpack, and drafting needs
+some thirty-five.  So their addresses and shapes are written to one table once, and the compiled
+code makes array views of it, which costs nothing.  Whoever holds a table must hold its arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from hdserve.databases.ngram import Ints
+from hdserve.drafting.arrays import Databases, Learned, Scratch
+
+ADDRESS, FIRST_DIMENSION, SECOND_DIMENSION = range(3)
+
+
+def handle_table(arrays: Databases | Learned | Scratch) -> Ints:
+    """``int64[num_arrays, 3]``: address and shape of each array, all C-contiguous."""
+    table = np.zeros((len(arrays), 3), np.int64)
+    for row, array in zip(table, arrays, strict=True):
+        assert array.flags.c_contiguous
+        row[ADDRESS] = array.ctypes.data
+        row[FIRST_DIMENSION : FIRST_DIMENSION + array.ndim] = array.shape
+    return table
+
+
+def _view_maker(dtype: Any, num_dimensions: int) -> Any:
+    """An intrinsic (address, shape) -> array view, for code without reference counts."""
+    array_type = types.Array(dtype, num_dimensions, "C")
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def view(typing_context: Any, address: Any, shape: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            item = context.get_data_type(dtype)
+            item_bytes = context.get_abi_sizeof(item)
+            dimensions = cgutils.unpack_tuple(builder, args[1])
+            strides = [context.get_constant(types.intp, item_bytes)]
+            for dimension in dimensions[:0:-1]:
+                strides.insert(0, builder.mul(strides[0], dimension))
+            array = context.make_array(array_type)(context, builder)
+            populate_array(
+                array,
+                data=builder.inttoptr(args[0], item.as_pointer()),
+                shape=dimensions,
+                strides=strides,
+                itemsize=context.get_constant(types.intp, item_bytes),
+                meminfo=None,
+            )
+            return array._getvalue()
+
+        return array_type(types.int64, types.UniTuple(types.int64, num_dimensions)), codegen
+
+    return view
+
+
+_int32_1d = _view_maker(types.int32, 1)
+_int64_1d = _view_maker(types.int64, 1)
+_float32_1d = _view_maker(types.float32, 1)
+_int32_2d = _view_maker(types.int32, 2)
+_int64_2d = _view_maker(types.int64, 2)
+_uint32_2d = _view_maker(types.uint32, 2)
+_float32_2d = _view_maker(types.float32, 2)
+_inline = numba.njit(inline="always", error_model="numpy")
+
+
+@_inline  # type: ignore[untyped-decorator]
+def databases_of(table: Ints) -> Databases:
+    """The views of a table made of :class:`Databases`."""
+    return Databases(
+        _int32_1d(table[0, 0], (table[0, 1],)),
+        _int64_1d(table[1, 0], (table[1, 1],)),
+        _uint32_2d(table[2, 0], (table[2, 1], table[2, 2])),
+        _int64_1d(table[3, 0], (table[3, 1],)),
+        _uint32_2d(table[4, 0], (table[4, 1], table[4, 2])),
+        _int64_1d(table[5, 0], (table[5, 1],)),
+        _int32_1d(table[6, 0], (table[6, 1],)),
+        _int64_1d(table[7, 0], (table[7, 1],)),
+        _int64_1d(table[8, 0], (table[8, 1],)),
+        _uint32_2d(table[9, 0], (table[9, 1], table[9, 2])),
+        _int64_1d(table[10, 0], (table[10, 1],)),
+        _uint32_2d(table[11, 0], (table[11, 1], table[11, 2])),
+        _int64_1d(table[12, 0], (table[12, 1],)),
+        _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
+        _int64_1d(table[14, 0], (table[14, 1],)),
+    )
+
+
+@_inline  # type: ignore[untyped-decorator]
+def learned_of(table: Ints) -> Learned:
+    """The views of a table made of :class:`Learned`."""
+    return Learned(
+        _float32_2d(table[0, 0], (table[0, 1], table[0, 2])),
+        _float32_2d(table[1, 0], (table[1, 1], table[1, 2])),
+        _float32_1d(table[2, 0], (table[2, 1],)),
+    )
+
+
+@_inline  # type: ignore[untyped-decorator]
+def scratch_of(table: Ints) -> Scratch:
+    """The views of a table made of :class:`Scratch`."""
+    return Scratch(
+        _int32_2d(table[0, 0], (table[0, 1], table[0, 2])),
+        _int64_1d(table[1, 0], (table[1, 1],)),
+        _uint32_2d(table[2, 0], (table[2, 1], table[2, 2])),
+        _int64_2d(table[3, 0], (table[3, 1], table[3, 2])),
+        _int32_1d(table[4, 0], (table[4, 1],)),
+        _float32_1d(table[5, 0], (table[5, 1],)),
+        _int64_2d(table[6, 0], (table[6, 1], table[6, 2])),
+        _float32_2d(table[7, 0], (table[7, 1], table[7, 2])),
+        _int32_2d(table[8, 0], (table[8, 1], table[8, 2])),
+        _float32_1d(table[9, 0], (table[9, 1],)),
+        _float32_1d(table[10, 0], (table[10, 1],)),
+        _float32_1d(table[11, 0], (table[11, 1],)),
+        _int64_2d(table[12, 0], (table[12, 1], table[12, 2])),
+        _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
+        _float32_1d(table[14, 0], (table[14, 1],)),
+        _int64_1d(table[15, 0], (table[15, 1],)),
+        _float32_1d(table[16, 0], (table[16, 1],)),
+    )

@@ -1,0 +1,158 @@
+"""Hierarchy Drafting as in the paper (arXiv 2502.05609): chains from one database after another.
+
+Each database maps one token to the n-grams that followed it.  Context, model and statistics are
+asked in this order until ``num_chains`` chains of ``chain_tokens`` tokens are found; a database
+that is not needed is not asked.  Unlike in the authors' code every completed n-gram is inserted,
+the model database gives its most frequent n-grams first, and equal beginnings are merged.  The
+lookahead branch is left out: it needs the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar
+
+from pydantic import Field
+
+from hdserve.config import StrictModel
+from hdserve.core import Sequence, Source
+from hdserve.databases.model import Partition
+from hdserve.databases.ngram import most_frequent
+from hdserve.drafting.base import Drafter, DraftResources, Forward
+from hdserve.tree import Acceptance, DraftTree
+
+Chain = tuple[int, ...]
+
+MAX_NGRAMS = 100_000
+"""Most n-grams of the model database, as in the paper; the rarest half is dropped beyond it."""
+
+
+class HierarchyPaperOptions(StrictModel):
+    """Options of the ``hierarchy-paper`` drafter."""
+
+    num_chains: int = Field(default=7, ge=1)
+    chain_tokens: int = Field(default=4, ge=1)
+
+
+class _Ngrams:
+    """Continuations by token with their counts, newest last."""
+
+    def __init__(self, chain_tokens: int) -> None:
+        self._chain_tokens = chain_tokens
+        self._chains: dict[int, Counter[Chain]] = {}
+        self._num_ngrams = 0
+
+    def add(self, token_ids: list[int], begin: int) -> None:
+        """Insert the n-grams that end in ``token_ids[begin:]``."""
+        size = self._chain_tokens
+        for end in range(max(begin + 1, size + 1), len(token_ids) + 1):
+            chains = self._chains.setdefault(token_ids[end - size - 1], Counter())
+            chain = tuple(token_ids[end - size : end])
+            count = chains.pop(chain, 0)
+            self._num_ngrams += count == 0
+            chains[chain] = count + 1
+        if self._num_ngrams > MAX_NGRAMS:
+            self._forget()
+
+    def _forget(self) -> None:
+        everything = [
+            (count, token, chain)
+            for token, chains in self._chains.items()
+            for chain, count in chains.items()
+        ]
+        everything.sort(key=lambda entry: -entry[0])
+        self._chains = {}
+        for count, token, chain in everything[: MAX_NGRAMS // 2]:
+            self._chains.setdefault(token, Counter())[chain] = count
+        self._num_ngrams = min(len(everything), MAX_NGRAMS // 2)
+
+    def newest(self, token: int, num: int) -> list[Chain]:
+        return list(reversed(self._chains.get(token, {})))[:num]
+
+    def most_frequent(self, token: int, num: int) -> list[Chain]:
+        chains = self._chains.get(token)
+        return [chain for chain, _ in chains.most_common(num)] if chains else []
+
+
+class HierarchyPaper(Drafter):
+    """The paper's method, as a baseline."""
+
+    name = "hierarchy-paper"
+    options_model: ClassVar[type[HierarchyPaperOptions]] = HierarchyPaperOptions
+
+    def __init__(
+        self, resources: DraftResources, options: HierarchyPaperOptions | None = None
+    ) -> None:
+        self._options = options or HierarchyPaperOptions()
+        self._resources = resources
+        self._model: dict[str, tuple[Partition, int, _Ngrams]] = {}
+
+    def start(self, seq: Sequence) -> None:
+        ngrams = _Ngrams(self._options.chain_tokens)
+        ngrams.add([*seq.speculation.prediction, *seq.token_ids], 0)
+        seq.drafter_state[self.name] = ngrams
+        self._follow_model(seq.namespace)
+
+    def _follow_model(self, namespace: str) -> None:
+        """Read what was added to the model database since the last request."""
+        database = self._resources.model_database
+        partition = database.partition(namespace) if database else None
+        if partition is None:
+            self._model.pop(namespace, None)
+            return
+        known = self._model.get(namespace)
+        if known is None or known[0] is not partition:
+            known = (partition, 0, _Ngrams(self._options.chain_tokens))
+        _, position, ngrams = known
+        for text in partition.texts_since(position):
+            ngrams.add(text, 0)
+        self._model[namespace] = (partition, partition.log_end, ngrams)
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        num = self._options.num_chains
+        last = seq.token_ids[-1]
+        chains: list[tuple[Chain, Source]] = []
+        allows = seq.speculation.allows
+        if allows(Source.CONTEXT):
+            own: _Ngrams = seq.drafter_state[self.name]
+            chains += [(chain, Source.CONTEXT) for chain in own.newest(last, num)]
+        if len(chains) < num and allows(Source.MODEL) and seq.namespace in self._model:
+            shared = self._model[seq.namespace][2]
+            chains += [(chain, Source.MODEL) for chain in shared.most_frequent(last, num)]
+        if len(chains) < num and allows(Source.STATISTICS):
+            chains += [(chain, Source.STATISTICS) for chain in self._corpus_chains(seq)]
+        for chain, source in chains[:num]:
+            tree.add_path(chain, source)
+
+    def _corpus_chains(self, seq: Sequence) -> list[Chain]:
+        """The likeliest tokens after the last two or one, each continued greedily."""
+        statistics = self._resources.statistics
+        if statistics is None:
+            return []
+
+        def after(context: list[int], k: int) -> list[int]:
+            for size in (2, 1):
+                found = most_frequent(statistics.rows, statistics.size, context[-size:], k)
+                if found:
+                    return [token for token, _ in found]
+            return []
+
+        chains = []
+        for token in after(seq.token_ids[-2:], self._options.num_chains):
+            context = [*seq.token_ids[-1:], token]
+            while len(context) <= self._options.chain_tokens and (best := after(context, 1)):
+                context += best
+            chains.append(tuple(context[1:]))
+        return chains
+
+    def observe(
+        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        ngrams: _Ngrams = seq.drafter_state[self.name]
+        size = self._options.chain_tokens
+        num_new = len(acceptance.token_ids)
+        tail = seq.token_ids[-(num_new + size) :]
+        ngrams.add(tail, len(tail) - num_new)
+
+    def finish(self, seq: Sequence) -> None:
+        seq.drafter_state.pop(self.name, None)

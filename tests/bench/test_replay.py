@@ -1,0 +1,160 @@
+"""Replay: the count of steps is that of a model which says the recording."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hdserve.bench.replay import Replay, ReplayMode, verify_recorded
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_setup import load_drafting, open_statistics
+from hdserve.cli import app
+from hdserve.core import Source
+from hdserve.databases.model import ModelDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.prompt_lookup import PromptLookup
+from hdserve.errors import ConfigError, DatabaseError
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+
+ANSWER = (5, 6, 7, 8, 9, 5, 6, 7, 8, 2)
+
+
+def _rows(*answers: tuple[int, ...]) -> list[ReplayRow]:
+    return [ReplayRow(f"r{n}", f"t{n % 2}", (1, 3, 4), a) for n, a in enumerate(answers)]
+
+
+def _replay(drafter: object, rows: list[ReplayRow], mode: ReplayMode = ReplayMode.COLD) -> Replay:
+    replay = Replay([drafter], ModelDatabase(1 << 20), mode, 8, 24)  # type: ignore[list-item]
+    replay.run(rows)
+    return replay
+
+
+def test_oracle_takes_one_step_for_five_tokens() -> None:
+    """9 tokens follow the first: a step of 5 drafted and a bonus, then one of the last 3."""
+    futures = {"r0": [1, 3, 4, *ANSWER]}
+    result = _replay(OracleDrafter(futures), _rows(ANSWER)).result
+    assert (result.num_tokens, result.num_steps) == (9, 2)
+    assert result.mean_acceptance_length == 4.5
+    assert result.accepted_by_source == {Source.OTHER: 8}
+
+
+def test_without_a_right_guess_each_token_is_a_step() -> None:
+    result = _replay(PromptLookup(DraftResources(100)), _rows((5, 6, 7, 8))).result
+    assert (result.num_tokens, result.num_steps) == (3, 3)
+    assert result.mean_acceptance_length == 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.data())
+def test_acceptance_is_the_longest_path(remaining: list[int], data: st.DataObject) -> None:
+    tree = DraftTree(0, 12)
+    for _ in range(12):
+        parent = data.draw(st.integers(0, len(tree) - 1))
+        tree.add_node(parent, data.draw(st.integers(0, 2)), Source.OTHER)
+    acceptance = verify_recorded(tree, remaining)
+    drafted = [tree.token_ids[node] for node in acceptance.path[1:]]
+    assert drafted == remaining[: len(drafted)]
+    assert list(acceptance.token_ids) == remaining[: len(drafted) + 1]
+    if len(drafted) < len(remaining):
+        assert tree.child(acceptance.path[-1], remaining[len(drafted)]) is None
+
+
+def test_modes_keep_what_they_say() -> None:
+    """The same answer twice: cold learns nothing from the first, online copies it."""
+
+    def steps(mode: ReplayMode, fill: bool = False) -> int:
+        database = ModelDatabase(1 << 20)
+        replay = Replay([Hierarchy(DraftResources(100, database))], database, mode, 8, 24)
+        if fill:
+            replay.fill(_rows(long))
+        replay.run(_rows(long, long))
+        return replay.result.num_steps
+
+    long = tuple(range(10, 60))
+    cold, online, warm = (
+        steps(ReplayMode.COLD),
+        steps(ReplayMode.ONLINE),
+        steps(ReplayMode.WARM, fill=True),
+    )
+    assert cold > online > warm
+
+
+def test_files_are_read_with_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        for number in range(5):
+            file.write(json.dumps({"id": number, "prompt": [1], "response": [2, 3]}) + "\n\n")
+    rows = list(read_replay(path, 3))
+    assert [row.name for row in rows] == ["0", "1", "2"]
+    assert rows[0].task == "all"
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"prompt": [1]}', '{"prompt": [1], "response": [-2]}']
+)
+def test_wrong_rows_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(DatabaseError, match="line 1"):
+        list(read_replay(path))
+
+
+def test_drafting_section_of_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("drafting:\n  drafters:\n  - name: context\n")
+    assert load_drafting(path).drafters[0].name == "context"
+    path.write_text("drafter: []\n")
+    with pytest.raises(ConfigError, match="did you mean 'drafters'"):
+        load_drafting(path)
+
+
+def _write(path: Path, rows: list[ReplayRow]) -> Path:
+    lines = [
+        json.dumps({"id": r.name, "task": r.task, "prompt": r.prompt, "response": r.response})
+        for r in rows
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_statistics_of_files(tmp_path: Path) -> None:
+    path = _write(tmp_path / "s.jsonl", _rows(ANSWER, ANSWER))
+    database = open_statistics([path], 1 << 20)
+    assert database is not None
+    assert database.info.num_tokens == 26
+    assert open_statistics([], 1 << 20) is None
+
+
+def test_command_writes_its_figures(tmp_path: Path) -> None:
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER, ANSWER, ANSWER))
+    fill = _write(tmp_path / "fill.jsonl", _rows(ANSWER))
+    out = tmp_path / "out.json"
+    arguments = ["--eval", str(evaluate), "--fill", str(fill), "--statistics", str(fill)]
+    arguments += ["--mode", "warm", "--budget", "8", "--floor", "0.01", "--json", str(out)]
+    result = CliRunner().invoke(app, ["bench", "replay", *arguments, "--limit", "2"])
+    assert result.exit_code == 0, result.output
+    assert "mean acceptance length" in result.output
+    figures = json.loads(out.read_text())
+    assert figures["requests"] == 2
+    assert figures["tokens"] == 18
+    assert figures["mean_acceptance_length"] == pytest.approx(18 / figures["steps"], abs=1e-4)
+    assert set(figures["mean_acceptance_length_by_task"]) == {"t0", "t1"}
+    assert figures["mean_draft_tokens"] <= 8
+    assert sum(figures["accepted_by_source"].values()) <= 18
+    assert figures["draft_latency_us"]["p50"] > 0
+    assert figures["observe_latency_us"]["p99"] > 0
+    assert figures["database_bytes"] > 0
+
+
+def test_warm_needs_a_fill_file(tmp_path: Path) -> None:
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    result = CliRunner().invoke(app, ["bench", "replay", "--eval", str(evaluate), "--mode", "warm"])
+    assert isinstance(result.exception, ConfigError)

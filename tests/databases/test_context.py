@@ -1,0 +1,90 @@
+"""The context database of one request and the pool its tables come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hdserve.databases import context, ngram
+from hdserve.databases.context import ContextDatabase, ContextPool
+from tests.databases.reference import context_hash
+
+ORDERS = np.array([0, 1, 2, 3, -1], np.int64)
+
+
+def _row_tokens(database: ContextDatabase, tokens: list[int]) -> list[int]:
+    """Tokens that followed a context, most frequent first."""
+    stamp = database.table.stamp
+    value = np.uint64(context_hash(tokens))
+    row = ngram.find_row(database.table.rows, int(database.size[0]), value, stamp)
+    if row < 0:
+        return []
+    return [int(word) & ngram.MAX_TOKEN_ID for word in database.table.rows[row, 3:] if word]
+
+
+def test_prompt_can_be_looked_up() -> None:
+    database = ContextDatabase(ContextPool(), [1, 2, 3, 1, 2, 4, 1, 2, 4], ORDERS, 20)
+    assert _row_tokens(database, [1, 2]) == [4, 3]
+    assert _row_tokens(database, [3]) == [1]
+    assert _row_tokens(database, [9]) == []
+
+
+def test_returned_table_is_empty_for_the_next_request() -> None:
+    """A table is used again without being cleared, and nothing of the last request is left."""
+    pool = ContextPool()
+    first = ContextDatabase(pool, [1, 2, 3] * 20, ORDERS, 100)
+    rows = first.table.rows
+    first.release()
+    second = ContextDatabase(pool, [5, 6, 7] * 20, ORDERS, 100)
+    assert second.table.rows is rows
+    assert _row_tokens(second, [1, 2]) == []
+    assert _row_tokens(second, [5, 6]) == [7]
+
+
+def test_pool_keeps_no_more_than_its_bound() -> None:
+    pool = ContextPool(max_bytes=1 << 19)
+    databases = [ContextDatabase(pool, [1] * 50, ORDERS, 100) for _ in range(10)]
+    for database in databases:
+        database.release()
+    assert 0 < pool.num_bytes <= 1 << 19
+
+
+def test_stamps_start_anew_when_they_are_used_up() -> None:
+    pool = ContextPool()
+    table = pool.take(64)
+    table.stamp = ngram.MAX_STAMP
+    table.rows[:] = 1
+    pool.give_back(table)
+    again = pool.take(64)
+    assert again is table
+    assert again.stamp == 1
+    assert not again.rows.any()
+
+
+@pytest.mark.parametrize("num_tokens", [3000, 40_000])
+def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int) -> None:
+    """What is not inserted at once follows in pieces, and memory stays below the bound."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 1000, num_tokens).tolist()
+    prompt[:3] = [2001, 2002, 2003]
+    database = ContextDatabase(ContextPool(), prompt, ORDERS, num_tokens + 100)
+    is_eager = num_tokens <= context.EAGER_TOKENS
+    assert _row_tokens(database, [2001, 2002]) == ([2003] if is_eager else [])
+    for _ in range(num_tokens // context.PIECE_TOKENS + 1):
+        database.continue_prompt()
+    assert _row_tokens(database, [2001, 2002]) == [2003]
+    assert database.num_bytes <= context.MAX_TABLE_BYTES + 12 * 2 * len(database.tokens)
+
+
+def test_enlarging_keeps_tokens_and_contexts() -> None:
+    database = ContextDatabase(ContextPool(), [1, 2, 3, 4] * 15, ORDERS, 60)
+    assert database.is_cramped(100)
+    database.size[ngram.NUM_BUCKETS] = len(database.table.rows) // ngram.BUCKET_ROWS
+    database.size[ngram.NUM_ADDED] = 1 << 20
+    before = len(database.table.rows)
+    database.enlarge(100)
+    assert not database.is_cramped(0) or len(database.table.rows) > before
+    assert len(database.tokens) >= 160
+    assert database.tokens[:4].tolist() == [1, 2, 3, 4]
+    database.size[ngram.NUM_BUCKETS] = before // ngram.BUCKET_ROWS
+    assert len(database.table.rows) >= 2 * before

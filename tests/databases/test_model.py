@@ -1,0 +1,161 @@
+"""The model database: bounded, isolated by namespace, and complete where it has room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.core import SamplingParams, Sequence, SpeculationParams
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.ngram import most_frequent
+
+
+def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
+    partition = database.partition(namespace)
+    if partition is None:
+        return []
+    found = most_frequent(partition.table.rows, partition.table.size, context, 13)
+    return [token for token, _ in found]
+
+
+def _sequence(prompt: list[int], output: list[int], **speculation: object) -> Sequence:
+    seq = Sequence("r", list(prompt), SamplingParams(), SpeculationParams(**speculation))  # type: ignore[arg-type]
+    seq.token_ids += output
+    return seq
+
+
+def test_empty_database_costs_nothing() -> None:
+    database = ModelDatabase()
+    assert (database.num_bytes, database.num_tokens, database.num_entries) == (0, 0, 0)
+    assert database.partition("default") is None
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, list])
+def test_insert_and_apply_take_lists_and_arrays(dtype: type) -> None:
+    database = ModelDatabase()
+    text = [1, 2, 3, 1, 2, 3]
+    given_text = text if dtype is list else np.array(text, dtype)
+    database.insert("a", given_text)
+    database.apply("a", [given_text, given_text])
+    assert (database.num_tokens, database.num_entries) == (18, 3)
+    assert _next(database, "a", [1, 2]) == [3]
+    assert database.num_bytes > 0
+
+
+def test_impossible_ids_end_a_text() -> None:
+    """A delta of a broken replica cannot bring ids into the table that no token has."""
+    database = ModelDatabase()
+    database.insert("a", np.array([1, 2, 2**31, 4], np.uint32))
+    database.insert("a", [5, -7, 6])
+    database.insert("a", [])
+    assert database.num_tokens == 3
+    assert _next(database, "a", []) == [5, 2, 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 99), max_size=30)), max_size=20
+    )
+)
+def test_namespaces_are_isolated(texts: list[tuple[str, list[int]]]) -> None:
+    """What a namespace drafts from equals what it would hold alone."""
+    shared = ModelDatabase()
+    alone = {namespace: ModelDatabase() for namespace in "abc"}
+    for namespace, text in texts:
+        shared.insert(namespace, text)
+        alone[namespace].insert(namespace, text)
+    for namespace, database in alone.items():
+        mine, other = shared.partition(namespace), database.partition(namespace)
+        if other is None:
+            assert mine is None
+            continue
+        assert mine is not None
+        assert np.array_equal(mine.table.size, other.table.size)
+        in_use = mine.table.num_buckets * 8
+        assert np.array_equal(mine.table.rows[:in_use], other.table.rows[:in_use])
+        assert np.array_equal(mine.log[: mine.log_end], other.log[: other.log_end])
+
+
+def test_memory_is_bounded_and_recent_text_stays() -> None:
+    """Ten times more text than fits: the bound holds and the last texts are there."""
+    max_bytes = 1 << 20
+    database = ModelDatabase(max_bytes)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 30_000, 200).tolist() for _ in range(400)]
+    for text in texts:
+        database.insert("a", text)
+    assert database.num_bytes <= max_bytes
+    held = sum(
+        _next(database, "a", texts[-1][at : at + 2])[:1] == [texts[-1][at + 2]] for at in range(150)
+    )
+    assert held > 120
+    partition = database.partition("a")
+    assert partition is not None
+    assert partition.texts_since(0)[-1] == texts[-1]
+
+
+def test_frequent_text_survives_a_flood() -> None:
+    database = ModelDatabase(1 << 19)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        database.insert("a", [11, 12, 13, 14, *rng.integers(100, 30_000, 100).tolist()])
+    assert _next(database, "a", [11, 12])[:1] == [13]
+
+
+def test_namespace_that_is_not_fed_gives_way() -> None:
+    max_bytes = 1 << 19
+    database = ModelDatabase(max_bytes)
+    rng = np.random.default_rng(0)
+    for namespace in ("old", "new"):
+        for _ in range(40):
+            database.insert(namespace, rng.integers(0, 30_000, 200).tolist())
+    database.insert("new", [1])
+    assert database.num_bytes <= max_bytes
+    assert "new" in database.namespaces
+
+
+def test_clear_forgets() -> None:
+    database = ModelDatabase()
+    database.insert("a", [1, 2, 3])
+    database.insert("b", [1, 2, 3])
+    database.clear("a")
+    assert database.namespaces == ("b",)
+    database.clear()
+    assert database.num_tokens == 0
+
+
+def test_record_takes_outputs_once_and_only_shared_ones() -> None:
+    database = ModelDatabase()
+    seq = _sequence([7, 8, 9], [1, 2, 3])
+    database.record(seq)
+    database.record(seq)
+    database.record(_sequence([7], [4, 5, 6], is_output_shared=False))
+    assert (database.num_tokens, database.num_entries) == (3, 1)
+    assert _next(database, "default", [7, 8]) == []
+
+
+def test_record_with_prompts_skips_repeated_histories() -> None:
+    """The second turn of a conversation adds only what is new in its prompt."""
+    database = ModelDatabase(share_prompts=True)
+    history = list(range(1000, 1064))
+    database.record(_sequence(history, [1, 2]))
+    database.record(_sequence([*history, 1, 2, 7, 8], [3]))
+    assert database.num_tokens == 64 + 2 + 4 + 1
+
+
+def test_log_survives_growth_and_wrapping() -> None:
+    """Texts read back from the log are what was inserted, oldest forgotten first."""
+    database = ModelDatabase(1 << 18)
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 500, int(rng.integers(1, 90))).tolist() for _ in range(300)]
+    partition = None
+    for text in texts:
+        database.insert("a", text)
+    partition = database.partition("a")
+    assert partition is not None
+    kept = partition.texts_since(0)
+    assert 1 < len(kept) < len(texts)
+    assert kept[1:] == texts[-len(kept) + 1 :]

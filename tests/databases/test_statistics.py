@@ -1,0 +1,190 @@
+"""The statistics database: what was counted is found, and what is broken is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
+from hdserve.databases.statistics import (
+    FORMAT_VERSION,
+    INFO_NAME,
+    TABLE_NAME,
+    StatisticsBuilder,
+    StatisticsDatabase,
+)
+from hdserve.databases.statistics_build import merge_statistics
+from hdserve.errors import DatabaseError, SnapshotError
+
+TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
+
+
+def _build(
+    directory: Path, *texts: list[int], tokenizer: str = "t", vocab_size: int = 100
+) -> StatisticsDatabase:
+    builder = StatisticsBuilder(tokenizer, vocab_size, max_bytes=1 << 20)
+    for text in texts:
+        builder.add("corpus", text)
+    builder.write(directory)
+    return StatisticsDatabase.open(directory)
+
+
+def _next(database: StatisticsDatabase, context: list[int]) -> list[tuple[int, int]]:
+    return most_frequent(database.rows, database.size, context, 5)
+
+
+def test_written_database_is_found_again(tmp_path: Path) -> None:
+    database = _build(tmp_path / "s", TEXT, [1, 2])
+    assert _next(database, [5, 6]) == [(7, 2), (8, 1)]
+    assert _next(database, [9]) == []
+    info = database.info
+    assert (info.num_tokens, info.vocab_size, info.tokenizer) == (11, 100, "t")
+    assert info.corpora[0].num_texts == 2
+    database.verify()
+
+
+def test_mapping_is_private(tmp_path: Path) -> None:
+    """A process that wrote into its view would not reach the file."""
+    database = _build(tmp_path / "s", TEXT)
+    before = (tmp_path / "s" / TABLE_NAME).read_bytes()
+    database.rows[:] = 0
+    assert (tmp_path / "s" / TABLE_NAME).read_bytes() == before
+
+
+def test_finished_in_memory_equals_written(tmp_path: Path) -> None:
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+    builder.add("corpus", TEXT)
+    memory = builder.finish()
+    builder.write(tmp_path / "s")
+    disk = StatisticsDatabase.open(tmp_path / "s")
+    in_use = disk.info.num_buckets * 8
+    assert np.array_equal(memory.rows[:in_use], disk.rows)
+
+
+@pytest.mark.parametrize("vocab_size", [70_000, MAX_TOKEN_ID + 1])
+def test_large_vocabularies(tmp_path: Path, vocab_size: int) -> None:
+    """Ids beyond 65,535 are kept whole."""
+    last = vocab_size - 1
+    database = _build(tmp_path / "s", [last, last - 1, last], vocab_size=vocab_size)
+    assert _next(database, [last]) == [(last - 1, 1)]
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    builder = StatisticsBuilder("t", 10)
+    for wrong in ([1, 10], [-1]):
+        with pytest.raises(DatabaseError, match="outside the vocabulary"):
+            builder.add("corpus", wrong)
+    with pytest.raises(DatabaseError, match="not supported"):
+        StatisticsBuilder("t", MAX_TOKEN_ID + 2)
+
+
+def test_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
+    _build(tmp_path / "s", TEXT, tokenizer="one")
+    StatisticsDatabase.open(tmp_path / "s", tokenizer="one")
+    with pytest.raises(SnapshotError, match="made for the tokenizer one, not for two"):
+        StatisticsDatabase.open(tmp_path / "s", tokenizer="two")
+
+
+def _damage_table(directory: Path, change: bytes | None, at: int) -> None:
+    path = directory / TABLE_NAME
+    data = bytearray(path.read_bytes())
+    if change is None:
+        del data[at:]
+    else:
+        data[at : at + len(change)] = change
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "at", "message"),
+    [
+        (None, -100, "were written"),
+        (None, 0, "were written"),
+        (b"xxxx", 0, "checksum"),
+        (b"xxxx", 700, "checksum"),
+    ],
+)
+def test_damaged_table_is_refused(
+    tmp_path: Path, change: bytes | None, at: int, message: str
+) -> None:
+    _build(tmp_path / "s", TEXT)
+    _damage_table(tmp_path / "s", change, at)
+    with pytest.raises(SnapshotError, match=message):
+        StatisticsDatabase.open(tmp_path / "s")
+
+
+def test_verify_finds_damage_in_the_middle(tmp_path: Path) -> None:
+    """Opening samples the ends of a large file; ``verify`` reads all of it."""
+    rng = np.random.default_rng(0)
+    builder = StatisticsBuilder("t", 1 << 20, max_bytes=8 << 20)
+    builder.add("corpus", rng.integers(0, 1 << 20, 40_000).tolist())
+    builder.write(tmp_path / "s")
+    _damage_table(tmp_path / "s", b"\1\2\3", 2 << 20)
+    database = StatisticsDatabase.open(tmp_path / "s")
+    with pytest.raises(SnapshotError, match="checksum"):
+        database.verify()
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ("{", "corrupt"),
+        ("[]", "corrupt"),
+        ("{}", "corrupt"),
+        (json.dumps({"format_version": FORMAT_VERSION + 1}), "newer than"),
+    ],
+)
+def test_damaged_info_is_refused(tmp_path: Path, info: str, message: str) -> None:
+    _build(tmp_path / "s", TEXT)
+    (tmp_path / "s" / INFO_NAME).write_text(info)
+    with pytest.raises(SnapshotError, match=message):
+        StatisticsDatabase.open(tmp_path / "s")
+
+
+def test_missing_database_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="no statistics database"):
+        StatisticsDatabase.open(tmp_path)
+    _build(tmp_path / "s", TEXT)
+    os.remove(tmp_path / "s" / TABLE_NAME)
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        StatisticsDatabase.open(tmp_path / "s")
+
+
+def test_nothing_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="no text"):
+        StatisticsBuilder("t", 10).write(tmp_path / "s")
+
+
+def test_size_is_bounded(tmp_path: Path) -> None:
+    """A corpus far beyond the bound is counted all the same, the frequent kept."""
+    rng = np.random.default_rng(0)
+    builder = StatisticsBuilder("t", 60_000, max_bytes=1 << 18)
+    for _ in range(100):
+        builder.add("corpus", [1, 2, 3, *rng.integers(100, 60_000, 200).tolist()])
+    builder.write(tmp_path / "s")
+    assert (tmp_path / "s" / TABLE_NAME).stat().st_size <= (1 << 18) + 512
+    assert _next(StatisticsDatabase.open(tmp_path / "s"), [1, 2])[0][0] == 3
+
+
+def test_merge_adds_counts_and_corpora(tmp_path: Path) -> None:
+    _build(tmp_path / "a", TEXT)
+    _build(tmp_path / "b", [5, 6, 8, 5, 6, 8])
+    info = merge_statistics(tmp_path / "m", [tmp_path / "a", tmp_path / "b"])
+    merged = StatisticsDatabase.open(tmp_path / "m")
+    assert dict(_next(merged, [5, 6])) == {8: 3, 7: 2}
+    assert info.num_tokens == 15
+
+
+def test_merge_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    _build(tmp_path / "a", TEXT)
+    _build(tmp_path / "b", TEXT, tokenizer="other")
+    with pytest.raises(DatabaseError, match="cannot be merged"):
+        merge_statistics(tmp_path / "m", [tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(DatabaseError, match="target"):
+        merge_statistics(tmp_path / "a", [tmp_path / "a"])
+    with pytest.raises(DatabaseError, match="nothing to merge"):
+        merge_statistics(tmp_path / "m", [])

@@ -1,0 +1,145 @@
+"""Building statistics from files: every form of corpus, interrupted and resumed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hdserve.databases.corpus import read_segments
+from hdserve.databases.ngram import most_frequent
+from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
+from hdserve.databases.statistics_build import CHECKPOINT_NAME, StatisticsBuild
+from hdserve.errors import DatabaseError
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    fingerprint = "bytes"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+def _write_rows(path: Path, rows: list[object]) -> Path:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def _run(directory: Path, *paths: Path, **options: object) -> StatisticsDatabase:
+    options = {"max_bytes": 1 << 22, "turn_end": (256,), **options}
+    StatisticsBuild(directory, paths, Bytes(), 300, **options).run()  # type: ignore[arg-type]
+    return StatisticsDatabase.open(directory)
+
+
+def _next(database: StatisticsDatabase, context: str) -> list[int]:
+    found = most_frequent(database.rows, database.size, list(context.encode()), 5)
+    return [token for token, _ in found]
+
+
+def test_every_form_of_corpus(tmp_path: Path) -> None:
+    """Text, rows of text, chats and recorded requests in one database."""
+    text = tmp_path / "plain.txt"
+    text.write_text("abc\n")
+    rows = _write_rows(tmp_path / "rows.jsonl", [{"text": "dex"}])
+    messages = [{"role": "user", "content": "uv"}, {"role": "assistant", "content": "xyz"}]
+    chat = _write_rows(tmp_path / "chat.jsonl.gz", [{"messages": messages}])
+    recorded = _write_rows(tmp_path / "r.jsonl", [{"prompt": [70, 71], "response": [72, 73]}])
+    database = _run(tmp_path / "s", text, rows, chat, recorded)
+    assert _next(database, "ab") == [ord("c")]
+    assert _next(database, "de") == [ord("x")]
+    assert _next(database, "yz") == [256], "an assistant's message ends its turn"
+    assert _next(database, "uv") == []
+    assert _next(database, "F") == [71]
+    assert {c.name: c.num_tokens for c in database.info.corpora} == {
+        "plain.txt": 4,
+        "rows.jsonl": 3,
+        "chat.jsonl.gz": 6,
+        "r.jsonl": 4,
+    }
+
+
+def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    """Killed after a checkpoint and run again, the result is the same, byte for byte."""
+    rows = [{"text": f"{number} {number * number} {number**3}"} for number in range(2000)]
+    corpus = _write_rows(tmp_path / "rows.jsonl", rows)
+    whole = _run(tmp_path / "whole", corpus)
+    directory = tmp_path / "parts"
+    calls = []
+
+    def interrupt(path: Path, position: int, num_tokens: int) -> None:
+        calls.append(position)
+        if len(calls) == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        _run(directory, corpus, on_progress=interrupt, checkpoint_tokens=5000)
+    assert not (directory / INFO_NAME).exists()
+    build = StatisticsBuild(directory, (corpus,), Bytes(), 300, turn_end=(256,), max_bytes=1 << 22)
+    assert build.num_resumed_segments > 0
+    info = build.run()
+    assert info == whole.info
+    assert (directory / TABLE_NAME).read_bytes() == (tmp_path / "whole" / TABLE_NAME).read_bytes()
+    assert not (directory / CHECKPOINT_NAME).exists()
+
+
+def test_unfinished_build_of_other_files_is_not_mixed(tmp_path: Path) -> None:
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
+    other = _write_rows(tmp_path / "other.jsonl", [{"text": "b"}])
+
+    def interrupt(path: Path, position: int, num_tokens: int) -> None:
+        if num_tokens > 30_000:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        _run(tmp_path / "s", corpus, on_progress=interrupt, checkpoint_tokens=5000)
+    with pytest.raises(DatabaseError, match="unfinished build of other files"):
+        _run(tmp_path / "s", other)
+    with pytest.raises(DatabaseError, match="other settings"):
+        StatisticsBuild(tmp_path / "s", (corpus,), Bytes(), 301, max_bytes=1 << 22)
+    (tmp_path / "s" / CHECKPOINT_NAME / TABLE_NAME).write_bytes(b"")
+    with pytest.raises(DatabaseError, match="cannot be resumed"):
+        _run(tmp_path / "s", corpus)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[1]", "{}", '{"text": 3}', '{"messages": 3}', '{"prompt": [1], "response": ["a"]}'],
+)
+def test_wrong_rows_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(DatabaseError, match="line 2"):
+        list(read_segments(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="cannot be read"):
+        _run(tmp_path / "s", tmp_path / "nothing.txt")
+    broken = tmp_path / "broken.jsonl.gz"
+    broken.write_bytes(b"\x1f\x8bjunk")
+    with pytest.raises(DatabaseError, match="cannot be read"):
+        list(read_segments(broken))
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("\xe9".encode("latin-1"))
+    with pytest.raises(DatabaseError, match="cannot be read"):
+        list(read_segments(latin))
+
+
+def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("0123456789\n" * 20_000)
+    segments = list(read_segments(path))
+    assert len(segments) > 2
+    assert all(str(segment.content).endswith("\n") for segment in segments)
+    assert segments[-1].position == 220_000

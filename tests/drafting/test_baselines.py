@@ -1,0 +1,82 @@
+"""The baselines draft what their papers say."""
+
+from __future__ import annotations
+
+from hdserve.core import Source
+from hdserve.databases.model import ModelDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.hierarchy_paper import HierarchyPaper
+from hdserve.drafting.prompt_lookup import PromptLookup, PromptLookupOptions
+from tests.drafting.helpers import (
+    VOCAB_SIZE,
+    generate,
+    make_resources,
+    make_sequence,
+    make_statistics,
+    paths,
+    propose,
+)
+
+
+def test_prompt_lookup_copies_after_the_longest_match() -> None:
+    seq = make_sequence([1, 2, 3, 9, 2, 3, 8, 7, 1, 2, 3])
+    tree = propose(PromptLookup(make_resources()), seq)
+    assert paths(tree) == [[9, 2, 3, 8, 7, 1, 2, 3]]
+
+
+def test_prompt_lookup_without_a_match_drafts_nothing() -> None:
+    drafter = PromptLookup(make_resources(), PromptLookupOptions(max_draft_tokens=2))
+    assert propose(drafter, make_sequence([1, 2, 3])).num_draft_tokens == 0
+    assert paths(propose(drafter, make_sequence([1, 2, 3, 1]))) == [[2, 3]]
+
+
+def test_paper_asks_the_databases_in_order() -> None:
+    """Context chains newest first, then the model's most frequent, then statistics."""
+    resources = make_resources([9, 1, 1, 1, 1], [9, 1, 1, 1, 1], [9, 2, 2, 2, 2])
+    drafter = HierarchyPaper(resources)
+    seq = make_sequence([9, 3, 3, 3, 3, 9, 4, 4, 4, 4, 9])
+    drafter.start(seq)
+    tree = propose(drafter, seq, 28)
+    assert paths(tree) == [[4] * 4, [3] * 4, [1] * 4, [2] * 4]
+    assert [tree.sources[tree.child(0, t) or 0] for t in (4, 3, 1, 2)] == [
+        Source.CONTEXT,
+        Source.CONTEXT,
+        Source.MODEL,
+        Source.MODEL,
+    ]
+
+
+def test_paper_does_not_ask_what_it_does_not_need() -> None:
+    """With seven chains from the context no other database is asked."""
+    prompt = [token for n in range(7) for token in (9, *[20 + n] * 4)]
+    drafter = HierarchyPaper(make_resources([9, 1, 1, 1, 1]))
+    seq = make_sequence([*prompt, 9])
+    drafter.start(seq)
+    tree = propose(drafter, seq, 40)
+    assert set(tree.sources[1:]) == {Source.CONTEXT}
+
+
+def test_paper_follows_statistics_greedily() -> None:
+    statistics = make_statistics([[5, 6, 7, 8, 9, 10]])
+    drafter = HierarchyPaper(DraftResources(VOCAB_SIZE, None, statistics))
+    seq = make_sequence([4, 5])
+    drafter.start(seq)
+    assert paths(propose(drafter, seq)) == [[6, 7, 8, 9]]
+
+
+def test_paper_inserts_every_completed_ngram() -> None:
+    """What was generated is drafted when its first token comes again."""
+    output = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
+    trees = generate(HierarchyPaper(make_resources()), make_sequence([0]), output)
+    assert any([2, 3, 4, 5] in paths(tree) for tree in trees)
+
+
+def test_paper_follows_a_model_database_that_was_cleared() -> None:
+    database = ModelDatabase(1 << 20)
+    database.insert("default", [9, 1, 1, 1, 1])
+    drafter = HierarchyPaper(DraftResources(VOCAB_SIZE, database))
+    generate(drafter, make_sequence([9]), [5])
+    database.clear()
+    seq = make_sequence([9])
+    drafter.start(seq)
+    assert propose(drafter, seq).num_draft_tokens == 0

@@ -1,0 +1,108 @@
+"""What drafting has learned: saved, merged, refused when it is not usable."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgpack
+import numpy as np
+import pytest
+
+from hdserve.drafting.arrays import CELL_COUNT, CELL_P
+from hdserve.drafting.calibration import Calibration, merge_states
+from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.errors import SnapshotError
+from tests.drafting.helpers import (
+    VOCAB_SIZE,
+    follow,
+    generate,
+    make_resources,
+    make_sequence,
+    propose,
+)
+
+
+def _learned(seed: int, num_tokens: int = 400) -> Calibration:
+    rng = np.random.default_rng(seed)
+    text = rng.integers(0, 20, num_tokens).tolist()
+    drafter = Hierarchy(make_resources(text))
+    generate(drafter, make_sequence(text[:50]), text)
+    return drafter.calibration("default")
+
+
+def test_state_survives_the_wire_up_to_half_precision() -> None:
+    state = _learned(0)
+    data = state.to_bytes()
+    again = Calibration.from_bytes(data)
+    assert np.allclose(again.cells, state.cells, atol=1e-2)
+    assert np.allclose(again.weights, state.weights, atol=1e-3)
+    assert np.allclose(again.token_bias, state.token_bias, atol=1e-3)
+    assert again.num_tokens == state.num_tokens
+    assert again.to_bytes() == data
+    assert len(data) < 96 * 1024
+
+
+def test_merge_weighs_by_observations() -> None:
+    first, second = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
+    first.cells[5, [CELL_P, CELL_COUNT]] = 0.2, 30
+    second.cells[5, [CELL_P, CELL_COUNT]] = 0.8, 90
+    first.merge([second])
+    assert first.cells[5, CELL_P] == pytest.approx(0.65, abs=0.01)
+    assert first.cells[5, CELL_COUNT] == 90
+
+
+def test_merging_equal_states_changes_nothing() -> None:
+    data = _learned(1).to_bytes()
+    merged = Calibration.from_bytes(merge_states(data, data))
+    same = Calibration.from_bytes(data)
+    assert np.allclose(merged.cells, same.cells, atol=1e-2)
+    assert np.allclose(merged.weights, same.weights, atol=1e-3)
+    assert merged.num_tokens == same.num_tokens
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"junk",
+        zlib.compress(b"junk"),
+        zlib.compress(msgpack.packb({"format": 1})),
+        zlib.compress(msgpack.packb([1, 2])),
+        Calibration(8).to_bytes()[:-20],
+    ],
+)
+def test_corrupt_state_is_refused(data: bytes) -> None:
+    with pytest.raises(SnapshotError, match="calibration"):
+        Calibration.from_bytes(data)
+
+
+def test_newer_format_is_refused() -> None:
+    message = msgpack.unpackb(zlib.decompress(Calibration(8).to_bytes()))
+    data = zlib.compress(msgpack.packb({**message, "format": 99}))
+    with pytest.raises(SnapshotError, match="format 99"):
+        Calibration.from_bytes(data)
+
+
+def test_other_vocabularies_are_not_merged() -> None:
+    with pytest.raises(SnapshotError, match="vocabular"):
+        merge_states(Calibration(8).to_bytes(), Calibration(9).to_bytes())
+
+
+def test_scores_become_calibrated() -> None:
+    """After 2,000 steps the node scores add up to what is accepted, within a tenth."""
+    rng = np.random.default_rng(5)
+    successors = rng.integers(0, VOCAB_SIZE, (VOCAB_SIZE, 3))
+    text = [0]
+    for _ in range(8000):
+        text.append(int(successors[text[-1], rng.choice(3, p=[0.6, 0.3, 0.1])]))
+    drafter = Hierarchy(make_resources())
+    seq = make_sequence(text[:10])
+    drafter.start(seq)
+    expected, accepted = [], []
+    while len(seq.token_ids) < len(text):
+        tree = propose(drafter, seq, 8)
+        expected.append(sum(tree.scores) - 1)
+        acceptance = follow(drafter, seq, tree, text[len(seq.token_ids) :])
+        accepted.append(acceptance.num_accepted_tokens)
+    assert len(expected) > 2200
+    assert sum(expected[2000:]) == pytest.approx(sum(accepted[2000:]), rel=0.1)

@@ -1,0 +1,252 @@
+"""The hierarchy drafter: valid, ordered, repeatable trees from the databases it may use."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.core import Source
+from hdserve.databases.model import ModelDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
+from hdserve.errors import SnapshotError
+from hdserve.tree import Acceptance, DraftTree
+from tests.drafting.helpers import (
+    VOCAB_SIZE,
+    check_tree,
+    follow,
+    generate,
+    make_resources,
+    make_sequence,
+    paths,
+    propose,
+)
+
+PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
+SMALL_TEXTS = st.lists(st.integers(0, 12), min_size=1, max_size=60)
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompt=SMALL_TEXTS, output=SMALL_TEXTS, earlier=SMALL_TEXTS, capacity=st.integers(1, 40))
+def test_trees_are_valid_and_in_order_of_score(
+    prompt: list[int], output: list[int], earlier: list[int], capacity: int
+) -> None:
+    """Parents first, distinct siblings, within budget, and any prefix is the best smaller tree."""
+    resources = make_resources(earlier, statistics=[earlier[::-1]])
+    for tree in generate(Hierarchy(resources), make_sequence(prompt), output, capacity):
+        check_tree(tree)
+        assert tree.scores == sorted(tree.scores, reverse=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(prompt=SMALL_TEXTS, output=SMALL_TEXTS, earlier=SMALL_TEXTS)
+def test_same_databases_and_state_give_the_same_trees(
+    prompt: list[int], output: list[int], earlier: list[int]
+) -> None:
+    """Tables that were used before, and a drafter that is new, change nothing."""
+
+    def trees(drafter: Hierarchy) -> list[tuple[list[int], list[int], list[float]]]:
+        made = generate(drafter, make_sequence(prompt), output)
+        return [(tree.token_ids, tree.parents, tree.scores) for tree in made]
+
+    used = Hierarchy(make_resources(earlier))
+    fresh_state = Calibration.prior(VOCAB_SIZE).to_bytes()
+    generate(used, make_sequence(earlier), output)
+    results = []
+    for drafter in (used, Hierarchy(make_resources(earlier))):
+        drafter.adopt("default", fresh_state)
+        results.append(trees(drafter))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "resources"),
+    [
+        (Source.MODEL, make_resources(PHRASE, PHRASE)),
+        (Source.STATISTICS, make_resources(statistics=[PHRASE, PHRASE])),
+    ],
+)
+def test_shared_databases_draft_what_they_hold(source: Source, resources: DraftResources) -> None:
+    drafter = Hierarchy(resources)
+    seq = make_sequence([1, 2, 3])
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(3, 0), PHRASE[:1])
+    follow(drafter, seq, DraftTree(11, 0), PHRASE[1:2])
+    tree = propose(drafter, seq)
+    assert PHRASE[2:] in [path[: len(PHRASE) - 2] for path in paths(tree)]
+    node = tree.child(0, 13)
+    assert node is not None
+    assert tree.sources[node] == source
+
+
+def test_request_draws_on_its_own_text() -> None:
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    seq = make_sequence([1, *PHRASE, 2, 11, 12, 13])
+    drafter.start(seq)
+    tree = propose(drafter, seq)
+    assert paths(tree)[0][:4] == [14, 15, 16, 17] or [14, 15, 16, 17] in [
+        path[:4] for path in paths(tree)
+    ]
+    assert set(tree.sources[1:]) == {Source.CONTEXT}
+
+
+def test_long_copies_fill_the_depth() -> None:
+    """A passage of 200 tokens that comes again is drafted 24 tokens at a time once it is known."""
+    passage = np.random.default_rng(0).permutation(VOCAB_SIZE)[:200].tolist()
+    trees = generate(Hierarchy(DraftResources(VOCAB_SIZE)), make_sequence(passage), passage, 24)
+    assert max(max(tree.depths) for tree in trees) >= 16
+    assert len(trees) < 40
+
+
+def test_near_copies_stay_aligned() -> None:
+    """One token differs: the copy goes on behind it at once, without a new match."""
+    passage = np.random.default_rng(1).permutation(400)[:120].tolist()
+    changed = list(passage)
+    changed[60] = 450
+    resources = make_resources(passage)
+    seq = make_sequence([499])
+    drafter = Hierarchy(resources)
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(499, 0), changed[:1])
+    while seq.num_output_tokens < 61:
+        follow(drafter, seq, propose(drafter, seq), changed[seq.num_output_tokens : 61])
+    assert seq.token_ids[-1] == 450
+    assert passage[61] in [path[0] for path in paths(propose(drafter, seq))]
+
+
+def test_prediction_is_copied() -> None:
+    """Text the client expects is drafted from the first matching token on."""
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    seq = make_sequence([1, 2], prediction=(*PHRASE, VOCAB_SIZE + 5))
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(2, 0), PHRASE[:1])
+    assert PHRASE[1:4] in [path[:3] for path in paths(propose(drafter, seq))]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (None, {Source.CONTEXT, Source.MODEL, Source.STATISTICS}),
+        ({"context"}, {Source.CONTEXT}),
+        ({"model"}, {Source.MODEL}),
+        ({"statistics"}, {Source.STATISTICS}),
+        (set(), set()),
+    ],
+)
+def test_requests_choose_their_databases(allowed: set[str] | None, expected: set[Source]) -> None:
+    resources = make_resources([5, 6, 5, 7, 5, 8], statistics=[[5, 20, 21, 5, 22]])
+    databases = None if allowed is None else frozenset(allowed)
+    drafter = Hierarchy(resources)
+    seq = make_sequence([5, 30, 31, 5, 32], databases=databases)
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(32, 0), [5])
+    assert set(propose(drafter, seq, 40).sources[1:]) <= expected
+    assert bool(expected) == bool(propose(drafter, seq, 40).num_draft_tokens)
+
+
+@pytest.mark.parametrize("switched_off", ["context", "model", "statistics"])
+def test_databases_can_be_switched_off(switched_off: str) -> None:
+    resources = make_resources([5, 6, 5, 7], statistics=[[5, 20, 21]])
+    options = HierarchyOptions.model_validate({switched_off: False})
+    trees = generate(Hierarchy(resources, options), make_sequence([5, 30, 5]), [5, 9, 5, 9], 40)
+    assert all(source.label != switched_off for tree in trees for source in tree.sources[1:])
+
+
+def test_namespace_drafts_from_its_own_text_only() -> None:
+    """Every candidate of another tenant's text is unknown here, whatever the budget."""
+    database = ModelDatabase(1 << 20)
+    database.insert("theirs", PHRASE * 3)
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, database))
+    seq = make_sequence([1, 2, 11, 12, 13], namespace="ours")
+    trees = generate(drafter, seq, [14, 2, 1, 11, 12], 64)
+    drafted = {token for tree in trees for token in tree.token_ids[1:]}
+    assert drafted <= {1, 2, 11, 12, 13, 14}
+
+
+def test_other_models_rank_below() -> None:
+    """``draft_from`` is used where the own database knows nothing."""
+    other = ModelDatabase(1 << 20)
+    other.apply("default", [PHRASE, PHRASE])
+    resources = DraftResources(VOCAB_SIZE, ModelDatabase(1 << 20), None, (other,))
+    drafter = Hierarchy(resources)
+    seq = make_sequence([1])
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(1, 0), PHRASE[:1])
+    tree = propose(drafter, seq)
+    assert 12 in [path[0] for path in paths(tree)]
+    assert tree.sources[1] == Source.MODEL
+
+
+def test_text_of_another_request_is_seen_as_soon_as_it_is_recorded() -> None:
+    database = ModelDatabase(1 << 20)
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, database))
+    seq = make_sequence([1])
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(1, 0), PHRASE[:2])
+    assert 13 not in propose(drafter, seq).token_ids
+    database.insert("default", PHRASE)
+    assert 13 in propose(drafter, seq).token_ids
+
+
+def test_floor_and_small_budgets() -> None:
+    resources = make_resources([5, 6, 7, 8] * 5)
+    drafter = Hierarchy(resources, HierarchyOptions(min_score=0.2))
+    trees = generate(drafter, make_sequence([5, 6, 7]), [8, 5, 6, 7], 32)
+    assert all(score > 0.2 for tree in trees for score in tree.scores)
+    seq = make_sequence([5, 6])
+    drafter.start(seq)
+    assert propose(drafter, seq, 0).num_draft_tokens == 0
+    assert max(propose(drafter, seq, 8, max_depth=1).depths) <= 1
+
+
+def test_tree_that_others_began_is_completed() -> None:
+    """Behind another drafter equal paths are merged and the budget holds."""
+    drafter = Hierarchy(make_resources(PHRASE, PHRASE))
+    seq = make_sequence([1])
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(1, 0), PHRASE[:1])
+    tree = DraftTree(11, 6, 24)
+    tree.add_path([12, 40], Source.OTHER, 0.5)
+    drafter.propose(seq, tree)
+    assert tree.sources[1:3] == [Source.OTHER, Source.OTHER]
+    assert tree.num_draft_tokens <= 6
+    assert [12, 13] in [path[:2] for path in paths(tree)]
+
+
+def test_observe_learns_without_a_draft() -> None:
+    """Prefill and steps without a tree reach the drafter the same way."""
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    seq = make_sequence([1, 2, 3])
+    drafter.start(seq)
+    seq.token_ids.append(4)
+    drafter.observe(seq, DraftTree(3, 0), Acceptance((0,), (4,)), None)
+    assert drafter.calibration("default").num_tokens == 1
+
+
+def test_output_beyond_what_was_expected() -> None:
+    """A request whose length was not announced may go on for ever."""
+    rng = np.random.default_rng(0)
+    output = rng.integers(0, VOCAB_SIZE, 3000).tolist()
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    for tree in generate(drafter, make_sequence([1, 2, 3]), output, 4):
+        check_tree(tree)
+
+
+def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
+    drafter = Hierarchy(make_resources(PHRASE))
+    generate(drafter, make_sequence(PHRASE, namespace="a"), PHRASE)
+    assert drafter.calibration("a").num_tokens == len(PHRASE)
+    assert drafter.calibration("b").num_tokens == 0
+    drafter.adopt("b", drafter.calibration("a").to_bytes())
+    assert drafter.calibration("b").num_tokens == len(PHRASE)
+    with pytest.raises(SnapshotError, match="vocabulary"):
+        drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
+
+
+def test_warm_up_leaves_nothing_behind() -> None:
+    drafter = Hierarchy(make_resources())
+    drafter.warm_up()
+    assert drafter.calibration("default").num_tokens == 0

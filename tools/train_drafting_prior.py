@@ -1,0 +1,117 @@
+"""Make the calibration prior that ships: ``hdserve/drafting/prior.msgpack``.
+
+Recorded requests are replayed with and without the model and statistics databases, cold and
+online, so that every kind of evidence is seen.  The statistics come from most of the corpus; the
+rest of its conversations is replayed as well, so that text like the corpus and text unlike it are
+both learned from.  Only permissively licensed text may be given: share-alike sources of the
+corpus are left out by name.
+
+    python tools/train_drafting_prior.py --tokenizer DIR --corpus corpus.jsonl.gz \\
+        --replay specbench-vicuna-7b.fill.jsonl.gz --replay tools-tau2-gpt-4.1.fill.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hdserve.bench.replay import Replay, ReplayMode
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.calibration import PRIOR_NAME, Calibration
+from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+
+SHARE_ALIKE = ("SGD",)
+REPLAYED_PART = 40
+"""One of so many conversations is replayed instead of counted."""
+
+BUDGET, MAX_DEPTH = 16, 24
+MAX_REQUESTS = 150
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--replay", type=Path, action="append", required=True)
+    parser.add_argument("--output", type=Path, default=Path("hdserve/drafting") / PRIOR_NAME)
+    args = parser.parse_args()
+
+    tokenizer = load_tokenizer(args.tokenizer)
+    statistics, conversations = read_corpus(args.corpus, tokenizer)
+    sets = [conversations[:MAX_REQUESTS]]
+    sets += [list(read_replay(path, MAX_REQUESTS)) for path in args.replay]
+    vocab_size = tokenizer.vocab_size + 1024
+    state = Calibration(vocab_size).to_bytes()
+    for corpus in (None, statistics):
+        for mode in (ReplayMode.COLD, ReplayMode.ONLINE):
+            for share_prompts in (False, True):
+                for rows in sets:
+                    state = learn(state, rows, corpus, mode, share_prompts, vocab_size)
+    prior = Calibration.from_bytes(state)
+    args.output.write_bytes(prior.without_token_bias().to_bytes())
+    print(f"{args.output}: {args.output.stat().st_size} bytes")
+
+
+def read_corpus(path: Path, tokenizer: Tokenizer) -> tuple[StatisticsDatabase, list[ReplayRow]]:
+    """Statistics of most of the corpus, and the other conversations as requests."""
+    builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=2 << 30)
+    conversations: list[ReplayRow] = []
+    for row in _rows(path):
+        if row["source"].startswith(SHARE_ALIKE):
+            continue
+        if "messages" not in row:
+            builder.add("corpus", tokenizer.encode(row["text"], adds_special_tokens=False))
+            continue
+        turns = [(m["role"], m["content"]) for m in row["messages"] if m["content"]]
+        encoded = [tokenizer.encode(text, adds_special_tokens=False) for _, text in turns]
+        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        if zlib.crc32(row["id"].encode()) % REPLAYED_PART:
+            for (role, _), ids in zip(turns, encoded, strict=True):
+                builder.add("corpus", ids + end * (role == "assistant"))
+            continue
+        prompt: list[int] = []
+        for (role, _), ids in zip(turns, encoded, strict=True):
+            if role == "assistant" and prompt:
+                conversations.append(
+                    ReplayRow(row["id"], row["source"], tuple(prompt), tuple(ids + end))
+                )
+            prompt = prompt + ids
+    return builder.finish(), conversations
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def learn(
+    state: bytes,
+    rows: list[ReplayRow],
+    statistics: StatisticsDatabase | None,
+    mode: ReplayMode,
+    share_prompts: bool,
+    vocab_size: int,
+) -> bytes:
+    """Replay ``rows`` from a calibration state; returns the state after it."""
+    database = ModelDatabase(share_prompts=share_prompts)
+    drafter = Hierarchy(DraftResources(vocab_size, database, statistics))
+    drafter.adopt("default", state)
+    run = Replay([drafter], database, mode, BUDGET, MAX_DEPTH)
+    run.run(rows)
+    length = run.result.mean_acceptance_length
+    print(f"{len(rows)} requests, {mode}, statistics {statistics is not None}: {length:.3f}")
+    return drafter.calibration("default").to_bytes()
+
+
+if __name__ == "__main__":
+    main()
