@@ -47,7 +47,8 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        largest: int = max(self.backend.get_vocab(with_added_tokens=True).values())
+        return largest + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, no special tokens added."""
