@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from uuid import uuid4
 
 from ray import serve
 
@@ -174,9 +175,10 @@ class ModelServer:
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
+        own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
-                request_id=f"{request.request_id}/{prompt_index}/{choice_index}",
+                request_id=f"{own_id}/{prompt_index}/{choice_index}",
                 token_ids=list(token_ids),
                 params=params,
                 speculation=self._speculation(request),

@@ -19,7 +19,6 @@ from hdserve.engine.tokenizer import Tokenizer
 from tests.models import VOCAB_SIZE, make_model
 
 logging.getLogger("hdserve").setLevel(logging.CRITICAL)
-torch.set_num_threads(1)
 
 
 def make_engine(

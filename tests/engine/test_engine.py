@@ -343,6 +343,30 @@ def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) ->
     assert engine.stats.kv_cache_usage == 0.0
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_overflow_harms_nobody_else(exact: bool) -> None:
+    """In float16 a sequence whose numbers overflow ends somehow; neither those beside it nor those
+    that get its rows of the cache later are harmed."""
+    model = make_model(dtype=torch.float16)
+    poison = 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    params: dict[str, Any] = {"logit_bias": {poison: -100.0}, "max_tokens": 8}
+    wanted = make_sequence("a", clean, **params)
+    run(make(model=model), [wanted])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("inf")
+    engine = make(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
+    sequences = [
+        make_sequence(str(number), [poison, *clean] if number % 2 else clean, **params)
+        for number in range(5)
+    ]
+    run(engine, sequences)
+    for number, seq in enumerate(sequences):
+        assert seq.finish_reason is FinishReason.LENGTH
+        if number % 2 == 0:
+            assert seq.token_ids == wanted.token_ids
+
+
 # --- aborts ---
 
 

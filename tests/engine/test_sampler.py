@@ -162,6 +162,19 @@ def test_the_ends_of_the_noise() -> None:
         assert choose(row, SamplingParams(top_p=0.9), [largest]).tolist() == [last]
 
 
+def test_logits_that_are_no_numbers_give_some_token() -> None:
+    """A model that overflowed for one sequence gives it a token of the vocabulary; the rows beside
+    it are not touched."""
+    logits = random_logits(3, 61)
+    logits[1] = math.nan
+    for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
+        chosen = choose(logits, params, [0.3, 0.5, 0.7])
+        assert 0 <= int(chosen[1]) < 61
+        for row in (0, 2):
+            alone = choose(logits[row : row + 1], params, [[0.3, 0.5, 0.7][row]])
+            assert int(alone) == int(chosen[row])
+
+
 @given(seed=st.integers(-(2**63), 2**64 - 1), index=st.integers(0, 63), position=st.integers(0))
 def test_noise_is_in_range_and_repeats(seed: int, index: int, position: int) -> None:
     """Noise lies in [0, 1) and depends on its three inputs, each of them."""
