@@ -91,7 +91,7 @@ def train(
     size: Annotated[Size, typer.Option(help="Shape of the model.")],
     tokens: Annotated[int, typer.Option(help="Training tokens of the whole run.")],
     tokens_per_step: Annotated[int, typer.Option(help="Tokens of a step.")] = 4096,
-    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3,
+    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 6e-3,
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.")] = 0,
     device: DeviceOption = "auto",
     threads: Threads = 1,
@@ -110,7 +110,7 @@ def train(
         learning_rate=learning_rate,
         seed=seed,
     )
-    run = TrainingRun.create(settings, workspace.tokenizer(), _device(device), compile_model)
+    run = TrainingRun(settings, workspace.tokenizer(), _device(device), compile_model)
     if workspace.checkpoint.exists():
         run.restore(workspace.checkpoint)
     workspace.write_settings(settings)
@@ -124,7 +124,7 @@ def export_command(
     """Export the newest checkpoint as a Hugging Face directory."""
     workspace = Workspace(work)
     tokenizer = workspace.tokenizer()
-    run = TrainingRun.create(workspace.settings(), tokenizer)
+    run = TrainingRun(workspace.settings(), tokenizer)
     run.restore(workspace.checkpoint)
     export(run, tokenizer, workspace.tokenizer_directory, output)
 
