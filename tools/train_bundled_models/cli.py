@@ -170,10 +170,10 @@ def _train_with_progress(run: TrainingRun, workspace: Workspace, checkpoint_ever
         for step in run.train(corpus):
             progress.update(task, completed=step.step, description=f"loss {step.loss:.3f}")
             if step.step % _LOG_EVERY_STEPS == 0:
-                progress.console.print(_log_line(step), highlight=False)
+                progress.console.print(_log_line(step), highlight=False, soft_wrap=True)
             if step.step % checkpoint_every == 0 or step.step == num_steps:
                 run.save(workspace.checkpoint)
-                progress.console.print(_quick_look(run, corpus), highlight=False)
+                progress.console.print(_quick_look(run, corpus), highlight=False, soft_wrap=True)
 
 
 def _log_line(step: StepReport) -> str:
