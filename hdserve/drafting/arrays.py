@@ -41,7 +41,9 @@ NUM_DEPTHS = 5
 POINTER_SETS = NUM_PATTERNS
 REGION_SETS = POINTER_SETS + POINTER_STATES**2
 NUM_REGIONS = NUM_DEPTHS * NUM_CONFIDENCES**2
-NUM_WEIGHT_SETS = REGION_SETS + NUM_REGIONS
+REACH_SETS = REGION_SETS + NUM_REGIONS
+NUM_REACHES = 6
+NUM_WEIGHT_SETS = REACH_SETS + NUM_REACHES**3
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
@@ -102,6 +104,7 @@ class Scratch(NamedTuple):
     probabilities: Floats
     evidence: Floats
     base_weights: Floats
+    reach: Ints
     slots: Ints
     nodes: Ints
     node_scores: Floats
@@ -130,6 +133,7 @@ def new_scratch(max_nodes: int) -> Scratch:
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
         evidence=np.zeros(MAX_CANDIDATES, np.float32),
         base_weights=np.zeros(NUM_INPUTS, np.float32),
+        reach=np.zeros(NUM_LEVELS + 1, np.int64),
         slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
         nodes=np.zeros((max_nodes + 2, NODE_SIZE), np.int64),
         node_scores=np.zeros(max_nodes + 2, np.float32),

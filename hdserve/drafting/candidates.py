@@ -46,8 +46,10 @@ from hdserve.drafting.arrays import (
     MODEL,
     NUM_CONFIDENCES,
     NUM_INPUTS,
+    NUM_LEVELS,
     NUM_ORDERS,
     NUM_RANKS,
+    NUM_REACHES,
     NUM_SHARES,
     NUM_TOTALS,
     OTHERS,
@@ -56,6 +58,7 @@ from hdserve.drafting.arrays import (
     POINTER_SIZE,
     POINTER_STATES,
     PRESENT_CELLS,
+    REACH_SETS,
     REGION_SETS,
     ROWS_PER_LEVEL,
     STATE_CONTEXT_STAMP,
@@ -156,6 +159,7 @@ def find_level(
             break
         scratch.found[found] = row
         found += 1
+    scratch.reach[level] = min(found, NUM_REACHES - 1)
     for place in range(min(found, ROWS_PER_LEVEL)):
         which = found - 1 - place
         row = scratch.found[which]
@@ -193,6 +197,7 @@ def find_all(
         scratch.template[index] = 0.0
         scratch.absent_cells[index] = -1
     scratch.template[BIAS_INPUT] = 1.0
+    scratch.reach[:] = 0
     own, shared = scratch.suffix[0], scratch.suffix[1]
     num = 0
     if levels & (1 << CONTEXT):
@@ -266,6 +271,16 @@ def find_existing(scratch: Scratch, token: int, generation: int) -> int:
 
 
 @inlined
+def admit(
+    scratch: Scratch, token: int, num: int, generation: int, level: int, is_likely: bool
+) -> int:
+    """The candidate of ``token``; one that is not likely is not made, then -1."""
+    if is_likely:
+        return find_or_add(scratch, token, num, generation, level)
+    return find_existing(scratch, token, generation)
+
+
+@inlined
 def collect(
     databases: Databases,
     learned: Learned,
@@ -296,18 +311,11 @@ def collect(
             rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
             share = share_bucket(np.float32(count) * scale)
             cell = present_cell(level, order, share, bucket, rank, place)
-            if learned.cells[cell, CELL_P] < floor:
-                candidate = find_existing(scratch, token, generation)
-                if candidate < 0:
-                    continue
-            else:
-                if token >= vocab_size:
-                    continue
-                candidate = find_or_add(scratch, token, num, generation, level)
-                if candidate < 0:
-                    continue
-                if candidate == num:
-                    num += 1
+            is_likely = learned.cells[cell, CELL_P] >= floor and token < vocab_size
+            candidate = admit(scratch, token, num, generation, level, is_likely)
+            if candidate < 0:
+                continue
+            num = max(num, candidate + 1)
             logit = learned.cells[cell, CELL_LOGIT]
             scratch.inputs[candidate, which] = logit
             scratch.input_cells[candidate, which] = cell
@@ -381,6 +389,14 @@ def region_set(depth: int, confidence: int) -> int:
 
 
 @inlined
+def reach_set(scratch: Scratch) -> int:
+    """The weight set of how long the known contexts of context, model and statistics are."""
+    reach = scratch.reach
+    index = (reach[CONTEXT] * NUM_REACHES + reach[MODEL]) * NUM_REACHES + reach[STATISTICS]
+    return REACH_SETS + index
+
+
+@inlined
 def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
     """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
@@ -423,8 +439,14 @@ def expand(
     num = add_pointers(databases, learned, scratch, pointers, predicted, generation)
     num = collect(databases, learned, scratch, num_hits, num, generation, need)
     state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    reach = reach_set(scratch)
+    scratch.reach[NUM_LEVELS] = reach
     for which in range(NUM_INPUTS):
-        scratch.base_weights[which] = learned.weights[state, which] + learned.weights[region, which]
+        scratch.base_weights[which] = (
+            learned.weights[state, which]
+            + learned.weights[region, which]
+            + learned.weights[reach, which]
+        )
     lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
     for index in range(num):
         logit = mix(learned, scratch, index, state)

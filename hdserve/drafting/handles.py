@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
@@ -24,6 +25,7 @@ ADDRESS, FIRST_DIMENSION, SECOND_DIMENSION = range(3)
 def handle_table(arrays: Databases | Learned | Scratch) -> Ints:
     """``int64[num_arrays, 3]``: address and shape of each array, all C-contiguous."""
     table = np.zeros((len(arrays), 3), np.int64)
+    array: npt.NDArray[Any]
     for row, array in zip(table, arrays, strict=True):
         assert array.flags.c_contiguous
         row[ADDRESS] = array.ctypes.data
@@ -35,7 +37,7 @@ def _view_maker(dtype: Any, num_dimensions: int) -> Any:
     """An intrinsic (address, shape) -> array view, for code without reference counts."""
     array_type = types.Array(dtype, num_dimensions, "C")
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def view(typing_context: Any, address: Any, shape: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             item = context.get_data_type(dtype)
@@ -70,7 +72,7 @@ _float32_2d = _view_maker(types.float32, 2)
 _inline = numba.njit(inline="always", error_model="numpy")
 
 
-@_inline  # type: ignore[untyped-decorator]
+@_inline
 def databases_of(table: Ints) -> Databases:
     """The views of a table made of :class:`Databases`."""
     return Databases(
@@ -92,7 +94,7 @@ def databases_of(table: Ints) -> Databases:
     )
 
 
-@_inline  # type: ignore[untyped-decorator]
+@_inline
 def learned_of(table: Ints) -> Learned:
     """The views of a table made of :class:`Learned`."""
     return Learned(
@@ -102,7 +104,7 @@ def learned_of(table: Ints) -> Learned:
     )
 
 
-@_inline  # type: ignore[untyped-decorator]
+@_inline
 def scratch_of(table: Ints) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
     return Scratch(
@@ -118,9 +120,10 @@ def scratch_of(table: Ints) -> Scratch:
         _float32_1d(table[9, 0], (table[9, 1],)),
         _float32_1d(table[10, 0], (table[10, 1],)),
         _float32_1d(table[11, 0], (table[11, 1],)),
-        _int64_2d(table[12, 0], (table[12, 1], table[12, 2])),
+        _int64_1d(table[12, 0], (table[12, 1],)),
         _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
-        _float32_1d(table[14, 0], (table[14, 1],)),
-        _int64_1d(table[15, 0], (table[15, 1],)),
-        _float32_1d(table[16, 0], (table[16, 1],)),
+        _int64_2d(table[14, 0], (table[14, 1], table[14, 2])),
+        _float32_1d(table[15, 0], (table[15, 1],)),
+        _int64_1d(table[16, 0], (table[16, 1],)),
+        _float32_1d(table[17, 0], (table[17, 1],)),
     )

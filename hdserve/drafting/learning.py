@@ -18,6 +18,7 @@ from hdserve.drafting.arrays import (
     CONTEXT,
     NODE_DEPTH,
     NUM_INPUTS,
+    NUM_LEVELS,
     POINTER_INPUT,
     POINTER_SETS,
     STATE_CONFIDENCE,
@@ -68,6 +69,7 @@ def learn_token(
         How likely ``token`` was thought to be.
     """
     probability = 0.0
+    reach = scratch.reach[NUM_LEVELS]
     for index in range(num):
         is_right = scratch.candidates[index, CANDIDATE_TOKEN] == token
         if is_right:
@@ -81,6 +83,7 @@ def learn_token(
             learned.weights[pattern, which] += change
             learned.weights[state, which] += change
             learned.weights[region, which] += change
+            learned.weights[reach, which] += change
         learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]] += bias_rate * error
     for which in range(POINTER_INPUT + 2):
         absent = scratch.absent_cells[which]

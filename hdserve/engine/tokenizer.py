@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,6 @@ class Tokenizer:
             )
         self._tokenizer = tokenizer
         self.backend = backend
-        self._reserved = inspect.signature(tokenizer.apply_chat_template).parameters
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
 
     @property
@@ -47,8 +45,8 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included."""
-        largest: int = max(self.backend.get_vocab(with_added_tokens=True).values())
-        return largest + 1
+        ids: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return max(ids.values()) + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, no special tokens added."""
@@ -65,18 +63,12 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation, up to where the assistant is to speak.
 
-        Args:
-            template_options: variables of the template; not the template itself, which is code.
-
         Raises:
             Unsupported: the model has no chat template.
-            InvalidRequest: the template refuses these messages, or an option is no variable.
+            InvalidRequest: the template refuses these messages.
         """
         if not self.has_chat_template:
             raise Unsupported("this model has no chat template; use /v1/completions", "messages")
-        for name in template_options:
-            if name in self._reserved:
-                raise InvalidRequest(f"{name!r} is no template variable", "chat_template_kwargs")
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **template_options

@@ -1,0 +1,193 @@
+"""Measure drafting on replay files and draw it: the tables and plots of docs/results/drafting.md.
+
+    python benchmarks/drafting_results.py measure --data DIR --out var/drafting
+    python benchmarks/drafting_results.py plot --out var/drafting --images docs/results/images
+
+``measure`` skips what it has measured before, so it can be interrupted.  ``DIR`` holds
+``replay/SET.eval.jsonl.gz``, ``replay/SET.fill.jsonl.gz`` and ``baselines.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hdserve.bench.replay import Replay, ReplayMode
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_setup import largest_id, open_statistics, with_min_score
+from hdserve.config import DrafterConfig, DraftingConfig
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.registry import build_drafters
+
+TEXT_SETS = ("specbench-vicuna-7b", "alpaca-vicuna-7b")
+TOOL_SETS = ("tools-hermes-mistral", "tools-tau2-gpt-4.1")
+STATISTICS = "alpaca-siblings.fill.jsonl.gz"
+BUDGETS = (8, 16, 32, 60)
+FLOORS = (0.01, 0.02, 0.04, 0.08, 0.16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", choices=("measure", "plot", "table"))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--images", type=Path)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.action == "measure":
+        measure(args.data, args.out)
+    elif args.action == "plot":
+        plot(args.out, args.images, json.loads((args.data / "baselines.json").read_text()))
+    else:
+        print_tables(args.out, json.loads((args.data / "baselines.json").read_text()))
+
+
+def measure(data: Path, out: Path) -> None:
+    """Every set, mode, budget and choice of databases; one JSON file each."""
+    statistics = open_statistics([data / "replay" / STATISTICS], 2 << 30)
+    for name in (*TEXT_SETS, *TOOL_SETS):
+        rows = list(read_replay(data / "replay" / f"{name}.eval.jsonl.gz"))
+        fill = list(read_replay(data / "replay" / f"{name}.fill.jsonl.gz"))
+        for budget in (16, 60, 8, 32):
+            for corpus in (None, statistics) if name in TEXT_SETS else (None,):
+                for mode in ReplayMode:
+                    for shares_prompts in (True, False) if budget == 16 else (True,):
+                        run(out, name, rows, fill, corpus, mode, budget, shares_prompts)
+    name = TEXT_SETS[0]
+    rows = list(read_replay(data / "replay" / f"{name}.eval.jsonl.gz"))
+    fill = list(read_replay(data / "replay" / f"{name}.fill.jsonl.gz"))
+    for floor in FLOORS:
+        run(out, name, rows, fill, statistics, ReplayMode.WARM, 60, True, floor=floor)
+    for drafter in ("context", "model", "statistics", "prompt-lookup", "hierarchy-paper"):
+        run(out, name, rows, fill, statistics, ReplayMode.WARM, 16, True, drafter=drafter)
+    run(out, name, rows, fill, statistics, ReplayMode.WARM, 28, True, drafter="hierarchy-paper")
+    run(out, name, rows, fill, statistics, ReplayMode.WARM, 28, True)
+
+
+def run(
+    out: Path,
+    name: str,
+    rows: list[ReplayRow],
+    fill: list[ReplayRow],
+    statistics: StatisticsDatabase | None,
+    mode: ReplayMode,
+    budget: int,
+    shares_prompts: bool,
+    *,
+    floor: float = 0.0,
+    drafter: str = "hierarchy",
+) -> None:
+    """Replay once and write the figures, unless they are there."""
+    databases = "C+M" if statistics is None else "C+M+S"
+    key = f"{name}.{databases}.{mode}.{budget}.{floor}.{drafter}.{int(shares_prompts)}"
+    path = out / f"{key}.json"
+    if path.exists():
+        return
+    database = ModelDatabase(share_prompts=shares_prompts)
+    vocab_size = max(largest_id(rows), largest_id(fill)) + 1
+    config = DraftingConfig(drafters=(DrafterConfig(name=drafter),))
+    if floor:
+        config = with_min_score(config, floor)
+    drafters = build_drafters(config, DraftResources(vocab_size, database, statistics))
+    drafters[0].warm_up()
+    replay = Replay(drafters, database, mode, budget, config.max_depth)
+    if mode is ReplayMode.WARM:
+        replay.fill(fill)
+    replay.run(rows)
+    settings = {
+        "set": name,
+        "databases": databases,
+        "mode": str(mode),
+        "budget": budget,
+        "floor": floor,
+        "drafter": drafter,
+        "share_prompts": shares_prompts,
+    }
+    path.write_text(json.dumps(settings | replay.result.as_json(), indent=2) + "\n")
+    print(key, f"{replay.result.mean_acceptance_length:.3f}", flush=True)
+
+
+def load(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+
+
+def pick(results: list[dict[str, Any]], **wanted: Any) -> dict[str, Any] | None:
+    """The result with these settings; what is not named has its default."""
+    settings = {"floor": 0.0, "drafter": "hierarchy", "share_prompts": True, **wanted}
+    found = [r for r in results if all(r[key] == value for key, value in settings.items())]
+    return found[0] if found else None
+
+
+def best_peer(baselines: list[dict[str, Any]], name: str, mode: str, budget: int) -> str:
+    found = [
+        (r["mean_acceptance_length"], r["peer"])
+        for r in baselines
+        if (r["set"], r["mode"], r["budget"]) == (name, mode, budget)
+    ]
+    return f"{max(found)[0]:.3f}" if found else "-"
+
+
+def print_tables(out: Path, baselines: list[dict[str, Any]]) -> None:
+    """The Markdown tables of docs/results/drafting.md."""
+    results = load(out)
+    modes = [str(mode) for mode in ReplayMode]
+    print("| set | databases | budget | cold | online | warm | best peer cold / online / warm |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for name in (*TEXT_SETS, *TOOL_SETS):
+        for databases in ("C+M", "C+M+S"):
+            for budget in BUDGETS:
+                cells = [
+                    pick(results, set=name, databases=databases, mode=mode, budget=budget)
+                    for mode in modes
+                ]
+                if None in cells:
+                    continue
+                figures = " | ".join(f"{c['mean_acceptance_length']:.3f}" for c in cells if c)
+                peers = " / ".join(best_peer(baselines, name, mode, budget) for mode in modes)
+                peers = "" if databases != "C+M" else peers
+                print(f"| {name} | {databases} | {budget} | {figures} | {peers} |")
+
+
+def plot(out: Path, images: Path, baselines: list[dict[str, Any]]) -> None:
+    """Mean acceptance length over the budget, ours and the peers', warm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    images.mkdir(parents=True, exist_ok=True)
+    results = load(out)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=False)
+    for axis, name in zip(axes, TEXT_SETS, strict=True):
+        for databases, colour in (("C+M", "tab:blue"), ("C+M+S", "tab:green")):
+            for mode, style in (("cold", ":"), ("warm", "-")):
+                points = [
+                    pick(results, set=name, databases=databases, mode=mode, budget=budget)
+                    for budget in BUDGETS
+                ]
+                lengths = [point["mean_acceptance_length"] for point in points if point]
+                label = f"hierarchy {databases}, {mode}"
+                axis.plot(BUDGETS[: len(lengths)], lengths, style, color=colour, label=label)
+        for peer, marker in (("sgl_bfs_prompt", "s"), ("arctic_treemax", "^"), ("pia", "v")):
+            points = sorted(
+                (r["budget"], r["mean_acceptance_length"])
+                for r in baselines
+                if (r["peer"], r["set"], r["mode"]) == (peer, name, "warm")
+            )
+            label = f"{peer}, warm"
+            axis.plot(*zip(*points, strict=True), marker, color="tab:gray", ls="--", label=label)
+        axis.set_title(name)
+        axis.set_xlabel("drafted tokens a step")
+        axis.set_ylabel("mean acceptance length")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(images / "acceptance_over_budget.png", dpi=120)
+
+
+if __name__ == "__main__":
+    main()
