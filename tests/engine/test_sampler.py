@@ -162,6 +162,19 @@ def test_the_ends_of_the_noise() -> None:
         assert choose(row, SamplingParams(top_p=0.9), [largest]).tolist() == [last]
 
 
+def test_the_distribution_is_inverted_in_the_order_of_ids() -> None:
+    """Noise ``u`` gives the first token whose cumulative probability is above ``u``, also in a
+    large vocabulary, where every one of its bits counts."""
+    vocab_size = 50_000
+    flat = torch.zeros(1, vocab_size)
+    for token in (0, 1, 777, 31_415, 49_999):
+        noise = (token + 0.5) / vocab_size
+        assert choose(flat, SamplingParams(), [noise]).tolist() == [token]
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    for noise, token in ((0.05, 0), (0.15, 1), (0.49, 1), (0.51, 2), (0.69, 2), (0.71, 3)):
+        assert choose(logits, SamplingParams(), [noise]).tolist() == [token]
+
+
 def test_logits_that_are_no_numbers_give_some_token() -> None:
     """A model that overflowed for one sequence gives it a token of the vocabulary; the rows beside
     it are not touched."""
