@@ -68,8 +68,10 @@ class Drafter(ABC):
     options_model: ClassVar[type[StrictModel]] = StrictModel
     needs_hidden: ClassVar[bool] = False
 
-    def __init__(self, resources: DraftResources, options: Any) -> None:  # noqa: B027 - optional
-        """The registry makes drafters so; ``options`` is an ``options_model``."""
+    def __init__(  # noqa: B027 - optional
+        self, resources: DraftResources | None = None, options: Any = None
+    ) -> None:
+        """The registry passes both; ``options`` is an ``options_model``."""
 
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Do what takes long before the first request: compile, touch memory."""
