@@ -57,6 +57,18 @@ class RaisingDrafter(Drafter):
 
     name = "raising"
 
+    def __init__(self) -> None:
+        """Nothing is needed to fail."""
+
+    def warm_up(self) -> None:
+        raise RuntimeError("warm_up")
+
+    def state(self, namespace: str) -> bytes | None:
+        raise RuntimeError("state")
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        raise RuntimeError("adopt")
+
     def start(self, seq: core.Sequence) -> None:
         raise RuntimeError("start")
 

@@ -89,13 +89,11 @@ class GuardedDrafters:
 
     def adopt(self, namespace: str, states: bytes) -> None:
         """Take over what the replicas together have learned."""
-        self.run("all", "adopt", self._adopt, namespace, states)
-
-    def _adopt(self, namespace: str, states: bytes) -> None:
-        found = unpack_states(states)
+        found: dict[str, bytes] = {}
+        self.run("all", "adopt", lambda: found.update(unpack_states(states)))
         for drafter in self._drafters:
             if drafter.name in found:
-                drafter.adopt(namespace, found[drafter.name])
+                self.run(drafter.name, "adopt", drafter.adopt, namespace, found[drafter.name])
 
     def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
         """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""
