@@ -52,7 +52,8 @@ class ActorLink:
             if self._handle is None:
                 self._handle = await asyncio.to_thread(self._resolve)
             future = getattr(self._handle, method).remote(message).future()
-            result = await asyncio.wait_for(asyncio.wrap_future(future), CALL_TIMEOUT_S)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                result = await asyncio.wrap_future(future)
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error

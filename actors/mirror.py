@@ -210,7 +210,8 @@ class Mirror:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await asyncio.wait_for(self._publisher.drain(), self._drain_s)
+            async with asyncio.timeout(self._drain_s):
+                await self._publisher.drain()
         except TimeoutError:
             logger.warning("%d bytes were not published", self._queue.num_bytes)
 

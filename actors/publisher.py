@@ -58,7 +58,8 @@ class Publisher:
         """Publish at the interval, or as soon as there is enough for a message."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.is_due.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self.is_due.wait()
             self.is_due.clear()
             if not await self.publish_all():
                 await asyncio.sleep(self._link.back_off_s)

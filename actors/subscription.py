@@ -85,7 +85,8 @@ class Subscription:
             except DatabaseError:
                 pause_s = max(self.link.back_off_s, _MIN_RETRY_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.is_due.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self.is_due.wait()
             self.is_due.clear()
 
     async def poll(self) -> float:

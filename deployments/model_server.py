@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from uuid import uuid4
 
 from ray import serve
 
-from actors.mirror import Mirror
 from deployments.generation import (
     Alternative,
     Delta,
@@ -19,27 +18,22 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
-from deployments.mirror_receiver import MirrorReceiver
+from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from hdserve.config import ModelConfig, ModelDatabaseConfig
 from hdserve.core import (
-    DEFAULT_NAMESPACE,
     DraftCounts,
     Sequence,
     SpeculationParams,
     StepOutput,
     TokenLogprob,
 )
-from hdserve.databases.snapshot import DatabaseKey
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest
 
-logger = logging.getLogger(__name__)
-
 _MAX_SILENCE_S = 120.0
-_CATCH_UP_TIMEOUT_S = 10.0
 
 
 class ModelServer:
@@ -54,6 +48,7 @@ class ModelServer:
         self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
     ) -> None:
         self._config = config
+        self._sharing: ClusterSharing | None = None
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._host = ModelHost(
             config,
@@ -67,23 +62,14 @@ class ModelServer:
         max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
         self._engine = AsyncEngine(self._host.make_engine, max_num_open)
         self._engine.start()
-        self._mirror = self._start_mirror(database_config)
-
-    def _start_mirror(self, config: ModelDatabaseConfig) -> Mirror | None:
-        """Follow the cluster's model database; returns when what it has now is drafted from."""
-        if not config.is_enabled:
-            return None
-        key = DatabaseKey(self._config.name, self._tokenizer.fingerprint)
-        mirror = Mirror(key, config, MirrorReceiver(self._host, self._engine))
-        mirror.start()
-        mirror.use(DEFAULT_NAMESPACE)
-        if not mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
-            logger.warning("the model database did not answer yet; drafting begins without it")
-        return mirror
+        if database_config.is_enabled:
+            sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
+            sharing.start()
+            self._sharing = sharing
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
-        if self._mirror is not None:
-            self._mirror.publish(namespace, token_ids)
+        if self._sharing is not None:
+            self._sharing.publish(namespace, token_ids)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
@@ -93,8 +79,8 @@ class ModelServer:
             EngineStopped: the engine has failed; another replica may answer.
         """
         sequences = self._sequences(request)
-        if self._mirror is not None:
-            self._mirror.use(request.namespace)
+        if self._sharing is not None:
+            self._sharing.use(request.namespace)
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._pump(seq, merged)) for seq in sequences]
         try:
@@ -169,14 +155,15 @@ class ModelServer:
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
         self._engine.close()
-        if self._mirror is not None:
-            self._mirror.close()
+        if self._sharing is not None:
+            self._sharing.close()
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
+        own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
-                request_id=f"{request.request_id}/{prompt_index}/{choice_index}",
+                request_id=f"{own_id}/{prompt_index}/{choice_index}",
                 token_ids=list(token_ids),
                 params=params,
                 speculation=self._speculation(request),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,7 +13,17 @@ from hdserve.errors import InvalidRequest, Unsupported
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_CHOICES = 64
+"""Most choices of one prompt."""
+
+MAX_ANSWERS = 256
+"""Most choices of all prompts of one request together."""
+
 _MAX_REASON_CHARACTERS = 300
+
+# Of a list of a million wrong items the first is enough to refuse it.
+Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
+TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
+Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -58,18 +68,21 @@ class Prediction(_Body):
     """``prediction`` of the OpenAI API: text that is likely to appear in the answer."""
 
     type: Literal["content"] = "content"
-    content: str | tuple[Mapping[str, Any], ...]
+    content: str | Parts
 
 
 class Message(_Body):
     """One message of a conversation."""
 
     role: str
-    content: str | tuple[Mapping[str, Any], ...] | None = None
+    content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it: the content as one string."""
         return {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+
+
+Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
 
 
 class GenerationBody(_Body):
@@ -91,8 +104,8 @@ class GenerationBody(_Body):
     max_tokens: int | None = None
     min_tokens: int | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: str | tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -173,7 +186,7 @@ class ChatBody(GenerationBody):
         "reasoning_effort": ("none",),
     }
 
-    messages: tuple[Message, ...] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0)
@@ -209,7 +222,9 @@ class CompletionBody(GenerationBody):
 
     unsupported = {"suffix": ("",), "prompt_logprobs": (0,), "response_format": ({"type": "text"},)}
 
-    prompt: str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+    prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
     logprobs: int | None = Field(default=None, ge=0)
     echo: bool | None = None
     best_of: int | None = None
@@ -232,6 +247,8 @@ class CompletionBody(GenerationBody):
         """
         if not self.prompts:
             raise InvalidRequest("the prompt is empty", "prompt")
+        if len(self.prompts) * self.num_choices > MAX_ANSWERS:
+            raise InvalidRequest(f"prompts times n is over {MAX_ANSWERS}", "prompt")
         if self.echo and self.logprobs is not None:
             raise Unsupported("echo together with logprobs is not supported", "echo")
         if self.best_of is not None and self.best_of != self.num_choices:
@@ -251,7 +268,7 @@ class TokenizeBody(_Body):
 
     model: str
     prompt: str | None = None
-    messages: tuple[Message, ...] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
 
@@ -259,7 +276,7 @@ class DetokenizeBody(_Body):
     """``POST /detokenize``: the text of token ids."""
 
     model: str
-    tokens: tuple[int, ...]
+    tokens: TokenIds
 
 
 def parse_body(model: type[Body], data: Any) -> Body:
@@ -275,6 +292,7 @@ def parse_body(model: type[Body], data: Any) -> Body:
         param = str(first["loc"][0]) if first["loc"] else None
         where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
         reason = f"{where}: {first['msg']}" if where else first["msg"]
+        reason = reason.encode(errors="backslashreplace").decode()
         raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
 
 

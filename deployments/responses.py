@@ -181,7 +181,8 @@ class Answer:
         self.text += delta.text
         self.finish_reason = delta.finish_reason
         if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+            self.logprobs = self.logprobs or []
+            self.logprobs += delta.logprobs
 
 
 class ResponseBuilder:

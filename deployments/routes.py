@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -182,7 +182,7 @@ async def _answer(
     builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
     headers = {}
     if body.ignored:
-        headers["x-hdserve-ignored"] = ", ".join(body.ignored)[:1000]
+        headers["x-hdserve-ignored"] = _header_value(body.ignored)
     records = gateway.generate(body.model, generation)
     if not body.stream:
         async with aclosing(records):
@@ -218,10 +218,24 @@ async def _events(
 
 
 async def _json(request: Request) -> Any:
+    """The body of a request.
+
+    Raises:
+        InvalidRequest: it is no JSON, or has a number or text that cannot be processed.
+    """
+    body = await request.body()
     try:
-        return json.loads(await request.body())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(body)
+        if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
+            json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
+    return data
+
+
+def _header_value(names: Iterable[str]) -> str:
+    """Names a client chose, as printable ASCII of bounded length."""
+    return ", ".join(names).encode("unicode_escape").decode()[:1000]
 
 
 def _request_id(request: Request) -> str:

@@ -25,9 +25,14 @@ class OracleDrafter(Drafter):
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         start = len(seq.token_ids)
         future = self._futures[seq.request_id][start : start + self._length]
-        tree.add_path([token_id ^ 1 for token_id in future[:3]], Source.OTHER, 0.5)
-        tree.add_path([*future[:2], future[-1] ^ 1] if future else [], Source.OTHER, 0.5)
+        tree.add_path([_other(token_id) for token_id in future[:3]], Source.OTHER, 0.5)
+        tree.add_path([*future[:2], _other(future[-1])] if future else [], Source.OTHER, 0.5)
         tree.add_path(future, Source.OTHER, 0.9)
+
+
+def _other(token_id: int) -> int:
+    """Another token of the vocabulary."""
+    return token_id - 1 if token_id else 1
 
 
 class JunkDrafter(Drafter):
@@ -51,6 +56,18 @@ class RaisingDrafter(Drafter):
     """Raises in every method, after it has half filled the tree."""
 
     name = "raising"
+
+    def __init__(self) -> None:
+        """Nothing is needed to fail."""
+
+    def warm_up(self) -> None:
+        raise RuntimeError("warm_up")
+
+    def state(self, namespace: str) -> bytes | None:
+        raise RuntimeError("state")
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        raise RuntimeError("adopt")
 
     def start(self, seq: core.Sequence) -> None:
         raise RuntimeError("start")

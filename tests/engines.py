@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,9 +16,6 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.tokenizer import Tokenizer
 from tests.models import VOCAB_SIZE, make_model
-
-logging.getLogger("hdserve").setLevel(logging.CRITICAL)
-torch.set_num_threads(1)
 
 
 def make_engine(

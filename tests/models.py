@@ -22,6 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+torch.set_num_threads(1)
+
 VOCAB_SIZE = 61
 MAX_POSITIONS = 256
 

@@ -34,6 +34,7 @@ class ServedApplication:
         config: Mapping[str, Any] | None = None,
         ray_address: str = "local",
     ) -> None:
+        self._clients: list[openai.OpenAI] = []
         self.port = _free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "serve.log"
@@ -85,10 +86,14 @@ class ServedApplication:
 
     def client(self) -> openai.OpenAI:
         """A client that does not retry."""
-        return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0)
+        self._clients.append(client)
+        return client
 
     def stop(self) -> None:
-        """End it as Ctrl-C does, with every process it started."""
+        """End it with every process it started."""
+        for client in self._clients:
+            client.close()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(30)

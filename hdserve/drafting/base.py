@@ -68,6 +68,11 @@ class Drafter(ABC):
     options_model: ClassVar[type[StrictModel]] = StrictModel
     needs_hidden: ClassVar[bool] = False
 
+    def __init__(  # noqa: B027 - optional
+        self, resources: DraftResources | None = None, options: Any = None
+    ) -> None:
+        """The registry passes both; ``options`` is an ``options_model``."""
+
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Do what takes long before the first request: compile, touch memory."""
 
@@ -88,3 +93,24 @@ class Drafter(ABC):
 
     def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` has ended for whatever reason; drop what is kept for it."""
+
+    def state(self, namespace: str) -> bytes | None:
+        """What was learned from the requests of ``namespace``, to share with other replicas; no
+        text, at most some 10 kB.  ``None`` when there is nothing new."""
+        return None
+
+    def adopt(self, namespace: str, state: bytes) -> None:  # noqa: B027 - optional
+        """Take over what :meth:`merge_states` made of the replicas' states.
+
+        Raises:
+            SnapshotError: it is corrupt or foreign.
+        """
+
+    @classmethod
+    def merge_states(cls, kept: bytes, new: bytes) -> bytes:
+        """One state of two from :meth:`state`; called in another process.
+
+        Raises:
+            SnapshotError: one of them is corrupt or foreign.
+        """
+        return new

@@ -9,6 +9,7 @@ from typing import Any
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,31 @@ class GuardedDrafters:
     def finish(self, seq: core.Sequence) -> None:
         for drafter in self._drafters:
             self.run(drafter.name, "finish", drafter.finish, seq)
+
+    def warm_up(self) -> None:
+        """Do before the first request what takes long."""
+        for drafter in self._drafters:
+            self.run(drafter.name, "warm_up", drafter.warm_up)
+
+    def states(self, namespace: str) -> bytes | None:
+        """What the drafters have learned of a namespace, if there is anything new."""
+        found: dict[str, bytes] = {}
+        for drafter in self._drafters:
+            self.run(drafter.name, "state", self._collect, drafter, namespace, found)
+        return pack_states(found) if found else None
+
+    def _collect(self, drafter: Drafter, namespace: str, found: dict[str, bytes]) -> None:
+        state = drafter.state(namespace)
+        if state is not None:
+            found[drafter.name] = state
+
+    def adopt(self, namespace: str, states: bytes) -> None:
+        """Take over what the replicas together have learned."""
+        found: dict[str, bytes] = {}
+        self.run("all", "adopt", lambda: found.update(unpack_states(states)))
+        for drafter in self._drafters:
+            if drafter.name in found:
+                self.run(drafter.name, "adopt", drafter.adopt, namespace, found[drafter.name])
 
     def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
         """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""

@@ -39,7 +39,7 @@ from hdserve.drafting.arrays import (
     new_scratch,
 )
 from hdserve.drafting.base import Drafter, DraftResources, Forward
-from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import handle_table
 from hdserve.drafting.learning import commit
@@ -49,6 +49,9 @@ from hdserve.tree import Acceptance, DraftTree
 CONTEXT_ORDERS = (0, 1, 2, 3)
 MAX_CALIBRATIONS = 256
 """Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
+
+MIN_NEW_TOKENS = 1000
+"""A calibration is worth sharing when it has learned from so many more tokens."""
 
 LEVEL_SOURCES = (Source.CONTEXT, Source.MODEL, Source.MODEL, Source.STATISTICS)
 
@@ -128,6 +131,7 @@ class Hierarchy(Drafter):
         self._nothing = Partition(1 << 14)
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
+        self._num_shared_tokens: dict[str, int] = {}
 
     def _available_levels(self) -> int:
         resources, options = self._resources, self.options
@@ -150,6 +154,17 @@ class Hierarchy(Drafter):
             del self._calibrations[next(iter(self._calibrations))]
         return calibration
 
+    def state(self, namespace: str) -> bytes | None:
+        calibration = self.calibration(namespace)
+        if calibration.num_tokens - self._num_shared_tokens.get(namespace, 0) < MIN_NEW_TOKENS:
+            return None
+        self._num_shared_tokens[namespace] = calibration.num_tokens
+        return calibration.to_bytes()
+
+    @classmethod
+    def merge_states(cls, kept: bytes, new: bytes) -> bytes:
+        return merge_states(kept, new)
+
     def adopt(self, namespace: str, state: bytes) -> None:
         """Take over a state from :meth:`Calibration.to_bytes`, for sequences started from now on.
 
@@ -160,6 +175,7 @@ class Hierarchy(Drafter):
         if calibration.vocab_size != self._resources.vocab_size:
             raise SnapshotError("the calibration is of another vocabulary")
         self._calibrations[namespace] = calibration
+        self._num_shared_tokens[namespace] = calibration.num_tokens
 
     def warm_up(self) -> None:
         """Compile, or load what an earlier run of this machine compiled."""

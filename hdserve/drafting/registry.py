@@ -16,6 +16,7 @@ from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.model import ModelDrafter
 from hdserve.drafting.prompt_lookup import PromptLookup
+from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.drafting.statistics import StatisticsDrafter
 from hdserve.errors import ConfigError
 
@@ -63,6 +64,21 @@ def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[D
     """
     known = known_drafters()
     return tuple(_build(drafter, known, resources) for drafter in config.drafters)
+
+
+def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
+    """One message of two from :meth:`GuardedDrafters.states`; drafters unknown here take the newer.
+
+    Raises:
+        SnapshotError: one of them is corrupt or foreign.
+    """
+    merged, known = unpack_states(kept), known_drafters()
+    for name, state in unpack_states(new).items():
+        drafter = known.get(name)
+        if name in merged and drafter is not None:
+            state = drafter.merge_states(merged[name], state)
+        merged[name] = state
+    return pack_states(merged)
 
 
 def _build(

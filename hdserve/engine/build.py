@@ -48,6 +48,7 @@ def build_engine(
     drafting = config.drafting
     max_draft_tokens = drafting.max_draft_tokens if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
+    guarded.warm_up()
     cache = _make_cache(config.engine, model, max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
     check_packed_forward(runner)

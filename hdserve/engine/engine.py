@@ -64,6 +64,14 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    def drafter_states(self, namespace: str) -> bytes | None:
+        """What the drafters have learned of a namespace, if it is worth sharing."""
+        return self._drafters.states(namespace)
+
+    def adopt_drafter_states(self, namespace: str, states: bytes) -> None:
+        """Take over what all replicas together have learned."""
+        self._drafters.adopt(namespace, states)
+
     @property
     def is_exact(self) -> bool:
         """Whether a row's result does not depend on what else is in a forward."""

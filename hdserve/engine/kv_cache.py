@@ -55,7 +55,8 @@ class KVCache:
 
     ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Only this
     module and ``attention`` know that a segment is contiguous.  Rows are zero at first and never
-    hold anything but finite numbers, so masked columns contribute nothing.
+    hold anything but finite numbers, so masked columns contribute nothing: not what a sequence
+    before, or the neighbour, left there.
     """
 
     def __init__(
@@ -110,7 +111,13 @@ class KVCache:
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store ``keys [n, heads, key_size]`` and ``values [n, heads, value_size]`` at ``rows``."""
+        """Store ``keys [n, heads, key_size]`` and ``values [n, heads, value_size]`` at ``rows``.
+
+        Where float16 overflowed, zeros are stored.
+        """
+        if self._keys.dtype == torch.float16:
+            keys = keys.nan_to_num(0.0, 0.0, 0.0)
+            values = values.nan_to_num(0.0, 0.0, 0.0)
         self._keys[layer].index_copy_(0, rows, keys)
         self._values[layer].index_copy_(0, rows, values)
 

@@ -50,11 +50,11 @@ def check_packed_forward(runner: ModelRunner) -> None:
     layers = range(cache.shape.num_layers)
     if not all(cache.read(layer, segment.start, 1)[0].any() for layer in layers):
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
-    error = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
-    if error > _TOLERANCES.get(model.dtype, _TOLERANCE):
+    difference = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
+    if difference > _TOLERANCES.get(model.dtype, _TOLERANCE):
         raise UnsupportedModel(
-            f"{name} gives other results in packed forwards (by {error:.1%}); its attention does "
-            "something that is not known here"
+            f"{name} gives other results in packed forwards (by {difference:.1%}); its attention "
+            "does something that is not known here"
         )
 
 

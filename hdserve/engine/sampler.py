@@ -28,7 +28,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
 
     A sampled row is drawn by inverting the cumulative distribution in the order of token ids, so a
     row's choice does not depend on the other rows.  Tokens as likely as the last one that
-    ``top_k`` or ``top_p`` keeps are kept too.
+    ``top_k`` or ``top_p`` keeps are kept too.  Logits that are no numbers, of a model that
+    overflowed, give some token, so that they harm no other sequence.
 
     Args:
         logits: ``[rows, vocab_size]`` float32, penalties and biases applied.
@@ -44,7 +45,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     total = cumulative[:, -1:]
     draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cumulative, torch.minimum(draws, below_total), right=True)[:, 0]
+    chosen = torch.searchsorted(cumulative, torch.minimum(draws, below_total), right=True)[:, 0]
+    return chosen.clamp(max=logits.shape[-1] - 1)
 
 
 def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,12 +66,17 @@ class Tokenizer:
 
         Raises:
             Unsupported: the model has no chat template.
-            InvalidRequest: the template refuses these messages.
+            InvalidRequest: the template refuses these messages, or an option is none of its
+                variables but would change how it is applied.
         """
         if not self.has_chat_template:
             raise Unsupported("this model has no chat template; use /v1/completions", "messages")
+        apply = self._tokenizer.apply_chat_template
+        for name in template_options:
+            if name in inspect.signature(apply).parameters:
+                raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            text: str = apply(
                 list(messages), tokenize=False, add_generation_prompt=True, **template_options
             )
         except Exception as error:  # templates raise whatever their authors chose

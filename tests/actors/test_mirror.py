@@ -305,6 +305,21 @@ def test_close_publishes_what_is_queued(cluster):
     assert ray.get(cluster.actor().count.remote("n", [199]), timeout=WAIT_S) == 1
 
 
+def test_a_mirror_can_be_closed_at_any_moment(cluster):
+    """Its tasks are ended wherever they are: calling, waiting, just woken."""
+    cluster.config = cluster.config.model_copy(
+        update={"publish_interval_s": 0.001, "poll_interval_s": 0.001}
+    )
+    for life in range(20):
+        one = cluster.mirror(Replica(), "n", draft_from=(cluster.key.model,) * 3)
+        assert one.wait_until_current(WAIT_S)
+        for number in range(20):
+            one.publish("n", [life, number])
+        time.sleep(0.001 * (life % 7))
+        one.close(WAIT_S)
+        assert one.stats().num_published_outputs == 20
+
+
 def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(cluster):
     brittle = Brittle()
     one, two = cluster.mirror(Replica(), "n"), cluster.mirror(brittle, "n")

@@ -285,3 +285,30 @@ def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
         accepted[prediction == text] = metrics["accepted_by_source"].get("context", 0)
     assert accepted[True] > accepted[False]
     assert accepted[True] > 15
+
+
+def test_request_ids_may_repeat(application: ServedApplication) -> None:
+    """Clients that send the same ``x-request-id`` at the same time all get their own answers."""
+
+    def answer(number: int) -> httpx.Response:
+        return httpx.post(
+            f"{application.base_url}/v1/completions",
+            headers={"x-request-id": "the-same"},
+            json={
+                "model": MODELS[1],
+                "prompt": "The first thing",
+                "seed": number % 2,
+                "max_tokens": 40,
+                "\u00e9\r\nx: y": 1,
+            },
+            timeout=60,
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(answer, range(6)))
+    assert {found.status_code for found in answers} == {200}
+    assert {found.json()["id"] for found in answers} == {"cmpl-the-same"}
+    assert answers[0].headers["x-hdserve-ignored"] == "\\xe9\\r\\nx: y"
+    texts = [found.json()["choices"][0]["text"] for found in answers]
+    assert texts == texts[:2] * 3
+    assert texts[0] != texts[1]

@@ -42,6 +42,15 @@ class PathDrafter(Drafter):
     def finish(self, seq: Sequence) -> None:
         self.calls.append("finish")
 
+    def warm_up(self) -> None:
+        self.calls.append("warm_up")
+
+    def state(self, namespace: str) -> bytes | None:
+        return namespace.encode() if namespace else None
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        self.calls.append(f"adopt {state.decode()}")
+
 
 class OddDrafter(Drafter):
     """Does one odd thing to the tree, after a good guess."""
@@ -97,14 +106,44 @@ def test_every_method_may_raise() -> None:
     good = PathDrafter(7)
     drafters = GuardedDrafters([RaisingDrafter(), good], VOCAB_SIZE)
     seq, tree = make_sequence(), DraftTree(4, 10)
+    drafters.warm_up()
     drafters.start(seq)
     drafters.propose(seq, tree)
     observe(drafters)
     drafters.finish(seq)
-    assert good.calls == ["start", "propose", "observe", "finish"]
+    assert good.calls == ["warm_up", "start", "propose", "observe", "finish"]
     assert tree.token_ids == [4, 7]
     assert drafters.num_failures == {
-        ("raising", call): 1 for call in ("start", "propose", "observe", "finish")
+        ("raising", call): 1 for call in ("warm_up", "start", "propose", "observe", "finish")
+    }
+
+
+class ForgetfulDrafter(PathDrafter):
+    """Shares what it learned, and cannot take it back."""
+
+    name = "forgetful"
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        raise RuntimeError("adopt")
+
+
+def test_states_are_shared_between_drafters_of_one_name() -> None:
+    """What drafters have learned is packed and given back to each by name; one that fails, news of
+    a drafter that is not there, and corrupt bytes cost the others nothing."""
+    good = PathDrafter(7)
+    drafters = GuardedDrafters([RaisingDrafter(), ForgetfulDrafter(), good], VOCAB_SIZE)
+    assert drafters.states("") is None, "nothing new"
+    states = drafters.states("tenant")
+    assert states is not None
+    drafters.adopt("tenant", states)
+    assert good.calls == ["adopt tenant"]
+    drafters.adopt("tenant", b"corrupt")
+    GuardedDrafters([RaisingDrafter()], VOCAB_SIZE).adopt("tenant", states)
+    assert good.calls == ["adopt tenant"]
+    assert drafters.num_failures == {
+        ("raising", "state"): 2,
+        ("forgetful", "adopt"): 1,
+        ("all", "adopt"): 1,
     }
 
 

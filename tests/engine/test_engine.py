@@ -45,6 +45,7 @@ class RecordingDrafter(Drafter):
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         self.calls.append(("propose", seq.request_id))
         assert tree.token_ids == [seq.token_ids[-1]]
+        assert 0 < tree.max_depth < seq.num_remaining_tokens, "drafts beyond the end are waste"
         self._oracle.propose(seq, tree)
 
     def observe(
@@ -182,6 +183,19 @@ def test_min_tokens_delays_every_end() -> None:
     run(engine, [seq])
     assert seq.finish_reason is FinishReason.STOP
     assert seq.num_output_tokens >= 7
+
+
+def test_min_tokens_counts_the_token_that_stops() -> None:
+    """A stop string that the last of ``min_tokens`` tokens completes stops; one token earlier it
+    does not."""
+    prompt = make_prompt(9)
+    future = plain(prompt, **GREEDY).output_token_ids
+    at = next(n for n in range(4, 24) if future[n] not in future[:n])
+    (stop,) = {TOKENIZER.token_text(future[at])}
+    for min_tokens, stops in ((at + 1, True), (at + 2, False)):
+        seq = make_sequence("a", prompt, **GREEDY, stop=(stop,), min_tokens=min_tokens)
+        run(make(tokenizer=TOKENIZER), [seq])
+        assert (seq.num_output_tokens == at + 1) is stops
 
 
 def stop_in(text: str) -> str:
@@ -343,6 +357,30 @@ def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) ->
     assert engine.stats.kv_cache_usage == 0.0
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_overflow_harms_nobody_else(exact: bool) -> None:
+    """In float16 a sequence whose numbers overflow ends somehow; neither those beside it nor those
+    that get its rows of the cache later are harmed."""
+    model = make_model(dtype=torch.float16)
+    poison = 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    params: dict[str, Any] = {"logit_bias": {poison: -100.0}, "max_tokens": 8}
+    wanted = make_sequence("a", clean, **params)
+    run(make(model=model), [wanted])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("inf")
+    engine = make(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
+    sequences = [
+        make_sequence(str(number), [poison, *clean] if number % 2 else clean, **params)
+        for number in range(5)
+    ]
+    run(engine, sequences)
+    for number, seq in enumerate(sequences):
+        assert seq.finish_reason is FinishReason.LENGTH
+        if number % 2 == 0:
+            assert seq.token_ids == wanted.token_ids
+
+
 # --- aborts ---
 
 
@@ -406,7 +444,9 @@ def test_drafters_are_told_the_whole_story() -> None:
     future = plain(prompt, temperature=0.8).token_ids
     drafter = RecordingDrafter({"a": future})
     seq = make_sequence("a", prompt, temperature=0.8)
-    run(make([drafter], model=model), [seq])
+    engine = make([drafter], model=model)
+    run(engine, [seq])
+    assert engine.stats.num_drafter_failures == {}
     calls = [call for call, _ in drafter.calls]
     assert calls[0] == "start"
     assert calls[-1] == "finish"
@@ -457,6 +497,18 @@ def test_outputs_say_where_tokens_came_from() -> None:
         assert output.sources[-1] is Source.PLAIN
         assert set(output.sources[:-1]) <= {Source.OTHER}
     assert max(len(output.token_ids) for output in outputs) == 6
+    assert outputs[-1].token_ids[-1] == seq.token_ids[-1]
+
+
+def test_a_step_that_is_cut_short_has_drafted_tokens_alone() -> None:
+    """Where the end comes among the accepted drafts, the last token is one of them, too."""
+    prompt = make_prompt(9)
+    future = plain(prompt, **GREEDY).token_ids
+    stop = future[len(prompt) + 2]
+    seq = make_sequence("a", prompt, **GREEDY, stop_token_ids=(stop,))
+    (output,) = run(make([OracleDrafter({"a": future})]), [seq])
+    assert output.token_ids == tuple(future[len(prompt) : len(prompt) + 3])
+    assert set(output.sources) == {Source.OTHER}
 
 
 def test_logprobs_are_one_per_token() -> None:

@@ -228,9 +228,10 @@ def test_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None
         for seed in range(3)
     ]
     wanted = plain_tokens(model, sequences)
+    engine = make_engine([OracleDrafter(wanted)], model=model)
     for name, module, attribute, replacement in _mutations():
         if name == fault:
             monkeypatch.setattr(f"{module}.{attribute}", replacement)
-    run(make_engine([OracleDrafter(wanted)], model=model), sequences)
+    run(engine, sequences)
     found = {seq.request_id: seq.token_ids for seq in sequences}
     assert (found == wanted) == (fault == "none")

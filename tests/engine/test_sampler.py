@@ -162,6 +162,32 @@ def test_the_ends_of_the_noise() -> None:
         assert choose(row, SamplingParams(top_p=0.9), [largest]).tolist() == [last]
 
 
+def test_the_distribution_is_inverted_in_the_order_of_ids() -> None:
+    """Noise ``u`` gives the first token whose cumulative probability is above ``u``, also in a
+    large vocabulary, where every one of its bits counts."""
+    vocab_size = 50_000
+    flat = torch.zeros(1, vocab_size)
+    for token in (0, 1, 777, 31_415, 49_999):
+        noise = (token + 0.5) / vocab_size
+        assert choose(flat, SamplingParams(), [noise]).tolist() == [token]
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    for noise, token in ((0.05, 0), (0.15, 1), (0.49, 1), (0.51, 2), (0.69, 2), (0.71, 3)):
+        assert choose(logits, SamplingParams(), [noise]).tolist() == [token]
+
+
+def test_logits_that_are_no_numbers_give_some_token() -> None:
+    """A model that overflowed for one sequence gives it a token of the vocabulary; the rows beside
+    it are not touched."""
+    logits = random_logits(3, 61)
+    logits[1] = math.nan
+    for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
+        chosen = choose(logits, params, [0.3, 0.5, 0.7])
+        assert 0 <= int(chosen[1]) < 61
+        for row in (0, 2):
+            alone = choose(logits[row : row + 1], params, [[0.3, 0.5, 0.7][row]])
+            assert int(alone) == int(chosen[row])
+
+
 @given(seed=st.integers(-(2**63), 2**64 - 1), index=st.integers(0, 63), position=st.integers(0))
 def test_noise_is_in_range_and_repeats(seed: int, index: int, position: int) -> None:
     """Noise lies in [0, 1) and depends on its three inputs, each of them."""

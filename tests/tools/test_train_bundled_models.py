@@ -168,14 +168,14 @@ def test_the_schedule_warms_up_falls_and_lengthens() -> None:
 def test_a_resumed_run_ends_with_the_same_weights(
     packed: PackedCorpus, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    straight = TrainingRun.create(tiny_settings(), tokenizer)
+    straight = TrainingRun(tiny_settings(), tokenizer)
     losses = [report.loss for report in straight.train(packed)]
 
-    first = TrainingRun.create(tiny_settings(), tokenizer)
+    first = TrainingRun(tiny_settings(), tokenizer)
     steps = first.train(packed)
     early = [next(steps).loss, next(steps).loss]
     first.save(tmp_path / "checkpoint.pt")
-    second = TrainingRun.create(tiny_settings(), tokenizer)
+    second = TrainingRun(tiny_settings(), tokenizer)
     second.restore(tmp_path / "checkpoint.pt")
     late = [report.loss for report in second.train(packed)]
 
@@ -189,8 +189,8 @@ def test_a_resumed_run_ends_with_the_same_weights(
 def test_a_checkpoint_of_other_settings_is_refused(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    TrainingRun.create(tiny_settings(), tokenizer).save(tmp_path / "checkpoint.pt")
-    other = TrainingRun.create(tiny_settings(learning_rate=1e-4), tokenizer)
+    TrainingRun(tiny_settings(), tokenizer).save(tmp_path / "checkpoint.pt")
+    other = TrainingRun(tiny_settings(learning_rate=1e-4), tokenizer)
     with pytest.raises(ValueError, match="other settings"):
         other.restore(tmp_path / "checkpoint.pt")
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_other_settings_is_refused(
 def test_held_out_loss_is_the_mean_over_the_tokens(
     packed: PackedCorpus, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    model = TrainingRun.create(tiny_settings(), tokenizer).model.eval()
+    model = TrainingRun(tiny_settings(), tokenizer).model.eval()
     stream = packed.streams["valid"]["docs"]
     result = held_out_loss(model, {"docs": stream}, 300, max_tokens_per_kind=301)
     tokens = torch.tensor([stream[:301].tolist()])

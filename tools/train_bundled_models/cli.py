@@ -91,7 +91,7 @@ def train(
     size: Annotated[Size, typer.Option(help="Shape of the model.")],
     tokens: Annotated[int, typer.Option(help="Training tokens of the whole run.")],
     tokens_per_step: Annotated[int, typer.Option(help="Tokens of a step.")] = 4096,
-    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3,
+    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 6e-3,
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.")] = 0,
     device: DeviceOption = "auto",
     threads: Threads = 1,
@@ -110,7 +110,7 @@ def train(
         learning_rate=learning_rate,
         seed=seed,
     )
-    run = TrainingRun.create(settings, workspace.tokenizer(), _device(device), compile_model)
+    run = TrainingRun(settings, workspace.tokenizer(), _device(device), compile_model)
     if workspace.checkpoint.exists():
         run.restore(workspace.checkpoint)
     workspace.write_settings(settings)
@@ -124,7 +124,7 @@ def export_command(
     """Export the newest checkpoint as a Hugging Face directory."""
     workspace = Workspace(work)
     tokenizer = workspace.tokenizer()
-    run = TrainingRun.create(workspace.settings(), tokenizer)
+    run = TrainingRun(workspace.settings(), tokenizer)
     run.restore(workspace.checkpoint)
     export(run, tokenizer, workspace.tokenizer_directory, output)
 
@@ -170,10 +170,10 @@ def _train_with_progress(run: TrainingRun, workspace: Workspace, checkpoint_ever
         for step in run.train(corpus):
             progress.update(task, completed=step.step, description=f"loss {step.loss:.3f}")
             if step.step % _LOG_EVERY_STEPS == 0:
-                progress.console.print(_log_line(step), highlight=False)
+                progress.console.print(_log_line(step), highlight=False, soft_wrap=True)
             if step.step % checkpoint_every == 0 or step.step == num_steps:
                 run.save(workspace.checkpoint)
-                progress.console.print(_quick_look(run, corpus), highlight=False)
+                progress.console.print(_quick_look(run, corpus), highlight=False, soft_wrap=True)
 
 
 def _log_line(step: StepReport) -> str:

@@ -35,6 +35,8 @@ def export(
     )
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output)
+    for weights in output.glob("*.safetensors"):
+        weights.chmod(0o644)  # safetensors makes files that only their owner can read
     copy_tokenizer(tokenizer_directory, output)
     record = {
         "settings": json.loads(run.settings.model_dump_json()),

@@ -132,7 +132,7 @@ class BatchSampler:
         return np.concatenate(rows)
 
     def _quotas(self, num_rows: int, length: int) -> dict[str, int]:
-        """Rows of each kind: its share rounded up or down, exact on average."""
+        """Rows of each kind: systematic sampling, so the shares are exact on average."""
         kinds = [kind for kind, stream in self.streams.items() if len(stream) > length]
         weights = np.array([self.weights.get(kind, 0.0) for kind in kinds])
         if weights.sum() <= 0:

@@ -1,0 +1,373 @@
+"""Requests of the OpenAI API: what is taken, what it means, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.generation import GenerationRequest
+from deployments.protocol import (
+    MAX_ANSWERS,
+    MAX_CHOICES,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    parse_body,
+)
+from hdserve.core import SamplingParams, SpeculationParams
+from hdserve.errors import InvalidRequest, Unsupported
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    return ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    return CompletionBody.parse({"model": "m", "prompt": "x", **fields}).to_generation("r")
+
+
+def refused(body: type[ChatBody | CompletionBody], **fields: Any) -> InvalidRequest:
+    """The error that ``fields`` get; its message is always bounded."""
+    required = {"messages": USER} if body is ChatBody else {"prompt": "x"}
+    with pytest.raises(InvalidRequest) as caught:
+        body.parse({"model": "m", **required, **fields}).to_generation("r")
+    assert len(caught.value.message) <= 300
+    caught.value.message.encode()
+    return caught.value
+
+
+SAMPLING: dict[str, tuple[Any, str, Any]] = {
+    "temperature": (0.5, "temperature", 0.5),
+    "top_p": (0.9, "top_p", 0.9),
+    "top_k": (40, "top_k", 40),
+    "min_p": (0.05, "min_p", 0.05),
+    "repetition_penalty": (1.1, "repetition_penalty", 1.1),
+    "presence_penalty": (0.3, "presence_penalty", 0.3),
+    "frequency_penalty": (-0.3, "frequency_penalty", -0.3),
+    "seed": (2**60, "seed", 2**60),
+    "max_tokens": (7, "max_tokens", 7),
+    "min_tokens": (3, "min_tokens", 3),
+    "stop": ("a", "stop", ("a",)),
+    "stop_token_ids": ([3, 4], "stop_token_ids", (3, 4)),
+    "logit_bias": ({"5": -100, "7": 1.5}, "logit_bias", {5: -100.0, 7: 1.5}),
+    "ignore_eos": (True, "ignore_eos", True),
+    "skip_special_tokens": (False, "skip_special_tokens", False),
+    "include_stop_str_in_output": (True, "include_stop_str_in_output", True),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("make", [chat, completion])
+def test_sampling_parameters(make: Any, name: str) -> None:
+    """Each parameter arrives under our name, in a form the engine takes; ``null`` is not set."""
+    value, field, wanted = SAMPLING[name]
+    sampling = make(**{name: value}).sampling
+    assert sampling[field] == wanted
+    assert getattr(SamplingParams(**sampling), field) == wanted
+    default = {} if make is chat else {"max_tokens": 16}
+    assert make(**{name: None}).sampling == default
+
+
+def test_every_sampling_field_has_a_parameter() -> None:
+    """No field of ``SamplingParams`` is out of reach of a request."""
+    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs"}
+
+
+def test_what_a_client_leaves_out_is_absent() -> None:
+    """Only what was set is passed on, so that the model's own defaults count."""
+    assert chat().sampling == {}
+    assert chat().speculation == {}
+    assert chat().num_choices == 1
+    assert completion().sampling == {"max_tokens": 16}, "the default of the OpenAI API"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "wanted"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"stop": ["a", "b"]}, "stop", ("a", "b")),
+        ({"stop": []}, "stop", ()),
+        ({"max_completion_tokens": 5}, "max_tokens", 5),
+        ({"max_completion_tokens": 5, "max_tokens": 9}, "max_tokens", 5),
+        ({"logprobs": True}, "logprobs", 0),
+        ({"logprobs": True, "top_logprobs": 4}, "logprobs", 4),
+    ],
+)
+def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
+    """The API's different ways of saying one thing mean one thing here."""
+    assert chat(**fields).sampling[field] == wanted
+
+
+def test_logprobs_of_completions_count_alternatives() -> None:
+    """In ``/v1/completions`` ``logprobs`` is a number; 0 reports the chosen tokens alone."""
+    assert completion(logprobs=0).sampling["logprobs"] == 0
+    assert completion(logprobs=3).sampling["logprobs"] == 3
+    assert "logprobs" not in chat(logprobs=False).sampling
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (ChatBody, {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        (ChatBody, {"functions": [], "function_call": "auto", "modalities": ["text"]}),
+        (ChatBody, {"store": False, "audio": None, "reasoning_effort": "none"}),
+        (ChatBody, {"n": 1, "logprobs": None, "top_logprobs": None, "prediction": None}),
+        (CompletionBody, {"suffix": "", "best_of": 1, "echo": False, "prompt_logprobs": None}),
+        (CompletionBody, {"n": 3, "best_of": 3, "response_format": {"type": "text"}}),
+    ],
+)
+def test_neutral_values_are_taken(
+    body: type[ChatBody | CompletionBody], fields: dict[str, Any]
+) -> None:
+    """A documented parameter that is not offered is fine as long as it changes nothing."""
+    required = {"messages": USER} if body is ChatBody else {"prompt": "x"}
+    parsed = body.parse({"model": "m", **required, **fields})
+    assert parsed.ignored == ()
+    parsed.to_generation("r")
+
+
+UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
+    (ChatBody, "tools", [{"type": "function"}]),
+    (ChatBody, "tool_choice", "required"),
+    (ChatBody, "functions", [{}]),
+    (ChatBody, "function_call", {"name": "f"}),
+    (ChatBody, "response_format", {"type": "json_object"}),
+    (ChatBody, "modalities", ["text", "audio"]),
+    (ChatBody, "audio", {}),
+    (ChatBody, "store", True),
+    (ChatBody, "web_search_options", {}),
+    (ChatBody, "reasoning_effort", "high"),
+    (CompletionBody, "suffix", "after"),
+    (CompletionBody, "prompt_logprobs", 3),
+    (CompletionBody, "response_format", {"type": "json_object"}),
+    (CompletionBody, "best_of", 4),
+]
+
+
+@pytest.mark.parametrize(("body", "name", "value"), UNSUPPORTED)
+def test_unsupported_parameters_are_refused(
+    body: type[ChatBody | CompletionBody], name: str, value: Any
+) -> None:
+    """What is documented but not offered is refused by name, never silently ignored."""
+    error = refused(body, **{name: value})
+    assert isinstance(error, Unsupported)
+    assert error.param == name
+    assert name in error.message
+
+
+def test_echo_with_logprobs_is_refused() -> None:
+    """Log probabilities of the prompt are not offered."""
+    assert refused(CompletionBody, echo=True, logprobs=1).param == "echo"
+    assert CompletionBody.parse({"model": "m", "prompt": "x", "echo": True}).echo
+
+
+WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
+    (ChatBody, {"model": None}, "model"),
+    (ChatBody, {"messages": []}, "messages"),
+    (ChatBody, {"messages": "hi"}, "messages"),
+    (ChatBody, {"messages": [{"content": "hi"}]}, "messages"),
+    (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages"),
+    (ChatBody, {"temperature": "hot"}, "temperature"),
+    (ChatBody, {"temperature": 10**400}, "temperature"),
+    (ChatBody, {"n": 0}, "n"),
+    (ChatBody, {"n": MAX_CHOICES + 1}, "n"),
+    (ChatBody, {"stop": [1]}, "stop"),
+    (ChatBody, {"stop_token_ids": ["a"]}, "stop_token_ids"),
+    (ChatBody, {"logit_bias": {"a": 1}}, "logit_bias"),
+    (ChatBody, {"logit_bias": {"\ud800" * 400: 1}}, "logit_bias"),
+    (ChatBody, {"logit_bias": {"x" * 10_000: 1}}, "logit_bias"),
+    (ChatBody, {"top_logprobs": 2}, "top_logprobs"),
+    (ChatBody, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    (ChatBody, {"stream_options": 3}, "stream_options"),
+    (ChatBody, {"prediction": {"type": "content"}}, "prediction"),
+    (ChatBody, {"prediction": {"type": "other", "content": "a"}}, "prediction"),
+    (ChatBody, {"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    (ChatBody, {"speculation": {"enable": True}}, "speculation"),
+    (ChatBody, {"speculation": {"databases": ["corpus"]}}, "speculation"),
+    (ChatBody, {"speculation": {"max_draft_tokens": -1}}, "speculation"),
+    (CompletionBody, {"prompt": None}, "prompt"),
+    (CompletionBody, {"prompt": []}, "prompt"),
+    (CompletionBody, {"prompt": [1, "a"]}, "prompt"),
+    (CompletionBody, {"prompt": [[1], "a"]}, "prompt"),
+    (CompletionBody, {"prompt": [1.5]}, "prompt"),
+    (CompletionBody, {"prompt": ["a"] * 100, "n": 3}, "prompt"),
+    (CompletionBody, {"prompt": ["a"] * (MAX_ANSWERS + 1)}, "prompt"),
+    (CompletionBody, {"logprobs": -1}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize(("body", "fields", "param"), WRONG)
+def test_wrong_values_are_refused_by_name(
+    body: type[ChatBody | CompletionBody], fields: dict[str, Any], param: str
+) -> None:
+    """Every wrong value gets an error that names its parameter, in a message of bounded length."""
+    assert refused(body, **fields).param == param
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 3, True])
+def test_a_body_is_an_object(data: Any) -> None:
+    """Any other JSON is no request."""
+    for body in (ChatBody, CompletionBody):
+        with pytest.raises(InvalidRequest, match="must be a JSON object"):
+            body.parse(data)
+
+
+@pytest.mark.parametrize("name", ["prompt", "stop", "stop_token_ids"])
+def test_long_wrong_lists_are_refused_by_their_first_item(name: str) -> None:
+    """A list of wrong items is refused without an error for each, which would take a gateway's
+    time and memory."""
+    from pydantic import ValidationError
+
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate({"model": "m", "prompt": "x", name: [{}] * 1000})
+    assert len(caught.value.errors()) < 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("abc", ("abc",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2, 3], ((1, 2, 3),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        ([[]], ((),)),
+    ],
+)
+def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
+    """A text, texts, token ids and lists of them are one list of prompts."""
+    assert completion(prompt=prompt).prompts == prompts
+
+
+def test_as_many_answers_as_allowed() -> None:
+    """The bound on the answers of a request counts prompts times choices."""
+    assert len(completion(prompt=["a"] * (MAX_ANSWERS // 4), n=4).prompts) == MAX_ANSWERS // 4
+    assert chat(n=MAX_CHOICES).num_choices == MAX_CHOICES
+
+
+def test_messages_for_the_template() -> None:
+    """Parts of text are joined, other fields of a message reach the template."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = chat(
+        messages=[
+            {"role": "system", "content": "s", "name": "n"},
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": None},
+        ]
+    )
+    assert found.messages == (
+        {"role": "system", "content": "s", "name": "n"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": ""},
+    )
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "text"},
+        {"type": "text", "text": 5},
+        {"text": "a"},
+        {"type": "x" * 5000},
+    ],
+)
+def test_parts_that_are_no_text_are_refused(part: dict[str, Any]) -> None:
+    """Images and malformed parts are refused, never dropped."""
+    error = refused(ChatBody, messages=[{"role": "user", "content": [part]}])
+    assert isinstance(error, Unsupported)
+    assert error.param == "messages"
+
+
+def test_prediction_is_one_text() -> None:
+    """A prediction may come as a text or in parts."""
+    assert chat().prediction is None
+    assert chat(prediction={"type": "content", "content": "abc"}).prediction == "abc"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(prediction={"type": "content", "content": parts}).prediction == "ab"
+
+
+def test_speculation_fields_are_those_of_the_engine() -> None:
+    """The extension of hdserve becomes ``SpeculationParams``."""
+    found = chat(
+        speculation={
+            "enabled": False,
+            "max_draft_tokens": 3,
+            "databases": ["context", "model"],
+            "share_output": False,
+        }
+    ).speculation
+    assert SpeculationParams(**found) == SpeculationParams(
+        is_enabled=False,
+        max_draft_tokens=3,
+        databases=frozenset({"context", "model"}),
+        is_output_shared=False,
+    )
+    assert SpeculationParams(**chat(speculation={}).speculation) == SpeculationParams()
+    assert (
+        SpeculationParams(**chat(speculation={"databases": []}).speculation).databases
+        == frozenset()
+    )
+
+
+def test_unknown_fields_are_named() -> None:
+    """A field nobody documents is taken, and reported."""
+    body = ChatBody.parse({"model": "m", "messages": USER, "zebra": 1, "apple": None})
+    assert body.ignored == ("apple", "zebra")
+
+
+def test_usage_is_asked_for() -> None:
+    """``stream_options.include_usage`` is off by default."""
+    for options, wanted in ((None, False), ({}, False), ({"include_usage": True}, True)):
+        body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
+        assert body.includes_usage is wanted
+
+
+def test_template_options_are_passed_on() -> None:
+    """``chat_template_kwargs`` are the template's variables."""
+    assert chat(chat_template_kwargs={"thinking": True}).template_options == {"thinking": True}
+    assert chat().template_options == {}
+
+
+def test_tokenize_bodies() -> None:
+    """A text or a conversation, and token ids back."""
+    assert parse_body(TokenizeBody, {"model": "m", "prompt": "a"}).add_special_tokens
+    found = parse_body(TokenizeBody, {"model": "m", "messages": USER}).messages
+    assert found is not None
+    assert found[0].for_template() == USER[0]
+    assert parse_body(DetokenizeBody, {"model": "m", "tokens": [1]}).tokens == (1,)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(DetokenizeBody, {"model": "m", "tokens": ["a"]})
+    assert caught.value.param == "tokens"
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None, exclude_categories=()), max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "suffix", "other"})
+
+
+@given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+def test_any_json_is_taken_or_refused(fields: dict[str, Any]) -> None:
+    """Whatever is sent is either understood or refused with a bounded message of valid text."""
+    for body, required in ((ChatBody, {"messages": USER}), (CompletionBody, {"prompt": "x"})):
+        message = ""
+        try:
+            body.parse({"model": "m", **required, **fields}).to_generation("r")
+        except InvalidRequest as error:
+            message = error.message
+        assert len(message) <= 300
+        message.encode()

@@ -1,0 +1,259 @@
+"""Answers in the OpenAI API's shape, checked by the types of the real client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from deployments.generation import Alternative, Delta, Summary, TokenInfo
+from deployments.responses import (
+    STREAM_END,
+    ChatFormat,
+    CompletionFormat,
+    ResponseBuilder,
+    ResponseFormat,
+    error_body,
+    server_sent_event,
+)
+from hdserve.core import DraftCounts, Source
+from hdserve.errors import (
+    EngineStopped,
+    HdserveError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+)
+
+COUNTS = DraftCounts(
+    num_steps=5,
+    num_drafts=4,
+    num_draft_tokens=20,
+    num_accepted_tokens=6,
+    accepted_by_source={Source.MODEL: 2, Source.CONTEXT: 4},
+    draft_tokens_by_source={Source.MODEL: 10, Source.CONTEXT: 10},
+    num_drafts_by_accepted=[1, 1, 1, 1],
+)
+SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=COUNTS, replica="abc")
+LOGPROBS = (
+    TokenInfo("é", -0.5, (Alternative("é", -0.5), Alternative("b", -1.0))),
+    TokenInfo("yz", -0.25, ()),
+)
+
+
+def delta(text: str, choice: int = 0, prompt: int = 0, **fields: Any) -> Delta:
+    defaults: dict[str, Any] = {
+        "token_ids": (1,),
+        "sources": (0,),
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    return Delta(prompt_index=prompt, choice_index=choice, text=text, **{**defaults, **fields})
+
+
+def builder(form: ResponseFormat, num_choices: int = 1) -> ResponseBuilder:
+    return ResponseBuilder(form, "the-model", "r1", num_choices)
+
+
+def collected(form: ResponseFormat, *deltas: Delta, num_choices: int = 1) -> dict[str, Any]:
+    made = builder(form, num_choices)
+    for item in deltas:
+        made.collect(item)
+    return made.whole(SUMMARY)
+
+
+def test_a_whole_chat_answer() -> None:
+    """The deltas of an answer become one object that the real client reads."""
+    body = collected(ChatFormat(), delta("Hello"), delta(" there", finish_reason="stop"))
+    answer = ChatCompletion.model_validate(body)
+    (choice,) = answer.choices
+    assert choice.message.content == "Hello there"
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs is None
+    assert (answer.id, answer.model, answer.object) == (
+        "chatcmpl-r1",
+        "the-model",
+        "chat.completion",
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 7
+    assert answer.usage.completion_tokens == 11
+    assert answer.usage.total_tokens == 18
+
+
+def test_a_whole_completion() -> None:
+    """The same for ``/v1/completions``."""
+    body = collected(CompletionFormat(), delta("a"), delta("b", finish_reason="length"))
+    answer = Completion.model_validate(body)
+    assert answer.choices[0].text == "ab"
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.id, answer.object) == ("cmpl-r1", "text_completion")
+
+
+def test_chat_chunks() -> None:
+    """The role comes once per choice, with the first chunk; the finish reason with the last."""
+    made = builder(ChatFormat(), 2)
+    deltas = [
+        delta("a"),
+        delta("b", 1),
+        delta("c"),
+        delta("", 1, finish_reason="stop"),
+        delta("", finish_reason="length"),
+    ]
+    chunks = [ChatCompletionChunk.model_validate(made.chunk(item)) for item in deltas]
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert [choice.index for choice in choices] == [0, 1, 0, 1, 0]
+    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None, None, None]
+    assert [choice.delta.content for choice in choices] == ["a", "b", "c", None, None]
+    assert [choice.finish_reason for choice in choices] == [None, None, None, "stop", "length"]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_an_empty_first_chunk_has_content() -> None:
+    """A first token that is half a character still opens the answer."""
+    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).chunk(delta("")))
+    assert chunk.choices[0].delta.content == ""
+    assert chunk.choices[0].delta.role == "assistant"
+
+
+def test_the_last_chunk_has_usage_and_no_choices() -> None:
+    """After the choices comes what they cost and what drafting did."""
+    body = builder(ChatFormat()).last_chunk(SUMMARY)
+    chunk = ChatCompletionChunk.model_validate(body)
+    assert chunk.choices == []
+    assert chunk.usage is not None
+    assert chunk.usage.total_tokens == 18
+    assert body["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 6
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_choices_are_numbered_over_prompts(num_choices: int) -> None:
+    """Choice ``c`` of prompt ``p`` has index ``p * n + c``, in whatever order the ends come."""
+    deltas = [
+        delta(f"{prompt}{choice}", choice, prompt, finish_reason="stop")
+        for choice in reversed(range(num_choices))
+        for prompt in reversed(range(2))
+    ]
+    body = collected(CompletionFormat(), *deltas, num_choices=num_choices)
+    found = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    wanted = [f"{prompt}{choice}" for prompt in range(2) for choice in range(num_choices)]
+    assert found == list(enumerate(wanted))
+
+
+def test_echo_comes_once_before_each_answer() -> None:
+    """With ``echo`` each choice begins with its own prompt, streamed and whole."""
+    deltas = [delta("x", 0, 0), delta("y", 0, 1), delta("z", 0, 0, finish_reason="stop")]
+    echoes = ("one ", "two ")
+    whole = collected(CompletionFormat(echoes), *deltas)
+    assert [choice["text"] for choice in whole["choices"]] == ["one xz", "two y"]
+    made = builder(CompletionFormat(echoes))
+    texts = [made.chunk(item)["choices"][0]["text"] for item in deltas]
+    assert texts == ["one x", "two y", "z"]
+
+
+def test_chat_logprobs() -> None:
+    """Tokens with their bytes, log probabilities and alternatives, over all deltas."""
+    body = collected(
+        ChatFormat(),
+        delta("é", logprobs=LOGPROBS[:1]),
+        delta("yz", logprobs=LOGPROBS[1:], finish_reason="stop"),
+    )
+    logprobs = ChatCompletion.model_validate(body).choices[0].logprobs
+    assert logprobs is not None
+    first, second = logprobs.content or []
+    assert (first.token, first.logprob, first.bytes) == ("é", -0.5, [0xC3, 0xA9])
+    assert [(item.token, item.logprob) for item in first.top_logprobs] == [("é", -0.5), ("b", -1)]
+    assert second.top_logprobs == []
+
+
+def test_completion_logprobs() -> None:
+    """Parallel lists, with the offset of each token in the text, also across chunks."""
+    parts = [
+        delta("é", logprobs=LOGPROBS[:1]),
+        delta("yz", logprobs=LOGPROBS[1:], finish_reason="stop"),
+    ]
+    logprobs = Completion.model_validate(collected(CompletionFormat(), *parts)).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["é", "yz"]
+    assert logprobs.token_logprobs == [-0.5, -0.25]
+    assert logprobs.top_logprobs == [{"é": -0.5, "b": -1.0}, {}]
+    assert logprobs.text_offset == [0, 1]
+    made = builder(CompletionFormat())
+    chunks = [made.chunk(item)["choices"][0]["logprobs"] for item in parts]
+    assert [chunk["text_offset"] for chunk in chunks] == [[0], [1]]
+
+
+def test_offsets_are_counted_per_choice() -> None:
+    """The tokens of one choice do not move the offsets of another."""
+    made = builder(CompletionFormat(), 2)
+    for choice in (0, 1):
+        chunk = made.chunk(delta("é", choice, logprobs=LOGPROBS))
+        assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 1]
+
+
+def test_metrics_of_drafting() -> None:
+    """The field names of vLLM, accepted tokens by source, and ratios that add up."""
+    found = collected(ChatFormat(), delta("a"))["metrics"]
+    assert found == {
+        "replica": "abc",
+        "speculative_decoding": {
+            "mean_acceptance_length": 2.5,
+            "draft_acceptance_rate": 0.3,
+            "acceptance_histogram": [1, 1, 1, 1],
+            "num_spec_steps": 4,
+            "num_steps": 5,
+            "num_draft_tokens": 20,
+            "num_accepted_draft_tokens": 6,
+            "accepted_by_source": {"context": 4, "model": 2},
+        },
+    }
+
+
+def test_metrics_without_drafts() -> None:
+    """Ratios of nothing are null, not zero and not an error."""
+    made = builder(ChatFormat())
+    body = made.whole(Summary(1, 2, DraftCounts(num_steps=2), "abc"))
+    drafting = body["metrics"]["speculative_decoding"]
+    assert drafting["mean_acceptance_length"] is None
+    assert drafting["draft_acceptance_rate"] is None
+    assert drafting["accepted_by_source"] == {}
+    json.dumps(body, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "param", "code"),
+    [
+        (InvalidRequest("wrong", "top_p"), "invalid_request_error", "top_p", "invalid_value"),
+        (
+            PromptTooLong("long", "prompt"),
+            "invalid_request_error",
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (ModelNotFound("none", "model"), "invalid_request_error", "model", "model_not_found"),
+        (Overloaded("busy"), "invalid_request_error", None, "overloaded"),
+        (EngineStopped("gone"), "server_error", None, "engine_stopped"),
+        (HdserveError("oh"), "server_error", None, "internal_error"),
+    ],
+)
+def test_errors(error: HdserveError, kind: str, param: str | None, code: str) -> None:
+    """Every error is an object of message, type, parameter and slug."""
+    assert error_body(error) == {
+        "error": {"message": error.message, "type": kind, "param": param, "code": code}
+    }
+
+
+def test_events() -> None:
+    """An event is one line of JSON that any text survives, and the stream has its end."""
+    event = server_sent_event({"text": "a\nb\u2028\ud83d é"})
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    assert json.loads(event.removeprefix(b"data: ")) == {"text": "a\nb\u2028\ud83d é"}
+    assert STREAM_END == b"data: [DONE]\n\n"

@@ -1,0 +1,106 @@
+"""Tokenizers are told apart by what they do, and chat templates get variables, not code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.errors import ConfigError, InvalidRequest, Unsupported
+from hdserve.models import bundled_model_path
+
+TOKENIZER = load_tokenizer("hdserve-tiny")
+USER = {"role": "user", "content": "hi"}
+
+
+def copy_of(directory: Path, *, swapped: tuple[str, str] | None = None) -> Tokenizer:
+    """The bundled tokenizer from another directory, without its chat template; ``swapped`` tokens
+    change their ids."""
+    source = bundled_model_path("hdserve-tiny")
+    assert source is not None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, directory / name)
+    if swapped is not None:
+        path = directory / "tokenizer.json"
+        data = json.loads(path.read_text())
+        vocab = data["model"]["vocab"]
+        one, other = swapped
+        vocab[one], vocab[other] = vocab[other], vocab[one]
+        path.write_text(json.dumps(data))
+    return load_tokenizer(str(directory))
+
+
+@given(st.text(max_size=40))
+def test_decoding_is_the_inverse_of_encoding(text: str) -> None:
+    """Any text survives, but for what the tokenizer's own normaliser makes of it."""
+    once = TOKENIZER.decode(TOKENIZER.encode(text))
+    assert TOKENIZER.decode(TOKENIZER.encode(once)) == once
+
+
+def test_fingerprints_tell_tokenizers_apart(tmp_path: Path) -> None:
+    """A copy is the same tokenizer; one whose ids differ is not."""
+    same, other = tmp_path / "same", tmp_path / "other"
+    same.mkdir()
+    other.mkdir()
+    assert copy_of(same).fingerprint == TOKENIZER.fingerprint
+    changed = copy_of(other, swapped=("a", "b"))
+    assert changed.encode("a") != TOKENIZER.encode("a")
+    assert changed.fingerprint != TOKENIZER.fingerprint
+
+
+def test_a_conversation_ends_where_the_assistant_speaks() -> None:
+    """The template is rendered up to the assistant's turn, its markers as special tokens."""
+    ids = TOKENIZER.encode_chat([USER], {})
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.decode(ids) == text
+    assert ids == TOKENIZER.encode(text, adds_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template", "tools", "tokenize", "return_dict", "add_generation_prompt"]
+)
+def test_template_options_are_variables(name: str) -> None:
+    """A client cannot bring its own template, which is code, nor change how one is applied."""
+    endless = "{% for i in range(10**9) %}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="is no template variable") as caught:
+        TOKENIZER.encode_chat([USER], {name: endless})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_unused_template_variables_are_harmless() -> None:
+    """A variable the template does not know changes nothing."""
+    assert TOKENIZER.encode_chat([USER], {"thinking": True}) == TOKENIZER.encode_chat([USER], {})
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user"}], [{}], [USER, {"content": "x"}]])
+def test_what_a_template_refuses_is_a_wrong_request(messages: list[dict[str, Any]]) -> None:
+    """Messages that the template cannot render get its reason, not an internal error."""
+    with pytest.raises(InvalidRequest, match="chat template refuses") as caught:
+        TOKENIZER.encode_chat(messages, {})
+    assert caught.value.param == "messages"
+
+
+def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
+    """Such a model is served for plain completions, and says so."""
+    tokenizer = copy_of(tmp_path)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(Unsupported, match="/v1/completions"):
+        tokenizer.encode_chat([USER], {})
+
+
+def test_the_text_of_one_token() -> None:
+    """Special tokens show, and half a character shows as the replacement character."""
+    assert TOKENIZER.token_text(2) == "<|im_end|>"
+    assert TOKENIZER.token_text(TOKENIZER.encode("🙂")[0]) == "\ufffd"
+
+
+def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    """A directory without a tokenizer is named."""
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        load_tokenizer(str(tmp_path))
