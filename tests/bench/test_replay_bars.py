@@ -74,6 +74,6 @@ def test_mean_acceptance_length(
 
 def test_floor_reaches_the_best_peer_with_four_nodes() -> None:
     """2.077 tokens a step took the best peer 15.4 nodes."""
-    result = _replay("specbench-vicuna-7b", ReplayMode.WARM, 16, True, min_score=0.1)
+    result = _replay("specbench-vicuna-7b", ReplayMode.WARM, 60, True, min_score=0.09)
     assert result.mean_acceptance_length >= 2.077
     assert result.mean_draft_tokens <= 4.0
