@@ -38,18 +38,25 @@ class GenerationRequest:
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
 
+    @property
+    def num_characters(self) -> int:
+        """How much text the model server has to make tokens of."""
+        texts = [*self.prompts, *(message["content"] for message in self.messages)]
+        return sum(map(len, texts)) + len(self.prediction or "")
+
 
 class Alternative(NamedTuple):
-    """One token and its log probability."""
+    """One token, as the bytes it stands for, and its log probability."""
 
-    text: str
+    data: bytes
     logprob: float
 
 
 class TokenInfo(NamedTuple):
-    """The log probabilities of one generated token."""
+    """The log probabilities of one generated token; ``data`` are the bytes it stands for, which
+    need not be whole characters."""
 
-    text: str
+    data: bytes
     logprob: float
     top: tuple[Alternative, ...]
 

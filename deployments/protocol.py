@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.generation import GenerationRequest, Prompt
+from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -24,6 +25,15 @@ _MAX_REASON_CHARACTERS = 300
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
+
+# What other servers document beyond the OpenAI API and would change an answer.
+_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "prompt_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+}
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -49,6 +59,8 @@ class StreamOptions(_Body):
     """``stream_options`` of the OpenAI API."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
+    """Padding against an observer of packet sizes; this server never adds it."""
 
 
 class Speculation(BaseModel):
@@ -91,6 +103,19 @@ class GenerationBody(_Body):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
+    )
+    """Documented parameters that could not change an answer."""
+
     model: str
     temperature: float | None = None
     top_p: float | None = None
@@ -112,7 +137,6 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    user: str | None = None
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -124,16 +148,19 @@ class GenerationBody(_Body):
         """
         if not isinstance(data, dict):
             raise InvalidRequest("the request body must be a JSON object")
-        for name, neutral in cls.unsupported.items():
+        unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
+        for name, neutral in unsupported.items():
             if data.get(name) is not None and data[name] not in neutral:
                 raise Unsupported(f"{name} is not supported", name)
-        known = {name: value for name, value in data.items() if name not in cls.unsupported}
-        return parse_body(cls, known)
+        unread = cls.without_effect.union(unsupported)
+        return parse_body(cls, {name: data[name] for name in data if name not in unread})
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Fields of the request that nobody documents."""
-        return tuple(sorted(self.model_extra or ()))
+        options = self.stream_options.model_extra if self.stream_options else None
+        nested = [f"stream_options.{name}" for name in options or ()]
+        return tuple(sorted([*(self.model_extra or ()), *nested]))
 
     @property
     def num_choices(self) -> int:
@@ -181,7 +208,8 @@ class ChatBody(GenerationBody):
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "store": (False,),
+        "moderation": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
         "reasoning_effort": ("none",),
     }
@@ -189,7 +217,7 @@ class ChatBody(GenerationBody):
     messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
 
@@ -220,12 +248,12 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    unsupported = {"suffix": ("",), "prompt_logprobs": (0,), "response_format": ({"type": "text"},)}
+    unsupported = {"suffix": ("",), "response_format": ({"type": "text"},)}
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )
-    logprobs: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
 

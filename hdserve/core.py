@@ -11,6 +11,7 @@ from typing import Any
 from hdserve.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
 MAX_STOP_STRINGS = 64
 """Each is looked for after each token, in the thread that serves all requests."""
 
@@ -100,8 +101,10 @@ class SamplingParams:
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
-            _check_range("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+            _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
         for value in self.logit_bias.values():
             _check_range("logit_bias", value, -100.0, 100.0)
 
