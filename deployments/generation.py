@@ -22,6 +22,7 @@ class GenerationRequest:
         messages: the conversation of a chat, as the chat template takes it.
         template_options: further variables of the chat template.
         sampling: fields of ``SamplingParams`` the client set.
+        grammar_param: the parameter that asked for the grammar in ``sampling``.
         num_choices: answers per prompt.
         speculation: fields of ``SpeculationParams`` the client set.
         prediction: the text the client expects in the answer.
@@ -33,6 +34,7 @@ class GenerationRequest:
     messages: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    grammar_param: str | None = None
     num_choices: int = 1
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None

@@ -84,7 +84,8 @@ class ModelServer:
             RequestError: the request cannot be answered.
             EngineStopped: the engine has failed; another replica may answer.
         """
-        sequences = await _off_loop(request.num_characters, self._sequences, request)
+        size = request.num_characters + len(request.sampling.get("grammar", ""))
+        sequences = await _off_loop(size, self._sequences, request)
         if self._sharing is not None:
             self._sharing.use(request.namespace)
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
@@ -111,6 +112,8 @@ class ModelServer:
         outputs = self._engine.generate(seq)
         try:
             async for output in outputs:
+                if output.error is not None:
+                    raise output.error
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:
@@ -168,6 +171,7 @@ class ModelServer:
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
+        self._check_grammar(params.grammar, request)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
@@ -181,6 +185,14 @@ class ModelServer:
             for prompt_index, token_ids in enumerate(self._prompts(request))
             for choice_index in range(request.num_choices)
         ]
+
+    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
+        if grammar is None:
+            return
+        try:
+            self._host.grammars.check(grammar)
+        except InvalidRequest as error:
+            raise type(error)(error.message, request.grammar_param) from error
 
     def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
         if request.messages:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.generation import GenerationRequest, Prompt
+from deployments.structured import Constraint, StructuredFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -33,6 +34,8 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "bad_words": ([],),
+    "guided_grammar": (),
+    "structural_tag": (),
 }
 
 _SAMPLING_FIELDS = (
@@ -97,7 +100,7 @@ class Message(_Body):
 Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
 
 
-class GenerationBody(_Body):
+class GenerationBody(_Body, StructuredFields):
     """What chat and plain completions have in common."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -170,7 +173,9 @@ class GenerationBody(_Body):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int | None, num_logprobs: int | None) -> dict[str, Any]:
+    def sampling(
+        self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
+    ) -> dict[str, Any]:
         """The fields of ``SamplingParams`` that the client set."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
@@ -181,6 +186,7 @@ class GenerationBody(_Body):
             "logprobs": num_logprobs,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
             "stop_token_ids": self.stop_token_ids,
+            "grammar": constraint and constraint.grammar,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -205,7 +211,6 @@ class ChatBody(GenerationBody):
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
@@ -234,11 +239,13 @@ class ChatBody(GenerationBody):
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
+        constraint = self.constraint()
         return GenerationRequest(
             request_id=request_id,
             messages=tuple(message.for_template() for message in self.messages),
             template_options=self.chat_template_kwargs or {},
-            sampling=self.sampling(max_tokens, num_logprobs),
+            sampling=self.sampling(max_tokens, num_logprobs, constraint),
+            grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             prediction=None if self.prediction is None else _joined(self.prediction.content),
@@ -248,7 +255,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    unsupported = {"suffix": ("",), "response_format": ({"type": "text"},)}
+    unsupported = {"suffix": ("",)}
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
@@ -282,10 +289,12 @@ class CompletionBody(GenerationBody):
         if self.best_of is not None and self.best_of != self.num_choices:
             raise Unsupported("best_of other than n is not supported", "best_of")
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        constraint = self.constraint()
         return GenerationRequest(
             request_id=request_id,
             prompts=self.prompts,
-            sampling=self.sampling(max_tokens, self.logprobs),
+            sampling=self.sampling(max_tokens, self.logprobs, constraint),
+            grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
         )

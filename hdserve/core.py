@@ -63,6 +63,8 @@ class SamplingParams:
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         stop: strings that end the output; they are not part of it unless
             ``include_stop_str_in_output``.
+        grammar: what the output must match, made by :mod:`hdserve.grammar`; its end ends the
+            output.
 
     Raises:
         InvalidRequest: a value is out of range; ``param`` names it.
@@ -85,6 +87,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)

@@ -16,7 +16,10 @@ from hdserve.models import resolve_model
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
+_BYTE_OF_CHARACTER: dict[str, int] = {
+    character: byte
+    for byte, character in bytes_to_unicode().items()  # type: ignore[no-untyped-call]
+}
 
 
 class Tokenizer:

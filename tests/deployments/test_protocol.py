@@ -76,7 +76,7 @@ def test_sampling_parameters(make: Any, name: str) -> None:
 
 def test_every_sampling_field_has_a_parameter() -> None:
     """No field of ``SamplingParams`` is out of reach of a request."""
-    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs"}
+    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs", "grammar"}
 
 
 def test_what_a_client_leaves_out_is_absent() -> None:
@@ -142,7 +142,6 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "tool_choice", "required"),
     (ChatBody, "functions", [{}]),
     (ChatBody, "function_call", {"name": "f"}),
-    (ChatBody, "response_format", {"type": "json_object"}),
     (ChatBody, "modalities", ["text", "audio"]),
     (ChatBody, "audio", {}),
     (ChatBody, "verbosity", "low"),
@@ -154,7 +153,7 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "reasoning_effort", "high"),
     (CompletionBody, "suffix", "after"),
     (CompletionBody, "prompt_logprobs", 3),
-    (CompletionBody, "response_format", {"type": "json_object"}),
+    (CompletionBody, "guided_grammar", "start: x"),
     (CompletionBody, "best_of", 4),
 ]
 

@@ -271,7 +271,7 @@ def test_tokens_that_are_parts_of_characters() -> None:
     tokens = ChatCompletion.model_validate(body).choices[0].logprobs
     assert tokens is not None
     assert tokens.content is not None
-    assert bytes(sum([token.bytes or [] for token in tokens.content], [])).decode() == "éz"
+    assert b"".join(bytes(token.bytes or ()) for token in tokens.content).decode() == "éz"
     body = collected(CompletionFormat(), delta("éz", logprobs=HALVES, finish_reason="stop"))
     found = Completion.model_validate(body).choices[0].logprobs
     assert found is not None
