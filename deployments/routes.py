@@ -33,6 +33,7 @@ from deployments.responses import (
     error_body,
     server_sent_event,
 )
+from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
 
 if TYPE_CHECKING:
@@ -74,7 +75,13 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = ChatBody.parse(await _json(request))
-        return await _answer(gateway, body, body.to_generation(_request_id(request)), ChatFormat())
+        parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
+        generation = body.to_generation(_request_id(request), parser)
+        form = ChatFormat(
+            parser if body.may_call_tools else None,
+            is_one_call=body.parallel_tool_calls is False,
+        )
+        return await _answer(gateway, body, generation, form)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
     async def completions(request: Request) -> Response:

@@ -102,6 +102,9 @@ class ModelConfig(StrictModel):
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
 
+    tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
+    """How the model writes tool calls; ``None`` refuses tools."""
+
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
 
