@@ -20,6 +20,7 @@ from deployments.request_metrics import RequestMetrics
 from deployments.statistics_line import statistics_line
 from hdserve.core import FinishReason, SamplingParams, Sequence, StepOutput
 from hdserve.errors import InvalidRequest, Overloaded
+from tests.k8s.monitoring import metric_of, series_named
 from tests.serving import ServedApplication
 
 MODEL = "hdserve-mini"
@@ -269,3 +270,13 @@ def test_the_log_has_a_line(application: ServedApplication, num_tokens: tuple[in
             return
         time.sleep(0.5)
     raise AssertionError("no line in the log")
+
+
+@pytest.mark.ray
+def test_dashboard_and_alerts_read_what_is_emitted(scrape: Scrape) -> None:
+    """Each series they name is in the answer, and each metric of the answer is read."""
+    emitted = {item.name for family in scrape.families.values() for item in family.samples}
+    named = series_named()
+    assert named <= emitted
+    read = {info.name for info in map(metric_of, named) if info is not None}
+    assert read == scrape.families.keys()
