@@ -19,6 +19,10 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
+from deployments.metrics import Report
+from deployments.ray_metrics import Reporter
+from deployments.replica_metrics import ReplicaMetrics
+from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from hdserve.config import ModelConfig, ModelDatabaseConfig
@@ -72,6 +76,12 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
+        self._requests = RequestMetrics()
+        self._metrics = ReplicaMetrics(
+            self._replica, self._host, self._engine, self._requests, self._sharing
+        )
+        self._reporter = Reporter(config.name, self._metrics.report)
+        self._reporter.start()
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
         if self._sharing is not None:
@@ -110,13 +120,16 @@ class ModelServer:
         self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
     ) -> None:
         outputs = self._engine.generate(seq)
+        clock = self._requests.clock(seq)
         try:
             async for output in outputs:
+                clock.observe(output)
                 if output.error is not None:
                     raise output.error
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:
+            self._requests.failed(error)
             merged.put_nowait(error)
         finally:
             await outputs.aclose()
@@ -159,12 +172,17 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
         )
 
+    async def report(self) -> Report:
+        """What this replica counted, for ``/metrics``."""
+        return await self._metrics.report()
+
     def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
         self._engine.check(_MAX_SILENCE_S)
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
+        self._reporter.close()
         self._engine.close()
         if self._sharing is not None:
             self._sharing.close()

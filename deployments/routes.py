@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.http_metrics import add_metrics_route
 from deployments.protocol import (
     ChatBody,
     CompletionBody,
@@ -63,6 +64,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     _add_generation_routes(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
+    add_metrics_route(api, gateway)
     return api
 
 

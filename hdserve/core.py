@@ -208,6 +208,7 @@ class Sequence:
         token_ids: the prompt, then the output so far.
         max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
             model's context.
+        admitted_s: monotonic time at which the engine gave it a slot; ``None`` while it waits.
         choice_index: which of the ``n`` choices of the request this is.
         namespace: which model databases it may read and feed.
         drafter_state: what drafters keep per sequence, by drafter name.
@@ -224,6 +225,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_cached_tokens: int = 0
     max_total_tokens: int = 0
+    admitted_s: float | None = None
     finish_reason: FinishReason | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     drafter_state: dict[str, Any] = field(default_factory=dict)

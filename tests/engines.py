@@ -76,6 +76,7 @@ def plain_tokens(
     model: torch.nn.Module, sequences: Iterable[core.Sequence]
 ) -> dict[str, list[int]]:
     """The full token ids of each sequence when it is decoded alone and without drafts."""
+    engine = make_engine(model=model)
     found = {}
     for seq in sequences:
         alone = core.Sequence(
@@ -84,6 +85,6 @@ def plain_tokens(
             seq.params,
             choice_index=seq.choice_index,
         )
-        run(make_engine(model=model), [alone])
+        run(engine, [alone])
         found[seq.request_id] = alone.token_ids
     return found

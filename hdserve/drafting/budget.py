@@ -49,9 +49,14 @@ class DraftBudget:
     Scores of sources that do not estimate them well are corrected by what they turned out to be
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
     known of a source that is cut off fades, so that it is tried again.
+
+    Attributes:
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
     """
 
     def __init__(self, cost: ForwardCost) -> None:
+        self.num_proposed_tokens = 0
+        self.num_kept_tokens = 0
         self._cost = cost
         self._expected = dict.fromkeys(Source, _PRIOR_WEIGHT)
         self._accepted = dict.fromkeys(Source, _PRIOR_WEIGHT)
@@ -72,6 +77,8 @@ class DraftBudget:
         num_kept = int(np.argmax(tokens / self._cost(num_rows)))
         is_kept = np.zeros(len(pooled), np.bool_)
         is_kept[order[:num_kept]] = True
+        self.num_proposed_tokens += len(pooled)
+        self.num_kept_tokens += num_kept
         proposed = _sources(trees)
         first = 0
         for tree, worth in zip(trees, worths, strict=True):

@@ -93,6 +93,10 @@ class Engine:
             f"{name}.{method}": count
             for (name, method), count in self._drafters.num_failures.items()
         }
+        stats.drafter_times_s = dict(self._drafters.times_s)
+        if self._budget is not None:
+            stats.num_proposed_tokens = self._budget.num_proposed_tokens
+            stats.num_kept_tokens = self._budget.num_kept_tokens
         return stats
 
     def add(self, seq: core.Sequence) -> None:
@@ -131,6 +135,7 @@ class Engine:
         """
         started = time.perf_counter()
         for seq in self._scheduler.admit():
+            seq.admitted_s = time.monotonic()
             self._drafters.start(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
