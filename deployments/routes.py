@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,6 +15,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from deployments.access import SignIn, identity_of
+from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.http_metrics import add_metrics_route
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 _READY_TIMEOUT_S = 2.0
 _ERROR_STATUSES = {
     400: "A parameter is wrong",
+    401: "The API key is missing or wrong",
     404: "No such model",
     413: "The body is too large",
     429: "Too many requests are waiting",
@@ -57,7 +61,8 @@ def build_api(gateway: Gateway) -> FastAPI:
         version=version("hdserve"),
         description="LLM serving, losslessly accelerated by hierarchical drafting.",
     )
-    api.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
+    api.add_middleware(BodyLimit, limits=gateway.config.gateway)
+    api.add_middleware(SignIn, access=gateway.access)
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(Exception, _on_unexpected)
@@ -65,6 +70,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
     add_metrics_route(api, gateway)
+    add_admin_routes(api, gateway)
     return api
 
 
@@ -83,7 +89,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             parser if body.may_call_tools else None,
             is_one_call=body.parallel_tool_calls is False,
         )
-        return await _answer(gateway, body, generation, form)
+        return await _answer(gateway, body, _owned(request, generation), form)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -100,7 +106,8 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                     for prompt in body.prompts
                 ]
             )
-        return await _answer(gateway, body, generation, CompletionFormat(echoes))
+        form = CompletionFormat(echoes)
+        return await _answer(gateway, body, _owned(request, generation), form)
 
     @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -257,6 +264,11 @@ def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
 def _header_value(names: Iterable[str]) -> str:
     """Names a client chose, as printable ASCII of bounded length."""
     return ", ".join(names).encode("unicode_escape").decode()[:1000]
+
+
+def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
+    """``generation`` in the namespace of who sent it."""
+    return replace(generation, namespace=identity_of(request).namespace)
 
 
 def _request_id(request: Request) -> str:
