@@ -7,9 +7,9 @@ from typing import Any
 
 from ray import serve
 
-from deployments.access import read_access
 from deployments.gateway import gateway_deployment
 from deployments.model_server import model_deployment
+from hdserve.access import read_access
 from hdserve.config import AccessConfig, StrictModel, load_config
 
 

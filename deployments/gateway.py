@@ -13,11 +13,11 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.access import Access
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
 

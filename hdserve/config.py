@@ -224,8 +224,9 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeCo
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """
-    source = source or os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
-    if not source:
+    if source is None or source == "":
+        source = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
+    if source is None or source == "":
         config = default_config()
     else:
         config = parse_config(source) if isinstance(source, Mapping) else read_config(source)

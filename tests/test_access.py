@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from deployments.access import Access, Identity, read_access
+from hdserve.access import Access, Identity, read_access
 from hdserve.config import AccessConfig
 from hdserve.errors import ConfigError, Unauthorized
 
