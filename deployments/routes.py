@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
@@ -43,6 +44,9 @@ from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestErro
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
+_MAX_DEPTH = 100
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _READY_TIMEOUT_S = 2.0
 _ERROR_STATUSES = {
     400: "A parameter is wrong",
@@ -235,7 +239,8 @@ async def _json(request: Request) -> Any:
     """The body of a request.
 
     Raises:
-        InvalidRequest: it is no JSON, or has a number or text that cannot be processed.
+        InvalidRequest: it is no JSON, is nested too deeply, or has a number or text that cannot
+            be processed.
     """
     body = await request.body()
     try:
@@ -244,7 +249,19 @@ async def _json(request: Request) -> Any:
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
+    if _is_deep(body):
+        raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
+
+
+def _is_deep(body: bytes) -> bool:
+    """Whether valid JSON is nested deeper than what recursive readers of a request bear."""
+    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+        return False
+    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
 
 
 def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
