@@ -16,7 +16,10 @@ from hdserve.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
 
-_MAX_COMPILED = 128
+_MAX_COMPILED = 32
+_MAX_LEXER_STATES = 20_000
+"""Of 1 to 2 kB each.  A schema of 200 alternatives needs between 3,000 and 10,000."""
+
 _MAX_REASON_CHARACTERS = 200
 
 
@@ -66,7 +69,11 @@ class Grammars:
                 return self._compiled[grammar]
         if self._tokenizer is None:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
-        limits = LLParserLimits(step_lexer_fuel=self._step_fuel, verbose_errors=False)
+        limits = LLParserLimits(
+            step_lexer_fuel=self._step_fuel,
+            max_lexer_states=_MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be used: {_reason(matcher)}", "grammar")
