@@ -1,4 +1,4 @@
-"""Signing in to the gateway."""
+"""Signing in to the gateway: its state, its documentation and its page are open to all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from hdserve.access import Access, Identity
 from hdserve.errors import Forbidden, Unauthorized
 
 _OPEN_PATHS = frozenset(
-    {"/health", "/ready", "/metrics", "/version", "/docs", "/redoc", "/openapi.json"}
+    {
+        "/",
+        "/docs",
+        "/health",
+        "/metrics",
+        "/openapi.json",
+        "/playground",
+        "/ready",
+        "/redoc",
+        "/version",
+    }
 )
+_OPEN_PREFIX = "/page/"
 
 
 class SignIn:
@@ -56,4 +67,4 @@ def require_admin(request: Request) -> None:
 
 def _is_open(scope: Scope) -> bool:
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path in _OPEN_PATHS
+    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX)
