@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.generation import GenerationRequest, Prompt
+from deployments.messages import Body, Messages, Parts, joined
 from deployments.structured import Constraint, StructuredFields, one_of
 from deployments.tool_parsers import HermesToolParser, ToolParser
 from deployments.tools import ToolFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
-Body = TypeVar("Body", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_CHOICES = 64
 """Most choices of one prompt."""
@@ -28,7 +28,6 @@ _MAX_REASON_CHARACTERS = 300
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
-Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 
 # What other servers document beyond the OpenAI API and would change an answer.
 _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
@@ -57,11 +56,7 @@ _SAMPLING_FIELDS = (
 )
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
     include_usage: bool = False
@@ -82,36 +77,14 @@ class Speculation(BaseModel):
     share_output: bool = True
 
 
-class Prediction(_Body):
+class Prediction(Body):
     """``prediction`` of the OpenAI API: text that is likely to appear in the answer."""
 
     type: Literal["content"] = "content"
     content: str | Parts
 
 
-class Message(_Body):
-    """One message of a conversation."""
-
-    role: str
-    content: str | Parts | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string, arguments of calls as objects.
-
-        Raises:
-            Unsupported: a part of the content is not text.
-            InvalidRequest: the arguments of a call are no JSON object.
-        """
-        fields = {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
-        if fields.get("tool_calls"):
-            fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
-        return fields
-
-
-Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
-
-
-class GenerationBody(_Body, StructuredFields):
+class GenerationBody(Body, StructuredFields):
     """What chat and plain completions have in common."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -217,7 +190,7 @@ class GenerationBody(_Body, StructuredFields):
 class ChatBody(GenerationBody, ToolFields):
     """``POST /v1/chat/completions``."""
 
-    unsupported = {
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -229,7 +202,7 @@ class ChatBody(GenerationBody, ToolFields):
     }
 
     messages: Messages = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
@@ -266,14 +239,14 @@ class ChatBody(GenerationBody, ToolFields):
             grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
-            prediction=None if self.prediction is None else _joined(self.prediction.content),
+            prediction=None if self.prediction is None else joined(self.prediction.content),
         )
 
 
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    unsupported = {"suffix": ("",)}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
@@ -318,7 +291,7 @@ class CompletionBody(GenerationBody):
         )
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Body):
     """``POST /tokenize``: the token ids of a text or of a chat."""
 
     model: str
@@ -327,14 +300,14 @@ class TokenizeBody(_Body):
     add_special_tokens: bool = True
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """``POST /detokenize``: the text of token ids."""
 
     model: str
     tokens: TokenIds
 
 
-def parse_body(model: type[Body], data: Any) -> Body:
+def parse_body(model: type[Model], data: Any) -> Model:
     """Check ``data`` against ``model``.
 
     Raises:
@@ -353,43 +326,3 @@ def parse_body(model: type[Body], data: Any) -> Body:
 
 def _is_union_branch(part: int | str) -> bool:
     return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
-
-
-def _joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "".join(_text(part) for part in content)
-
-
-def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
-    try:
-        return [
-            {
-                **call,
-                "function": {
-                    **call["function"],
-                    "arguments": _json_object(call["function"]["arguments"]),
-                },
-            }
-            for call in calls
-        ]
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
-        raise InvalidRequest(reason, "messages") from error
-
-
-def _json_object(data: Any) -> dict[str, Any]:
-    value = json.loads(data) if isinstance(data, str) else data
-    if not isinstance(value, dict):
-        raise TypeError("no JSON object")
-    return value
-
-
-def _text(part: Mapping[str, Any]) -> str:
-    if part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", "messages")
-    text: str = part["text"]
-    return text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
@@ -21,6 +19,7 @@ from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.http_metrics import add_metrics_route
+from deployments.json_body import read_json
 from deployments.protocol import (
     ChatBody,
     CompletionBody,
@@ -44,9 +43,6 @@ from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestErro
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
-_MAX_DEPTH = 100
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _READY_TIMEOUT_S = 2.0
 _ERROR_STATUSES = {
     400: "A parameter is wrong",
@@ -86,7 +82,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/v1/chat/completions", responses=responses, openapi_extra=_body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = ChatBody.parse(await _json(request))
+        body = ChatBody.parse(await read_json(request))
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         generation = body.to_generation(_request_id(request), parser)
         form = ChatFormat(
@@ -98,7 +94,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text."""
-        body = CompletionBody.parse(await _json(request))
+        body = CompletionBody.parse(await read_json(request))
         generation = body.to_generation(_request_id(request))
         echoes: tuple[str, ...] = ()
         if body.echo:
@@ -116,7 +112,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
-        body = parse_body(TokenizeBody, await _json(request))
+        body = parse_body(TokenizeBody, await read_json(request))
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
         if body.prompt is not None:
@@ -130,7 +126,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/detokenize", responses=responses, openapi_extra=_body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids."""
-        body = parse_body(DetokenizeBody, await _json(request))
+        body = parse_body(DetokenizeBody, await read_json(request))
         return {"prompt": await gateway.detokenize(body.model, list(body.tokens))}
 
 
@@ -233,35 +229,6 @@ async def _events(
         except HdserveError as error:
             yield server_sent_event(error_body(error))
         yield STREAM_END
-
-
-async def _json(request: Request) -> Any:
-    """The body of a request.
-
-    Raises:
-        InvalidRequest: it is no JSON, is nested too deeply, or has a number or text that cannot
-            be processed.
-    """
-    body = await request.body()
-    try:
-        data = json.loads(body)
-        if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
-            json.dumps(data, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the request body is not valid JSON") from error
-    if _is_deep(body):
-        raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
-    return data
-
-
-def _is_deep(body: bytes) -> bool:
-    """Whether valid JSON is nested deeper than what recursive readers of a request bear."""
-    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
-        return False
-    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
-    for _ in range(_MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    return bool(brackets)
 
 
 def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:

@@ -192,6 +192,7 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"n": 0}, "n"),
     (ChatBody, {"n": MAX_CHOICES + 1}, "n"),
     (ChatBody, {"stop": [1]}, "stop"),
+    (ChatBody, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (ChatBody, {"stop_token_ids": ["a"]}, "stop_token_ids"),
     (ChatBody, {"logit_bias": {"a": 1}}, "logit_bias"),
     (ChatBody, {"logit_bias": {"\ud800" * 400: 1}}, "logit_bias"),

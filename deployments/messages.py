@@ -1,0 +1,86 @@
+"""The messages of a conversation, as clients send them and as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hdserve.errors import InvalidRequest, Unsupported
+
+Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
+
+
+class Body(BaseModel):
+    """A part of a request; fields nobody documents are kept, so that they can be named."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: str
+    content: str | Parts | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the content as one string, arguments of calls as objects.
+
+        Raises:
+            Unsupported: a part of the content is not text.
+            InvalidRequest: the arguments of a call are no JSON object.
+        """
+        fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
+        if fields.get("tool_calls"):
+            fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
+        return fields
+
+
+Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
+
+
+def joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
+    """The text of a content.
+
+    Raises:
+        Unsupported: a part of it is not text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_text(part) for part in content)
+
+
+def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _json_object(call["function"]["arguments"]),
+                },
+            }
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
+        raise InvalidRequest(reason, "messages") from error
+
+
+def _json_object(data: Any) -> dict[str, Any]:
+    value = json.loads(data) if isinstance(data, str) else data
+    if not isinstance(value, dict):
+        raise TypeError("no JSON object")
+    return value
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = str(part.get("type"))[:50]
+        raise Unsupported(f"content parts of type {kind!r} are not supported", "messages")
+    text: str = part["text"]
+    return text
