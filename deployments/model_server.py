@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ray import serve
@@ -37,7 +38,12 @@ from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest
 
+T = TypeVar("T")
+
 _MAX_SILENCE_S = 120.0
+
+_MAX_INLINE_CHARACTERS = 4096
+"""Longer texts become tokens in a thread: 1 MB takes seconds, in which no stream would go on."""
 
 
 class ModelServer:
@@ -88,7 +94,8 @@ class ModelServer:
             RequestError: the request cannot be answered.
             EngineStopped: the engine has failed; another replica may answer.
         """
-        sequences = self._sequences(request)
+        size = request.num_characters + len(request.sampling.get("grammar", ""))
+        sequences = await _off_loop(size, self._sequences, request)
         if self._sharing is not None:
             self._sharing.use(request.namespace)
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
@@ -117,6 +124,8 @@ class ModelServer:
         try:
             async for output in outputs:
                 clock.observe(output)
+                if output.error is not None:
+                    raise output.error
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:
@@ -125,15 +134,17 @@ class ModelServer:
         finally:
             await outputs.aclose()
 
-    def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
+    async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
-        return self._tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+        encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
+        return await _off_loop(len(text), encode, text)
 
-    def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """The token ids of a conversation."""
-        return self._tokenizer.encode_chat(messages, {})
+        num_characters = sum(len(message["content"]) for message in messages)
+        return await _off_loop(num_characters, self._tokenizer.encode_chat, messages, {})
 
-    def detokenize(self, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids.
 
         Raises:
@@ -141,7 +152,7 @@ class ModelServer:
         """
         if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
             raise InvalidRequest("a token id is not in the vocabulary", "tokens")
-        return self._tokenizer.decode(token_ids)
+        return await _off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
@@ -178,6 +189,7 @@ class ModelServer:
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
+        self._check_grammar(params.grammar, request)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
@@ -191,6 +203,14 @@ class ModelServer:
             for prompt_index, token_ids in enumerate(self._prompts(request))
             for choice_index in range(request.num_choices)
         ]
+
+    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
+        if grammar is None:
+            return
+        try:
+            self._host.grammars.check(grammar)
+        except InvalidRequest as error:
+            raise type(error)(error.message, request.grammar_param) from error
 
     def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
         if request.messages:
@@ -220,9 +240,16 @@ class ModelServer:
         )
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
-        text = self._tokenizer.token_text
-        top = tuple(Alternative(text(token_id), value) for token_id, value in logprob.top)
-        return TokenInfo(text(logprob.token_id), logprob.logprob, top)
+        data = self._tokenizer.token_bytes
+        top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
+        return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
+    """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
+    if size <= _MAX_INLINE_CHARACTERS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:

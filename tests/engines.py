@@ -13,6 +13,7 @@ from hdserve.core import SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.tokenizer import Tokenizer
 from tests.models import VOCAB_SIZE, make_model
@@ -25,6 +26,7 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     max_draft_tokens: int = 12,
     adapts_budget: bool = False,
+    grammars: Grammars | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine in float64 around a tiny Llama, or around ``model``."""
@@ -36,7 +38,9 @@ def make_engine(
         drafting=DraftingConfig(max_draft_tokens=max_draft_tokens, adapts_budget=adapts_budget),
     )
     loaded = prepare_model(model if model is not None else make_model(), config.engine)
-    return build_engine(config, loaded, tuple(drafters), tokenizer)
+    if tokenizer is not None and grammars is None:
+        grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+    return build_engine(config, loaded, tuple(drafters), tokenizer, grammars=grammars)
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
