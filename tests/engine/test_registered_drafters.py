@@ -87,7 +87,13 @@ def test_accepts(name: str) -> None:
 @pytest.mark.parametrize("bundled", ["hdserve-tiny", "hdserve-mini"])
 def test_bundled_model_in_float32(bundled: str) -> None:
     """The models that ship, as they are served: drafted equals plain, cold and warm."""
-    engine_options = {"dtype": "float32", "exact": True, "kv_cache_tokens": 2048}
+    engine_options = {
+        "dtype": "float32",
+        "exact": True,
+        "kv_cache_tokens": 2048,
+        "max_num_sequences": 4,
+        "prefill_chunk_tokens": 64,
+    }
     config = {"name": bundled, "model": bundled, "engine": engine_options}
     host = ModelHost(ModelConfig.model_validate(config), max_database_bytes=1 << 22)
     engine = host.make_engine()
