@@ -159,12 +159,18 @@ def main(
 
 
 def largest_fleet(costs: Costs, outputs_per_s: float, config: ModelDatabaseConfig) -> int:
-    """The most replicas that leave the actor some time; found by halving."""
-    low, high = 1, 4096
+    """The most replicas that leave the actor some time; found by doubling, then halving."""
+
+    def fits(size: int) -> bool:
+        return Fleet(costs, size, outputs_per_s, config).run()["busy"] <= MAX_BUSY
+
+    high = 8
+    while fits(high):
+        high *= 2
+    low = high // 2
     while high - low > 1:
         size = (low + high) // 2
-        busy = Fleet(costs, size, outputs_per_s, config).run()["busy"]
-        low, high = (size, high) if busy <= MAX_BUSY else (low, size)
+        low, high = (size, high) if fits(size) else (low, size)
     return low
 
 
