@@ -45,6 +45,7 @@ def test_a_full_actor_lets_the_mirrors_fall_behind() -> None:
     assert result["sent_mb_per_s"] * 1e6 * COSTS.poll_byte_s < 1.0
 
 
+@pytest.mark.slow
 def test_the_largest_fleet_shrinks_with_what_a_replica_generates() -> None:
     fast = largest_fleet(COSTS, 40_000 / OUTPUT_TOKENS, CONFIG)
     slow = largest_fleet(COSTS, 4_000 / OUTPUT_TOKENS, CONFIG)
