@@ -56,7 +56,9 @@ def build_engine(
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
-        budget = DraftBudget(measure_forward_cost(runner, 1 + max_draft_tokens))
+        budget = DraftBudget(
+            measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
+        )
     scheduler = Scheduler(
         cache,
         max_num_sequences=config.engine.max_num_sequences,
