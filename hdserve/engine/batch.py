@@ -99,7 +99,7 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen.
+        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen, and padding.
         logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
             for a chunk without a tree.
     """
@@ -141,6 +141,8 @@ def build_batch(
             logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
         logit_slices.append(slice(first_logit, len(logit_rows)))
         row = rows.stop
+    if logit_rows:  # the head is a linear layer like the others
+        logit_rows += [0] * (shapes.pad_rows(len(logit_rows)) - len(logit_rows))
     return ForwardBatch(
         token_ids=torch.from_numpy(token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),

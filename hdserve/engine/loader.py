@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+_FORMAT_HINT = (
+    " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
+    "allows them)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,19 @@ def load_model(config: ModelConfig) -> LoadedModel:
         _check_architecture(hf_config)
         register_attention()
         module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            path, config=hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, **options
+            path,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True if config.load_format == "safetensors" else None,
+            **options,
         )
         generation = _generation_config(path, options)
     except KeyError as error:  # of a table of attention functions that is not the shared one
         raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+        hint = _FORMAT_HINT if "safetensors" in str(error) else ""
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     return prepare_model(module.to(device).eval(), config.engine, generation)
 
 
