@@ -14,6 +14,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
+from deployments.http_metrics import HttpMetrics
+from deployments.metrics import Report
+from deployments.metrics_poll import MetricsPoll
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
 
@@ -35,6 +38,8 @@ class Gateway:
         }
         self._unary = dict(handles)
         self._streaming = {name: handle.options(stream=True) for name, handle in handles.items()}
+        self.http_metrics = HttpMetrics()
+        self._metrics_poll: MetricsPoll | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.routes import build_api
@@ -110,6 +115,19 @@ class Gateway:
         names = list(self._configs)
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
+
+    def report(self) -> Report:
+        """What this gateway counted."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        return Report(replica, self.http_metrics.samples())
+
+    async def metrics_text(self) -> bytes:
+        """The reports of all replicas and gateways as Prometheus text."""
+        if self._metrics_poll is None:
+            context = serve.get_replica_context()
+            gateways = serve.get_deployment_handle(context.deployment, context.app_name)
+            self._metrics_poll = MetricsPoll(self._unary, gateways)
+        return await self._metrics_poll.text()
 
     async def _call(self, model: str, method: str, *arguments: Any) -> Any:
         handle: Any = self._unary[self.model(model).name]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.generation import Delta, Summary, TokenInfo
-from hdserve.errors import HdserveError, RequestError
+from hdserve.errors import HdserveError, Overloaded, RequestError
 
 STREAM_END = b"data: [DONE]\n\n"
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def server_sent_event(data: Mapping[str, Any]) -> bytes:
@@ -21,10 +24,11 @@ def server_sent_event(data: Mapping[str, Any]) -> bytes:
 def error_body(error: HdserveError) -> dict[str, Any]:
     """The ``error`` object of the OpenAI API; ``code`` is a slug."""
     is_client_error = 400 <= error.status < 500
+    kind = "invalid_request_error" if is_client_error else "server_error"
     return {
         "error": {
             "message": error.message,
-            "type": "invalid_request_error" if is_client_error else "server_error",
+            "type": "rate_limit_error" if isinstance(error, Overloaded) else kind,
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code,
         }
@@ -101,7 +105,7 @@ class ChatFormat:
         return {
             "content": [
                 {
-                    **_chat_token(token.text, token.logprob),
+                    **_chat_token(token.data, token.logprob),
                     "top_logprobs": [_chat_token(*alternative) for alternative in token.top],
                 }
                 for token in tokens
@@ -123,6 +127,7 @@ class CompletionFormat:
     def __init__(self, echoes: tuple[str, ...] = ()) -> None:
         self._echoes = echoes
         self._num_characters: dict[int, int] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
         """The ``choices`` entry of a chunk."""
@@ -149,14 +154,17 @@ class CompletionFormat:
     def _logprobs(self, tokens: Iterable[TokenInfo] | None, index: int) -> dict[str, Any] | None:
         if tokens is None:
             return None
+        decoder = self._decoders.setdefault(index, _new_decoder("replace"))
         offsets = []
         for token in tokens:
             offsets.append(self._num_characters.get(index, 0))
-            self._num_characters[index] = offsets[-1] + len(token.text)
+            self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top) for token in tokens],
+            "top_logprobs": [
+                {_distinct_text(data): logprob for data, logprob in token.top} for token in tokens
+            ],
             "text_offset": offsets,
         }
 
@@ -164,8 +172,17 @@ class CompletionFormat:
 ResponseFormat = ChatFormat | CompletionFormat
 
 
-def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _distinct_text(data: bytes) -> str:
+    """The text of a token; parts of characters as the OpenAI API writes them, so that two of them
+    stay two keys."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class Answer:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.http_metrics import add_metrics_route
 from deployments.protocol import (
     ChatBody,
     CompletionBody,
@@ -62,6 +63,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     _add_generation_routes(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
+    add_metrics_route(api, gateway)
     return api
 
 
@@ -180,9 +182,7 @@ async def _answer(
     """The whole answer, or a stream of it.  The first record is awaited before any header is sent,
     so a request that is refused gets its status."""
     builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
-    headers = {}
-    if body.ignored:
-        headers["x-hdserve-ignored"] = _header_value(body.ignored)
+    headers = _check_ignored(gateway, body)
     records = gateway.generate(body.model, generation)
     if not body.stream:
         async with aclosing(records):
@@ -231,6 +231,20 @@ async def _json(request: Request) -> Any:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
     return data
+
+
+def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
+    """The header that names the fields nobody documents.
+
+    Raises:
+        InvalidRequest: there are some, and the configuration wants strict requests.
+    """
+    if not body.ignored:
+        return {}
+    if gateway.config.gateway.strict_requests:
+        name = _header_value(body.ignored[:1])[:100]
+        raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    return {"x-hdserve-ignored": _header_value(body.ignored)}
 
 
 def _header_value(names: Iterable[str]) -> str:

@@ -148,6 +148,9 @@ class GatewayConfig(StrictModel):
     num_cpus: float = Field(default=0.2, ge=0)
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     max_ongoing_requests: int = Field(default=1000, ge=1)
+    strict_requests: bool = False
+    """Whether a request with a field nobody documents is refused; otherwise the field is named in
+    the header ``x-hdserve-ignored``."""
 
 
 class ServeConfig(StrictModel):

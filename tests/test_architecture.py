@@ -13,6 +13,7 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
+    "hdserve.grammar": 1,
     "hdserve.core": 1,
     "hdserve.tree": 1,
     "hdserve.models": 1,

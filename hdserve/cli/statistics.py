@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
 from hdserve.databases.statistics_build import StatisticsBuild, merge_statistics
@@ -27,14 +29,27 @@ def statistics() -> None:
 
 @app.command()
 def build(
-    corpora: Annotated[
-        list[Path],
-        typer.Argument(help="Text, JSONL(.gz) with `text` or `messages`, or replay files."),
-    ],
-    output: Output,
     tokenizer: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
     ],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            "-i",
+            help="A file, directory or pattern of text, JSONL(.gz) with `text` or `messages`, or "
+            "replay files; may be repeated.",
+        ),
+    ],
+    output: Output,
+    more_inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Further inputs, as a shell expands a pattern after --input."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out rows whose `source` begins so; may be repeated."),
+    ] = None,
     max_mib: MaxMib = 512,
     checkpoint_tokens: Annotated[
         int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
@@ -42,11 +57,13 @@ def build(
 ) -> None:
     """Count corpora into a database.
 
-    Memory stays within the bound of the table.  An interrupted build goes on where it was saved
-    when the same command is run again.
+    Rows that name a `source` and a `licence` are listed by source, with their licences.  Memory
+    stays within the bound of the table.  An interrupted build goes on where it was saved when the
+    same command is run again.
     """
     from hdserve.engine.tokenizer import load_tokenizer
 
+    corpora = corpus_files([*inputs, *(more_inputs or ())])
     loaded = load_tokenizer(tokenizer)
     eos = loaded.eos_token_id
     columns = (
@@ -77,6 +94,7 @@ def build(
             loaded,
             loaded.vocab_size,
             turn_end=() if eos is None else (eos,),
+            excluded_sources=tuple(exclude or ()),
             max_bytes=max_mib << 20,
             checkpoint_tokens=checkpoint_tokens,
             on_progress=report,
@@ -85,6 +103,7 @@ def build(
             bar.console.print(f"resumed after {job.num_resumed_segments:,} segments")
         info = job.run()
     _print(info, output)
+    _print_excluded(job.num_excluded, tuple(exclude or ()))
 
 
 @app.command()
@@ -114,13 +133,23 @@ def _uncompressed_bytes(path: Path) -> int | None:
     return path.stat().st_size if path.suffix != ".gz" and path.is_file() else None
 
 
+def _print_excluded(num_excluded: Mapping[str, int], excluded: Sequence[str]) -> None:
+    console = Console()
+    for source, num_texts in num_excluded.items():
+        console.print(f"left out: {num_texts:,} texts of {source}")
+    for name in excluded:
+        if not any(source.startswith(name) for source in num_excluded):
+            console.print(f"warning: no row has a source that begins with {name!r}")
+
+
 def _print(info: StatisticsInfo, directory: Path) -> None:
-    table = Table("corpus", "texts", "tokens", title=str(directory))
+    table = Table("corpus", "licence", "texts", "tokens", title=str(directory))
     for corpus in info.corpora:
-        table.add_row(corpus.name, f"{corpus.num_texts:,}", f"{corpus.num_tokens:,}")
+        licences = ", ".join(corpus.licences)
+        table.add_row(corpus.name, licences, f"{corpus.num_texts:,}", f"{corpus.num_tokens:,}")
     table.add_section()
     num_texts = sum(corpus.num_texts for corpus in info.corpora)
-    table.add_row("all", f"{num_texts:,}", f"{info.num_tokens:,}")
+    table.add_row("all", "", f"{num_texts:,}", f"{info.num_tokens:,}")
     megabytes = info.num_buckets * BUCKET_BYTES / 2**20
     table.caption = (
         f"{info.num_contexts:,} contexts of {', '.join(map(str, info.orders))} tokens in "

@@ -1,21 +1,25 @@
 """Reading corpora: text, JSONL of ``text`` or ``messages``, and replay files, perhaps gzipped.
 
 A corpus is read as a stream of *segments*, the pieces whose n-grams are counted: a text, one
-message of a chat, or the prompt and the response of a recorded request.
+message of a chat, or the prompt and the response of a recorded request.  A row may name its
+``source`` and ``licence``.
 """
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hdserve.errors import DatabaseError
 
+TEXT_SUFFIXES = (".txt", ".md")
+ROW_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_PIECE_CHARS = 1 << 16
 """A plain text file is cut at the line ends after so many characters."""
 
@@ -28,11 +32,40 @@ class Segment:
         content: text to be tokenised, or token ids.
         is_turn: whether a chat model ends it with its end-of-turn token.
         position: bytes of the (uncompressed) file up to the end of what it came from.
+        source: what the row says it was taken from; empty when it does not say.
+        licence: what the row says its licence is.
     """
 
     content: str | list[int]
     is_turn: bool
     position: int
+    source: str = ""
+    licence: str = ""
+
+
+def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
+    """The files that ``inputs`` name: files, directories (searched below) and glob patterns.
+
+    Raises:
+        DatabaseError: an input names nothing.
+    """
+    files: dict[Path, None] = {}
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.is_file() and _is_corpus(file))
+        elif path.exists():
+            found = [path]
+        else:
+            found = [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
+        if not found:
+            raise DatabaseError(f"{name}: no such file, and no pattern or directory of corpora")
+        files |= dict.fromkeys(found)
+    return list(files)
+
+
+def _is_corpus(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(TEXT_SUFFIXES + ROW_SUFFIXES)
 
 
 def read_segments(path: str | Path) -> Iterator[Segment]:
@@ -46,7 +79,7 @@ def read_segments(path: str | Path) -> Iterator[Segment]:
     path = Path(path)
     is_zipped = path.suffix == ".gz"
     opener: Any = gzip.open if is_zipped else open
-    is_jsonl = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    is_jsonl = path.name.removesuffix(".gz").endswith(ROW_SUFFIXES)
     try:
         with opener(path, "rb") as file:
             yield from _read_rows(file, path) if is_jsonl else _read_text(file)
@@ -83,18 +116,25 @@ def _read_rows(file: Any, path: Path) -> Iterator[Segment]:
 
 
 def _segments_of(row: dict[str, Any], position: int) -> Iterator[Segment]:
+    source, licence = str(row.get("source", "")), str(row.get("licence", ""))
+    for content, is_turn in _contents_of(row):
+        yield Segment(content, is_turn, position, source, licence)
+
+
+def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
+    """Texts or token ids, each with whether it is a turn of the assistant."""
     if "messages" in row:
         for message in row["messages"]:
             content = message.get("content")
             if content:
-                yield Segment(str(content), message.get("role") == "assistant", position)
+                yield str(content), message.get("role") == "assistant"
     elif "response" in row:
         for key in ("prompt", "response"):
             tokens = row[key]
             if not all(type(token) is int for token in tokens):
                 raise ValueError(f"{key} is no list of token ids")
-            yield Segment(tokens, False, position)
+            yield tokens, False
     elif isinstance(row.get("text"), str):
-        yield Segment(row["text"], False, position)
+        yield row["text"], False
     else:
         raise ValueError("a row needs `text`, `messages`, or `prompt` and `response`")

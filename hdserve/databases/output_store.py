@@ -82,6 +82,7 @@ class OutputStore:
         directory: of this database alone; it is made.
         key: whose output it is; other files are refused.
         lock_timeout_s: how long to wait for a predecessor that is about to end.
+        is_read_only: whether to leave everything on disk as it is.
 
     Attributes:
         epoch: a new id of this opening.
@@ -95,7 +96,14 @@ class OutputStore:
         DatabaseError: the directory cannot be made or read.
     """
 
-    def __init__(self, directory: Path, key: DatabaseKey, lock_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        key: DatabaseKey,
+        lock_timeout_s: float = 5.0,
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         self.directory = directory
         self.num_failures = 0
         self.num_refused = 0
@@ -104,8 +112,10 @@ class OutputStore:
         self._namespaces: dict[str, _Namespace] = {}
         self._lock = FileLock(directory / "lock", thread_local=False)
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.is_writable = self._acquire(lock_timeout_s)
+            self.is_writable = False
+            if not is_read_only:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.is_writable = self._acquire(lock_timeout_s)
             self.generation, self.epochs = self._open_generation()
         except OSError as error:
             raise DatabaseError(f"{directory} cannot be used: {error}") from error

@@ -49,11 +49,22 @@ _SAMPLE_BYTES = 1 << 20
 
 
 class CorpusInfo(StrictModel):
-    """What one corpus contributed."""
+    """What one corpus contributed: a file, or what the rows of files name as their source."""
 
     name: str
     num_texts: int = Field(ge=0)
     num_tokens: int = Field(ge=0)
+    licences: tuple[str, ...] = ()
+    """As the rows name them."""
+
+    def plus(self, other: CorpusInfo) -> CorpusInfo:
+        """Both together, under this name."""
+        return CorpusInfo(
+            name=self.name,
+            num_texts=self.num_texts + other.num_texts,
+            num_tokens=self.num_tokens + other.num_tokens,
+            licences=tuple(dict.fromkeys(self.licences + other.licences)),
+        )
 
 
 class StatisticsInfo(StrictModel):
@@ -183,8 +194,12 @@ class StatisticsBuilder:
     def num_tokens(self) -> int:
         return sum(corpus.num_tokens for corpus in self.corpora.values())
 
-    def add(self, corpus: str, token_ids: Sequence[int]) -> None:
+    def add(self, corpus: str, token_ids: Sequence[int], *, licence: str = "") -> None:
         """Count one text; contexts do not reach beyond its first token.
+
+        Args:
+            corpus: the name it is listed under.
+            licence: listed beside it.
 
         Raises:
             DatabaseError: an id is outside the vocabulary.
@@ -199,12 +214,14 @@ class StatisticsBuilder:
                 f"{corpus}: a token id is outside the vocabulary of {self.vocab_size}"
             )
         self._count(tokens.astype(np.int32))
-        before = self.corpora.get(corpus, CorpusInfo(name=corpus, num_texts=0, num_tokens=0))
-        self.corpora[corpus] = CorpusInfo(
-            name=corpus,
-            num_texts=before.num_texts + 1,
-            num_tokens=before.num_tokens + len(token_ids),
+        licences = (licence,) if licence else ()
+        self._list(
+            CorpusInfo(name=corpus, num_texts=1, num_tokens=len(token_ids), licences=licences)
         )
+
+    def _list(self, corpus: CorpusInfo) -> None:
+        before = self.corpora.get(corpus.name)
+        self.corpora[corpus.name] = before.plus(corpus) if before else corpus
 
     def merge(self, database: StatisticsDatabase) -> None:
         """Add all counts of another database.
@@ -221,12 +238,7 @@ class StatisticsBuilder:
             database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
         )
         for corpus in database.info.corpora:
-            before = self.corpora.get(corpus.name)
-            self.corpora[corpus.name] = CorpusInfo(
-                name=corpus.name,
-                num_texts=corpus.num_texts + (before.num_texts if before else 0),
-                num_tokens=corpus.num_tokens + (before.num_tokens if before else 0),
-            )
+            self._list(corpus)
 
     def restore(self, database: StatisticsDatabase) -> None:
         """Continue an unfinished build: take over its table as it is.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -35,10 +36,12 @@ class BuildProgress(StrictModel):
 
     Attributes:
         files: sizes in bytes of the corpora by name, to tell whether they are the same.
-        num_segments: segments counted so far, over all files in order.
+        excluded_sources: what was left out.
+        num_segments: segments read so far, over all files in order.
     """
 
     files: dict[str, int]
+    excluded_sources: tuple[str, ...]
     num_segments: int
 
 
@@ -50,8 +53,13 @@ class StatisticsBuild:
             below it.
         paths: corpora, see :mod:`hdserve.databases.corpus`; counted in order.
         turn_end: token ids that end a message of the assistant.
+        excluded_sources: beginnings of the sources of rows that are left out.
         checkpoint_tokens: the state is saved whenever so many more tokens were counted.
         on_progress: called with (path, bytes read of it, tokens so far).
+
+    Attributes:
+        num_resumed_segments: segments that an interrupted build had read already.
+        num_excluded: segments left out, by source.
 
     Raises:
         DatabaseError: a file is missing or empty, or the unfinished build in ``directory`` is of
@@ -66,6 +74,7 @@ class StatisticsBuild:
         vocab_size: int,
         *,
         turn_end: Sequence[int] = (),
+        excluded_sources: Sequence[str] = (),
         max_bytes: int = 512 << 20,
         checkpoint_tokens: int = 50_000_000,
         on_progress: Callable[[Path, int, int], None] | None = None,
@@ -74,6 +83,7 @@ class StatisticsBuild:
         self._paths = tuple(paths)
         self._tokenizer = tokenizer
         self._turn_end = list(turn_end)
+        self._excluded_sources = tuple(excluded_sources)
         self._checkpoint_tokens = checkpoint_tokens
         self._on_progress = on_progress
         self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
@@ -82,7 +92,7 @@ class StatisticsBuild:
         except OSError as error:
             raise DatabaseError(f"cannot be read: {error}") from error
         self.num_resumed_segments = self._resume()
-        """Segments that an interrupted build had counted already."""
+        self.num_excluded: Counter[str] = Counter()
 
     @property
     def _checkpoint(self) -> Path:
@@ -100,7 +110,7 @@ class StatisticsBuild:
             raise DatabaseError(
                 f"{self._checkpoint}: an unfinished build cannot be resumed; delete it: {error}"
             ) from error
-        if progress.files != self._files:
+        if (progress.files, progress.excluded_sources) != (self._files, self._excluded_sources):
             raise DatabaseError(
                 f"{self._checkpoint}: an unfinished build of other files; finish or delete it"
             )
@@ -118,9 +128,10 @@ class StatisticsBuild:
         for path in self._paths:
             for batch in _batches(read_segments(path), BATCH_SEGMENTS):
                 num_segments += len(batch)
+                kept = self._without_excluded(batch)
                 if num_segments <= self.num_resumed_segments:
                     continue
-                self._count(path.name, batch)
+                self._count(path.name, kept)
                 if self._on_progress:
                     self._on_progress(path, batch[-1].position, self._builder.num_tokens)
                 if self._builder.num_tokens >= next_checkpoint:
@@ -130,19 +141,36 @@ class StatisticsBuild:
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         return info
 
+    def _without_excluded(self, batch: Sequence[Segment]) -> list[Segment]:
+        kept = []
+        for segment in batch:
+            if segment.source and segment.source.startswith(self._excluded_sources):
+                self.num_excluded[segment.source] += 1
+            else:
+                kept.append(segment)
+        return kept
+
     def _count(self, corpus: str, batch: Sequence[Segment]) -> None:
         texts = [segment.content for segment in batch if isinstance(segment.content, str)]
         encoded = iter(self._tokenizer.encode_batch(texts))
         for segment in batch:
             content = segment.content
             token_ids = next(encoded) if isinstance(content, str) else content
-            self._builder.add(corpus, token_ids + self._turn_end * segment.is_turn)
+            self._builder.add(
+                segment.source or corpus,
+                token_ids + self._turn_end * segment.is_turn,
+                licence=segment.licence,
+            )
 
     def _save(self, num_segments: int) -> None:
         progress = self._checkpoint / PROGRESS_NAME
         progress.unlink(missing_ok=True)
         self._builder.write(self._checkpoint)
-        state = BuildProgress(files=self._files, num_segments=num_segments)
+        state = BuildProgress(
+            files=self._files,
+            excluded_sources=self._excluded_sources,
+            num_segments=num_segments,
+        )
         progress.write_text(state.model_dump_json(), encoding="utf-8")
 
 

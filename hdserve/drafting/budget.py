@@ -109,9 +109,14 @@ class DraftBudget:
     Where the chosen drafts of the last steps were not even worth the time that looking for them
     took, drafting pauses for one step, then two, four and so on, until it pays.  Each number of
     sequences has pauses of its own.
+
+    Attributes:
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
     """
 
     def __init__(self, cost: BatchCost) -> None:
+        self.num_proposed_tokens = 0
+        self.num_kept_tokens = 0
         self._cost = cost
         self._patience: dict[int, _Patience] = {}
         self._expected = dict.fromkeys(Source, _PRIOR_WEIGHT)
@@ -143,6 +148,8 @@ class DraftBudget:
         self._patience_with(len(trees)).weigh(float(plain_s - seconds[num_kept]) - draft_s)
         is_kept = np.zeros(len(pooled), np.bool_)
         is_kept[order[:num_kept]] = True
+        self.num_proposed_tokens += len(pooled)
+        self.num_kept_tokens += num_kept
         proposed = _sources(trees)
         first = 0
         for tree, worth in zip(trees, worths, strict=True):

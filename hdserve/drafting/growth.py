@@ -89,7 +89,7 @@ def expand_node(
     pointers = nodes[node, NODE_POINTERS:]
     num_suffix, num_shared = fill_suffix(databases, scratch, node)
     refresh(databases, scratch, pointers, num_suffix, num_shared)
-    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
+    predicted = predictions(databases, scratch, levels, pointers, depth, num_suffix)
     nodes[node, NODE_PREDICTED] = predicted[0]
     nodes[node, NODE_PREDICTED + 1] = predicted[1]
     region = region_set(depth, nodes[node, NODE_CONFIDENCE])

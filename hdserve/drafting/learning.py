@@ -128,7 +128,7 @@ def commit(
         token = np.int64(new_tokens[index])
         num_suffix, num_shared = fill_suffix(databases, scratch, 0)
         refresh(databases, scratch, pointers, num_suffix, num_shared)
-        predicted = predictions(databases, scratch, pointers, 0, num_suffix)
+        predicted = predictions(databases, scratch, levels, pointers, 0, num_suffix)
         if rate > 0.0:
             region = region_set(index, state[STATE_CONFIDENCE])
             num = expand(

@@ -21,7 +21,9 @@ from hdserve.databases.history import (
 )
 from hdserve.databases.ngram import HASH_SEED, START, Ints, Tokens, extend_hash, inlined
 from hdserve.drafting.arrays import (
+    CONTEXT,
     MAX_SUFFIX,
+    MODEL,
     NODE_DEPTH,
     NODE_PARENT,
     NODE_TOKEN,
@@ -101,12 +103,17 @@ def refresh(
 
 @inlined
 def predictions(
-    databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
+    databases: Databases,
+    scratch: Scratch,
+    levels: int,
+    pointers: Ints,
+    depth: int,
+    num_suffix: int,
 ) -> tuple[int, int]:
-    """The tokens both pointers stand at; -1 for none."""
+    """The tokens both pointers stand at; -1 for none, and for a level not in ``levels``."""
     context = -1
     position = pointers[0]
-    if position > 0:
+    if position > 0 and levels & (1 << CONTEXT):
         end = databases.state[STATE_NUM_TOKENS]
         if position < end:
             context = np.int64(databases.tokens[position])
@@ -116,7 +123,8 @@ def predictions(
                 context = np.int64(scratch.suffix[0, back])
     model = -1
     position = pointers[POINTER_SIZE]
-    if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
+    is_held = databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]
+    if is_held and levels & (1 << MODEL):
         model = np.int64(databases.model_log[position & (databases.model_log.shape[0] - 1)])
     return context, model
 

@@ -15,6 +15,7 @@ from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.memory import free_bytes
@@ -37,6 +38,7 @@ def build_engine(
     drafters: tuple[Drafter, ...],
     tokenizer: Tokenizer | None = None,
     *,
+    grammars: Grammars | None = None,
     on_finish: Callable[[core.Sequence], None] | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
@@ -79,6 +81,7 @@ def build_engine(
         scheduler,
         guarded,
         backend=None if tokenizer is None else tokenizer.backend,
+        grammars=grammars,
         max_draft_tokens=max_draft_tokens,
         max_depth=drafting.max_depth,
         budget=budget,

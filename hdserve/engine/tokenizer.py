@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import resolve_model
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_BYTE_OF_CHARACTER: dict[str, int] = {
+    character: byte
+    for byte, character in bytes_to_unicode().items()  # type: ignore[no-untyped-call]
+}
 
 
 class Tokenizer:
@@ -91,6 +100,22 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, special tokens included."""
         return self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for, which need not be whole characters.
+
+        Byte-level vocabularies write each byte as a printable character, those with byte fallback
+        as ``<0xNN>``.
+        """
+        text = self.token_text(token_id)
+        token = self.backend.id_to_token(token_id)
+        if _REPLACEMENT not in text or token is None:
+            return text.encode()
+        if fallback := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(fallback[1], 16)])
+        if all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return text.encode()
 
 
 def load_tokenizer(

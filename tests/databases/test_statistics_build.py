@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.databases.corpus import read_segments
+from hdserve.databases.corpus import corpus_files, read_segments
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
 from hdserve.databases.statistics_build import CHECKPOINT_NAME, StatisticsBuild
@@ -143,3 +143,52 @@ def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
     assert len(segments) > 2
     assert all(str(segment.content).endswith("\n") for segment in segments)
     assert segments[-1].position == 220_000
+
+
+def _sourced(source: str, text: str, licence: str = "MIT") -> dict[str, str]:
+    return {"source": source, "licence": licence, "text": text}
+
+
+def test_sources_are_listed_with_licences_and_can_be_left_out(tmp_path: Path) -> None:
+    rows = [
+        _sourced("Books", "abc"),
+        _sourced("Made by a model, first", "xyz"),
+        _sourced("Books", "abd", "CC0-1.0"),
+        {"text": "ef"},
+    ]
+    corpus = _write_rows(tmp_path / "rows.jsonl", list(rows))
+    database = _run(tmp_path / "s", corpus, excluded_sources=("Made by a model",))
+    assert [(c.name, c.num_texts, c.licences) for c in database.info.corpora] == [
+        ("Books", 2, ("MIT", "CC0-1.0")),
+        ("rows.jsonl", 1, ()),
+    ]
+    assert _next(database, "xy") == []
+    build = StatisticsBuild(tmp_path / "t", (corpus,), Bytes(), 300, excluded_sources=("Made",))
+    build.run()
+    assert build.num_excluded == {"Made by a model, first": 1}
+
+
+def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
+    for name in ("a/one.txt", "a/b/two.jsonl.gz", "a/picture.png", "three.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = corpus_files([tmp_path / "a", str(tmp_path / "*.md"), tmp_path / "a/one.txt"])
+    names = [path.relative_to(tmp_path).as_posix() for path in found]
+    assert names == ["a/b/two.jsonl.gz", "a/one.txt", "three.md"]
+    assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
+    with pytest.raises(DatabaseError, match="no such file"):
+        corpus_files([tmp_path / "*.csv"])
+
+
+@pytest.mark.parametrize("source", ["x", "y"])
+def test_unfinished_build_with_other_exclusions_is_not_mixed(tmp_path: Path, source: str) -> None:
+    corpus = _write_rows(tmp_path / "rows.jsonl", [_sourced(source, "a" * 50)] * 1000)
+
+    def interrupt(path: Path, position: int, num_tokens: int) -> None:
+        if num_tokens > 30_000:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        _run(tmp_path / "s", corpus, on_progress=interrupt, checkpoint_tokens=5000)
+    with pytest.raises(DatabaseError, match="unfinished build of other files"):
+        _run(tmp_path / "s", corpus, excluded_sources=("x",))

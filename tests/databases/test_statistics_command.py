@@ -1,0 +1,35 @@
+"""`hdserve statistics` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.databases.statistics import StatisticsDatabase
+
+
+def test_build_takes_inputs_and_leaves_sources_out(tmp_path: Path) -> None:
+    rows = [
+        {"source": "Books", "licence": "MIT", "text": "It was the best of times."},
+        {"source": "Answers", "licence": "MIT", "text": "It was the worst of times."},
+    ]
+    corpus = tmp_path / "rows.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "more.txt").write_text("It was the age of wisdom.\n")
+    target = tmp_path / "statistics"
+    command = ["statistics", "build", "--tokenizer", "hdserve-tiny", "--input", str(corpus)]
+    command += ["--input", str(tmp_path / "*.txt"), "--exclude", "Answers", "--exclude", "Nothing"]
+    result = CliRunner().invoke(app, [*command, "--output", str(target), "--max-mib", "4"])
+    assert result.exit_code == 0, result.output
+    assert "left out: 1 texts of Answers" in result.stdout
+    assert "no row has a source that begins with 'Nothing'" in result.stdout
+    found = {
+        corpus.name: corpus.licences for corpus in StatisticsDatabase.open(target).info.corpora
+    }
+    assert found == {"Books": ("MIT",), "more.txt": ()}
+    shown = CliRunner().invoke(app, ["statistics", "info", str(target)])
+    assert "Books" in shown.stdout
+    assert "MIT" in shown.stdout
