@@ -34,6 +34,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +52,9 @@ BUCKET_BYTES = BUCKET_ROWS * ROW_BYTES
 FIRST_SLOT = 3
 NUM_SLOTS = ROW_WORDS - FIRST_SLOT
 MIN_BUCKETS = 16
+PREFETCHED_ROWS = 2
+"""Of a bucket."""
+
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
 
@@ -145,6 +151,38 @@ def highest_bit(value: int) -> int:
     while highest * 2 <= value:
         highest *= 2
     return highest
+
+
+@intrinsic
+def _prefetch_line(typing_context: Any, rows: Any, row: Any) -> Any:
+    """Ask for the cache line of a row, without waiting for it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        zero = context.get_constant(types.intp, 0)
+        pointer = cgutils.get_item_pointer(
+            context, builder, signature.args[0], array, [args[1], zero], wraparound=False
+        )
+        pointer = builder.bitcast(pointer, cgutils.voidptr_t)
+        integer = ir.IntType(32)
+        function_type = ir.FunctionType(
+            ir.VoidType(), [cgutils.voidptr_t, integer, integer, integer]
+        )
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [cgutils.voidptr_t], function_type
+        )
+        builder.call(prefetch, [pointer, integer(0), integer(3), integer(1)])
+        return context.get_dummy_value()
+
+    return types.void(rows, row), codegen
+
+
+@inlined
+def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
+    """Begin to load what :func:`find_row` will most likely read."""
+    bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
+    for row in range(PREFETCHED_ROWS):
+        _prefetch_line(rows, bucket * BUCKET_ROWS + row)  # type: ignore[call-arg]
 
 
 @inlined

@@ -19,7 +19,7 @@ from hdserve.databases.history import (
     head_slot,
     match_length,
 )
-from hdserve.databases.ngram import HASH_SEED, START, Ints, Tokens, extend_hash, inlined
+from hdserve.databases.ngram import START, Ints, inlined
 from hdserve.drafting.arrays import (
     MAX_SUFFIX,
     NODE_DEPTH,
@@ -67,20 +67,12 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
 
 
 @inlined
-def suffix_key(suffix: Tokens) -> np.uint64:
-    value = HASH_SEED
-    for index in range(MATCH_TOKENS):
-        value = extend_hash(value, np.int64(suffix[index]))
-    return value
-
-
-@inlined
 def refresh(
     databases: Databases, scratch: Scratch, pointers: Ints, num_suffix: int, num_shared: int
 ) -> None:
     """Set the pointers that are not on a match to the last place that has one."""
     if pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
-        slot = head_slot(suffix_key(scratch.suffix[0]), databases.heads.shape[0])
+        slot = head_slot(scratch.hashes[0, MATCH_TOKENS], databases.heads.shape[0])
         position = databases.heads[slot]
         if position > 0:
             length = match_length(databases.tokens, position, 0, scratch.suffix[0], num_suffix)
@@ -88,7 +80,7 @@ def refresh(
                 pointers[0], pointers[1], pointers[2] = position, length, 0
     base = POINTER_SIZE
     if pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
-        slot = head_slot(suffix_key(scratch.suffix[1]), databases.model_state[NUM_HEADS])
+        slot = head_slot(scratch.hashes[1, MATCH_TOKENS], databases.model_state[NUM_HEADS])
         position = databases.model_heads[slot]
         oldest = databases.model_state[LOG_OLDEST]
         if position > oldest:
