@@ -108,15 +108,17 @@ def inlined(function: _F) -> _F:
     return compiled
 
 
-def new_rows(num_buckets: int) -> Rows:
-    """Zeroed rows for ``num_buckets`` buckets, aligned to cache lines: ``[8 * num_buckets, 16]``.
-
-    The memory is taken when it is first touched.
-    """
-    num_words = num_buckets * BUCKET_ROWS * ROW_WORDS
+def new_lines(num_lines: int) -> Rows:
+    """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
+    num_words = num_lines * ROW_WORDS
     buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
     offset = -buffer.ctypes.data % ROW_BYTES // 4
     return buffer[offset : offset + num_words].reshape(-1, ROW_WORDS)
+
+
+def new_rows(num_buckets: int) -> Rows:
+    """Zeroed rows for ``num_buckets`` buckets: ``[8 * num_buckets, 16]``."""
+    return new_lines(num_buckets * BUCKET_ROWS)
 
 
 def new_size(num_buckets: int = 1) -> Ints:
@@ -153,8 +155,7 @@ def highest_bit(value: int) -> int:
     return highest
 
 
-@intrinsic
-def _prefetch_line(typing_context: Any, rows: Any, row: Any) -> Any:
+def _prefetch(typing_context: Any, rows: Any, row: Any) -> Any:
     """Ask for the cache line of a row, without waiting for it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -177,12 +178,15 @@ def _prefetch_line(typing_context: Any, rows: Any, row: Any) -> Any:
     return types.void(rows, row), codegen
 
 
+_prefetch_line: Any = intrinsic(_prefetch)
+
+
 @inlined
 def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
     """Begin to load what :func:`find_row` will most likely read."""
     bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
     for row in range(PREFETCHED_ROWS):
-        _prefetch_line(rows, bucket * BUCKET_ROWS + row)  # type: ignore[call-arg]
+        _prefetch_line(rows, bucket * BUCKET_ROWS + row)
 
 
 @inlined

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.ngram import NUM_SLOTS, ROW_WORDS, Ints, Rows, Tokens
+from hdserve.databases.ngram import NUM_SLOTS, Ints, Rows, Tokens, new_lines
 
 Floats = npt.NDArray[np.float32]
 Hashes = npt.NDArray[np.uint64]
@@ -25,6 +25,12 @@ NUM_SHARES = 8
 NUM_TOTALS = 6
 NUM_RANKS = 4
 MAX_CANDIDATES = 192
+SHARE_STEPS = 256
+SHARE_BUCKETS = np.searchsorted(
+    (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97), np.arange(SHARE_STEPS + 1) / SHARE_STEPS, "right"
+)
+"""0 to 7 by the share of a row's count, in steps of 1 / 256."""
+
 MAX_SUFFIX = 36
 MAX_ORDER = 8
 """Longest context length in tokens."""
@@ -133,23 +139,28 @@ DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
 MAX_NEW_TOKENS = 1024
 
 
+def new_vectors(num_vectors: int) -> Floats:
+    """Zeroed float32 ``[num_vectors, NUM_INPUTS]``, each row one cache line."""
+    return new_lines(num_vectors).view(np.float32)
+
+
 def new_scratch(max_nodes: int) -> Scratch:
     """Working memory for trees of up to ``max_nodes`` drafted tokens."""
     return Scratch(
         suffix=np.zeros((2, MAX_SUFFIX), np.int32),
         hashes=np.zeros((2, MAX_ORDER + 1), np.uint64),
         found=np.zeros(NUM_INPUTS, np.int64),
-        rows=np.zeros((MAX_ROWS, ROW_WORDS), np.uint32),
+        rows=new_vectors(MAX_ROWS).view(np.uint32),
         hits=np.zeros((MAX_ROWS, 4), np.int64),
         absent_cells=np.zeros(NUM_INPUTS, np.int32),
-        template=np.zeros(NUM_INPUTS, np.float32),
+        template=new_vectors(1),
         candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
-        inputs=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.float32),
+        inputs=new_vectors(MAX_CANDIDATES),
         events=np.zeros((MAX_EVENTS, 3), np.int32),
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
         evidence=np.zeros(MAX_CANDIDATES, np.float32),
-        base_weights=np.zeros(NUM_INPUTS, np.float32),
-        gradient=np.zeros(NUM_INPUTS, np.float32),
+        base_weights=new_vectors(1),
+        gradient=new_vectors(1),
         reach=np.zeros(NUM_LEVELS + 1, np.int64),
         slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
         nodes=np.zeros((max_nodes + 2, NODE_SIZE), np.int64),

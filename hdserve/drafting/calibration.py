@@ -32,6 +32,7 @@ from hdserve.drafting.arrays import (
     ROWS_PER_LEVEL,
     Floats,
     Learned,
+    new_vectors,
 )
 from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
@@ -62,7 +63,7 @@ class Calibration:
         self.cells[CELL_P, PRESENT_CELLS:] = 0.01
         pointers = self.cells[CELL_P, PRESENT_CELLS + ABSENT_CELLS :].reshape(2, 2, 16, 8)
         pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
-        self.weights: Floats = np.zeros((NUM_WEIGHT_SETS, NUM_INPUTS), np.float32)
+        self.weights: Floats = new_vectors(NUM_WEIGHT_SETS)
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0

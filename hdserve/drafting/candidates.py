@@ -65,6 +65,8 @@ from hdserve.drafting.arrays import (
     REACH_SETS,
     REGION_SETS,
     ROWS_PER_LEVEL,
+    SHARE_BUCKETS,
+    SHARE_STEPS,
     STATE_CONTEXT_STAMP,
     STATE_VOCAB_SIZE,
     STATISTICS,
@@ -72,6 +74,7 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
+from hdserve.drafting.vectors import add_scaled, copy_row, dot, dot_of_sum
 
 _TOKEN_MASK = np.uint32(0xFFFFF)
 _COUNT_SHIFT = np.uint32(20)
@@ -81,15 +84,7 @@ _TOTAL_MASK = np.uint32(0xFFFF)
 @inlined
 def share_bucket(share: float) -> int:
     """0 to 7 by the share of a row's count."""
-    return (
-        (share >= 0.03)
-        + (share >= 0.08)
-        + (share >= 0.15)
-        + (share >= 0.3)
-        + (share >= 0.5)
-        + (share >= 0.8)
-        + (share >= 0.97)
-    )
+    return SHARE_BUCKETS[np.uint64(share * np.float32(SHARE_STEPS))]
 
 
 @inlined
@@ -180,8 +175,7 @@ def find_level(
     for place in range(min(found, ROWS_PER_LEVEL)):
         which = found - 1 - place
         row = scratch.found[which]
-        for word in range(ROW_WORDS):
-            scratch.rows[num_hits, word] = rows[row, word]
+        copy_row(scratch.rows, num_hits, rows, row)
         total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
         top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
         kind = row_kind(level, which, total_bucket(total), place)
@@ -189,7 +183,7 @@ def find_level(
         index = level * ROWS_PER_LEVEL + place
         cell = PRESENT_CELLS + kind * NUM_SHARES + share
         scratch.absent_cells[index] = cell
-        scratch.template[index] = learned.cells[CELL_LOGIT, cell]
+        scratch.template[0, index] = learned.cells[CELL_LOGIT, cell]
         scratch.hits[num_hits, 0] = index
         scratch.hits[num_hits, 1] = level
         scratch.hits[num_hits, 2] = total
@@ -223,9 +217,9 @@ def find_all(
 ) -> int:
     """The rows of all levels in ``levels`` (a bit mask); returns the number of hits."""
     for index in range(NUM_INPUTS):
-        scratch.template[index] = 0.0
+        scratch.template[0, index] = 0.0
         scratch.absent_cells[index] = -1
-    scratch.template[BIAS_INPUT] = 1.0
+    scratch.template[0, BIAS_INPUT] = 1.0
     scratch.reach[:] = 0
     num = 0
     if levels & (1 << CONTEXT):
@@ -268,8 +262,7 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
     scratch.candidates[num, CANDIDATE_STATE] = slots[MAP_SIZE, 1]
     scratch.candidates[num, CANDIDATE_LEVEL] = level
     scratch.evidence[num] = -100.0
-    for index in range(NUM_INPUTS):
-        scratch.inputs[num, index] = scratch.template[index]
+    copy_row(scratch.inputs, num, scratch.template, 0)
     return num
 
 
@@ -379,7 +372,7 @@ def add_pointers(
         if predicted[which] >= 0:
             base = which * POINTER_SIZE
             cell = pointer_cell(which, 0, pointers[base + 1], pointers[base + 2])
-            scratch.template[POINTER_INPUT + which] = learned.cells[CELL_LOGIT, cell]
+            scratch.template[0, POINTER_INPUT + which] = learned.cells[CELL_LOGIT, cell]
             scratch.absent_cells[POINTER_INPUT + which] = cell
             state += scale * pointer_state(0, pointers[base + 1])
         scale *= POINTER_STATES
@@ -434,15 +427,11 @@ def reach_set(scratch: Scratch) -> int:
 def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
     """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-    logit = np.float32(0.0)
-    for which in range(NUM_INPUTS):
-        weight = learned.weights[pattern, which] + scratch.base_weights[which]
-        logit += weight * scratch.inputs[index, which]
+    logit = dot_of_sum(learned.weights, pattern, scratch.base_weights, scratch.inputs, index)
     own_state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
     if own_state != state:
-        for which in range(NUM_INPUTS):
-            change = learned.weights[own_state, which] - learned.weights[state, which]
-            logit += change * scratch.inputs[index, which]
+        logit += dot(learned.weights, own_state, scratch.inputs, index)
+        logit -= dot(learned.weights, state, scratch.inputs, index)
     return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
 
 
@@ -484,12 +473,9 @@ def expand(
     state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
     reach = reach_set(scratch)
     scratch.reach[NUM_LEVELS] = reach
-    for which in range(NUM_INPUTS):
-        scratch.base_weights[which] = (
-            learned.weights[state, which]
-            + learned.weights[region, which]
-            + learned.weights[reach, which]
-        )
+    copy_row(scratch.base_weights, 0, learned.weights, state)
+    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, region)
+    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)
     lowest = logit_of(need) if need > 0.0003 else np.float32(-30.0)
     for index in range(num):
         logit = mix(learned, scratch, index, state)

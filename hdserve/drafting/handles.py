@@ -2,7 +2,8 @@
 
 Every array argument of a compiled function costs about 0.1 us a call to unpack, and drafting needs
 some forty.  So their addresses and shapes are written to a table once, the compiled code is given
-the address of the table, and makes array views of it, which costs nothing.
+the address of the table, and makes array views of it, which costs nothing.  Shapes that never
+change are constants of the compiled code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,26 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from hdserve.drafting.arrays import Databases, Learned, Scratch
+from hdserve.databases.ngram import ROW_WORDS
+from hdserve.drafting.arrays import (
+    MAP_SIZE,
+    MAX_CANDIDATES,
+    MAX_EVENTS,
+    MAX_NEW_TOKENS,
+    MAX_ORDER,
+    MAX_ROWS,
+    MAX_SUFFIX,
+    NODE_SIZE,
+    NUM_CELLS,
+    NUM_INPUTS,
+    NUM_LEVELS,
+    NUM_ORDERS,
+    NUM_WEIGHT_SETS,
+    STATE_SIZE,
+    Databases,
+    Learned,
+    Scratch,
+)
 
 ADDRESS, FIRST_DIMENSION, SECOND_DIMENSION = range(3)
 
@@ -105,19 +125,19 @@ def databases_of(address: int) -> Databases:
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
         _int64_1d(table[1, 0], (table[1, 1],)),
-        _uint32_2d(table[2, 0], (table[2, 1], table[2, 2])),
+        _uint32_2d(table[2, 0], (table[2, 1], ROW_WORDS)),
         _int64_1d(table[3, 0], (table[3, 1],)),
-        _uint32_2d(table[4, 0], (table[4, 1], table[4, 2])),
+        _uint32_2d(table[4, 0], (table[4, 1], ROW_WORDS)),
         _int64_1d(table[5, 0], (table[5, 1],)),
         _int32_1d(table[6, 0], (table[6, 1],)),
         _int64_1d(table[7, 0], (table[7, 1],)),
         _int64_1d(table[8, 0], (table[8, 1],)),
-        _uint32_2d(table[9, 0], (table[9, 1], table[9, 2])),
+        _uint32_2d(table[9, 0], (table[9, 1], ROW_WORDS)),
         _int64_1d(table[10, 0], (table[10, 1],)),
-        _uint32_2d(table[11, 0], (table[11, 1], table[11, 2])),
+        _uint32_2d(table[11, 0], (table[11, 1], ROW_WORDS)),
         _int64_1d(table[12, 0], (table[12, 1],)),
-        _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
-        _int64_1d(table[14, 0], (table[14, 1],)),
+        _int64_2d(table[13, 0], (NUM_LEVELS, NUM_ORDERS)),
+        _int64_1d(table[14, 0], (STATE_SIZE,)),
     )
 
 
@@ -126,8 +146,8 @@ def learned_of(address: int) -> Learned:
     """The views of a table made of :class:`Learned`."""
     table = _int64_2d(address, (3, 3))
     return Learned(
-        _float32_2d(table[0, 0], (table[0, 1], table[0, 2])),
-        _float32_2d(table[1, 0], (table[1, 1], table[1, 2])),
+        _float32_2d(table[0, 0], (3, NUM_CELLS)),
+        _float32_2d(table[1, 0], (NUM_WEIGHT_SETS, NUM_INPUTS)),
         _float32_1d(table[2, 0], (table[2, 1],)),
     )
 
@@ -137,26 +157,26 @@ def scratch_of(address: int) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
     table = _int64_2d(address, (22, 3))
     return Scratch(
-        _int32_2d(table[0, 0], (table[0, 1], table[0, 2])),
-        _uint64_2d(table[1, 0], (table[1, 1], table[1, 2])),
-        _int64_1d(table[2, 0], (table[2, 1],)),
-        _uint32_2d(table[3, 0], (table[3, 1], table[3, 2])),
-        _int64_2d(table[4, 0], (table[4, 1], table[4, 2])),
-        _int32_1d(table[5, 0], (table[5, 1],)),
-        _float32_1d(table[6, 0], (table[6, 1],)),
-        _int64_2d(table[7, 0], (table[7, 1], table[7, 2])),
-        _float32_2d(table[8, 0], (table[8, 1], table[8, 2])),
-        _int32_2d(table[9, 0], (table[9, 1], table[9, 2])),
-        _float32_1d(table[10, 0], (table[10, 1],)),
-        _float32_1d(table[11, 0], (table[11, 1],)),
-        _float32_1d(table[12, 0], (table[12, 1],)),
-        _float32_1d(table[13, 0], (table[13, 1],)),
-        _int64_1d(table[14, 0], (table[14, 1],)),
-        _int64_2d(table[15, 0], (table[15, 1], table[15, 2])),
-        _int64_2d(table[16, 0], (table[16, 1], table[16, 2])),
+        _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
+        _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),
+        _int64_1d(table[2, 0], (NUM_INPUTS,)),
+        _uint32_2d(table[3, 0], (MAX_ROWS, ROW_WORDS)),
+        _int64_2d(table[4, 0], (MAX_ROWS, 4)),
+        _int32_1d(table[5, 0], (NUM_INPUTS,)),
+        _float32_2d(table[6, 0], (1, NUM_INPUTS)),
+        _int64_2d(table[7, 0], (MAX_CANDIDATES, 4)),
+        _float32_2d(table[8, 0], (MAX_CANDIDATES, NUM_INPUTS)),
+        _int32_2d(table[9, 0], (MAX_EVENTS, 3)),
+        _float32_1d(table[10, 0], (MAX_CANDIDATES,)),
+        _float32_1d(table[11, 0], (MAX_CANDIDATES,)),
+        _float32_2d(table[12, 0], (1, NUM_INPUTS)),
+        _float32_2d(table[13, 0], (1, NUM_INPUTS)),
+        _int64_1d(table[14, 0], (NUM_LEVELS + 1,)),
+        _int64_2d(table[15, 0], (MAP_SIZE + 1, 2)),
+        _int64_2d(table[16, 0], (table[16, 1], NODE_SIZE)),
         _float32_1d(table[17, 0], (table[17, 1],)),
         _int64_1d(table[18, 0], (table[18, 1],)),
         _float32_1d(table[19, 0], (table[19, 1],)),
-        _int64_1d(table[20, 0], (table[20, 1],)),
+        _int64_1d(table[20, 0], (MAX_NEW_TOKENS,)),
         _int64_2d(table[21, 0], (table[21, 1], table[21, 2])),
     )

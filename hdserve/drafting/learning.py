@@ -19,7 +19,6 @@ from hdserve.drafting.arrays import (
     EVENT_INPUT,
     MAP_SIZE,
     NODE_DEPTH,
-    NUM_INPUTS,
     NUM_LEVELS,
     POINTER_INPUT,
     POINTER_SETS,
@@ -40,6 +39,7 @@ from hdserve.drafting.candidates import (
 )
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
+from hdserve.drafting.vectors import add_scaled
 
 LEARNING_NEED = 0.002
 MAX_CELL_COUNT = 1000.0
@@ -91,7 +91,7 @@ def learn_weights(
     """One step of each weight set that took part; returns the index of ``token`` or -1."""
     right = -1
     base_state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
-    gradient = scratch.gradient
+    gradient, inputs, weights = scratch.gradient, scratch.inputs, learned.weights
     gradient[:] = 0.0
     for index in range(num):
         candidate = scratch.candidates[index, CANDIDATE_TOKEN]
@@ -101,22 +101,16 @@ def learn_weights(
             error += np.float32(1.0)
         pattern = scratch.candidates[index, CANDIDATE_PATTERN]
         step = np.float32(rate) * error
-        for which in range(NUM_INPUTS):
-            change = step * scratch.inputs[index, which]
-            learned.weights[pattern, which] += change
-            gradient[which] += change
+        add_scaled(weights, pattern, step, inputs, index)
+        add_scaled(gradient, 0, step, inputs, index)
         state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
         if state != base_state:
-            for which in range(NUM_INPUTS):
-                change = step * scratch.inputs[index, which]
-                learned.weights[state, which] += change
-                learned.weights[base_state, which] -= change
+            add_scaled(weights, state, step, inputs, index)
+            add_scaled(weights, base_state, -step, inputs, index)
         learned.token_bias[candidate] += np.float32(bias_rate) * error
     reach = scratch.reach[NUM_LEVELS]
-    for which in range(NUM_INPUTS):
-        learned.weights[base_state, which] += gradient[which]
-        learned.weights[region, which] += gradient[which]
-        learned.weights[reach, which] += gradient[which]
+    for which in (base_state, region, reach):
+        add_scaled(weights, which, np.float32(1.0), gradient, 0)
     return right
 
 
