@@ -55,6 +55,9 @@ MIN_BUCKETS = 16
 PREFETCHED_ROWS = 2
 """Of a bucket."""
 
+PREFETCH_DISTANCE = 2
+"""Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
+
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
 
@@ -205,27 +208,37 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
 
 
 @inlined
-def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
-    """The row of a context: its own, else a cleared one that carries its hash from now on."""
-    low = np.uint32(context_hash & _LOW_32) | _ODD
-    high = np.uint32(context_hash >> _SHIFT_32)
-    start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
+def least_valuable(rows: Rows, start: int, stamp: int) -> int:
+    """The row to give up in the full bucket that begins at ``start``."""
     victim = start
     lowest = np.int64(1 << 62)
     for row in range(start, start + BUCKET_ROWS):
-        word = rows[row, 0]
         row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
-        if word == _ZERO or row_stamp < min_stamp:
-            victim = row
-            break
-        if word == low and rows[row, 1] == high:
-            return row
         age = max(0, stamp - row_stamp)
         total = np.int64(rows[row, 2] & _TOTAL_MASK)
         value = (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
         if value < lowest:
             lowest = value
             victim = row
+    return victim
+
+
+@inlined
+def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
+    """The row of a context: its own, else a cleared one that carries its hash from now on."""
+    low = np.uint32(context_hash & _LOW_32) | _ODD
+    high = np.uint32(context_hash >> _SHIFT_32)
+    start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
+    victim = -1
+    for row in range(start, start + BUCKET_ROWS):
+        word = rows[row, 0]
+        if word == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+            victim = row
+            break
+        if word == low and rows[row, 1] == high:
+            return row
+    if victim < 0:
+        victim = least_valuable(rows, start, stamp)
     size[NUM_ADDED] += 1
     for word_index in range(ROW_WORDS):
         rows[victim, word_index] = _ZERO
@@ -337,6 +350,22 @@ def put(
     count_token(rows, row, token, 1, stamp)
 
 
+@inlined
+def prefetch_contexts(
+    rows: Rows, num_buckets: int, tokens: Tokens, position: int, orders: Ints
+) -> None:
+    """Begin to load the rows of the contexts before a position."""
+    context_hash = HASH_SEED
+    length = 0
+    for order in orders:
+        if order < 0 or order > position:
+            break
+        while length < order:
+            length += 1
+            context_hash = extend_hash(context_hash, np.int64(tokens[position - length]))
+        prefetch_row(rows, num_buckets, context_hash)
+
+
 @jit
 def insert_tokens(
     rows: Rows,
@@ -357,6 +386,9 @@ def insert_tokens(
         min_stamp: rows stamped before it are empty.
     """
     for position in range(begin, end):
+        if position + PREFETCH_DISTANCE < end:
+            ahead = position + PREFETCH_DISTANCE
+            prefetch_contexts(rows, size[NUM_BUCKETS], tokens, ahead, orders)
         token = np.int64(tokens[position])
         context_hash = HASH_SEED
         length = 0

@@ -74,7 +74,7 @@ class HandleTable:
         array = self._arrays[index]
         assert array.flags.c_contiguous
         row = self._table[index]
-        row[ADDRESS] = array.ctypes.data
+        row[ADDRESS] = array.__array_interface__["data"][0]
         row[FIRST_DIMENSION : FIRST_DIMENSION + array.ndim] = array.shape
 
 
