@@ -97,7 +97,7 @@ def expand_node(
     fill_hashes(scratch, 0, num_suffix)
     fill_hashes(scratch, 1, num_shared)
     prefetch_shared(databases, scratch, levels, num_shared)
-    refresh(databases, scratch, pointers, num_suffix, num_shared)
+    refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
     predicted = predictions(databases, scratch, pointers, depth, num_suffix)
     nodes[node, NODE_PREDICTED] = predicted[0]
     nodes[node, NODE_PREDICTED + 1] = predicted[1]

@@ -143,7 +143,7 @@ def commit(
         fill_hashes(scratch, 1, num_shared)
         if rate > 0.0:
             prefetch_shared(databases, scratch, levels, num_shared)
-        refresh(databases, scratch, pointers, num_suffix, num_shared)
+        refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
         predicted = predictions(databases, scratch, pointers, 0, num_suffix)
         if rate > 0.0:
             region = region_set(index, state[STATE_CONFIDENCE])

@@ -21,7 +21,9 @@ from hdserve.databases.history import (
 )
 from hdserve.databases.ngram import START, Ints, inlined
 from hdserve.drafting.arrays import (
+    CONTEXT,
     MAX_SUFFIX,
+    MODEL,
     NODE_DEPTH,
     NODE_PARENT,
     NODE_TOKEN,
@@ -68,10 +70,18 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
 
 @inlined
 def refresh(
-    databases: Databases, scratch: Scratch, pointers: Ints, num_suffix: int, num_shared: int
+    databases: Databases,
+    scratch: Scratch,
+    pointers: Ints,
+    levels: int,
+    num_suffix: int,
+    num_shared: int,
 ) -> None:
-    """Set the pointers that are not on a match to the last place that has one."""
-    if pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
+    """Set the pointers that are not on a match to the last place that has one.
+
+    A pointer whose level is not in ``levels`` (a bit mask) is never set.
+    """
+    if levels & (1 << CONTEXT) and pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
         slot = head_slot(scratch.hashes[0, MATCH_TOKENS], databases.heads.shape[0])
         position = databases.heads[slot]
         if position > 0:
@@ -79,7 +89,7 @@ def refresh(
             if length >= MATCH_TOKENS:
                 pointers[0], pointers[1], pointers[2] = position, length, 0
     base = POINTER_SIZE
-    if pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
+    if levels & (1 << MODEL) and pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
         slot = head_slot(scratch.hashes[1, MATCH_TOKENS], databases.model_state[NUM_HEADS])
         position = databases.model_heads[slot]
         oldest = databases.model_state[LOG_OLDEST]
