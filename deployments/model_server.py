@@ -156,10 +156,12 @@ class ModelServer:
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
-        stats = await self._engine.ask(lambda engine: engine.stats)
+        stats, max_total_tokens = await self._engine.ask(
+            lambda engine: (engine.stats, engine.max_total_tokens)
+        )
         return ModelInfo(
             name=self._config.name,
-            max_model_len=self._model.max_model_len,
+            max_model_len=max_total_tokens,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
             num_threads=self._host.num_threads,

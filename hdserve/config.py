@@ -95,6 +95,9 @@ class ModelConfig(StrictModel):
 
     revision: str | None = None
     trust_remote_code: bool = False
+    load_format: Literal["safetensors", "auto"] = "safetensors"
+    """``auto`` also loads weights that are pickled, which can run code."""
+
     aliases: tuple[str, ...] = ()
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()

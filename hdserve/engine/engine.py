@@ -77,6 +77,11 @@ class Engine:
         self._drafters.adopt(namespace, states)
 
     @property
+    def max_total_tokens(self) -> int:
+        """Longest prompt and output together: of the model, or less where the cache is smaller."""
+        return self._max_total_tokens
+
+    @property
     def is_exact(self) -> bool:
         """Whether a row's result does not depend on what else is in a forward."""
         return bool(self._runner.shapes.row_counts)
@@ -151,18 +156,29 @@ class Engine:
 
     def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
-        trees = [self._tree(work) if work.is_choosing else None for work in scheduled]
+        started = time.perf_counter()
+        num_choosing = sum(work.is_choosing for work in scheduled)
+        is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
+        trees = [
+            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            for work in scheduled
+        ]
         if self._budget is not None:
             num_other_rows = sum(
                 work.num_tokens - (tree is not None)
                 for work, tree in zip(scheduled, trees, strict=True)
             )
-            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
+            self._budget.trim(
+                [tree for tree in trees if tree is not None],
+                num_other_rows,
+                time.perf_counter() - started,
+            )
         return trees
 
-    def _tree(self, work: Scheduled) -> DraftTree:
+    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
-        capacity = self._max_draft_tokens if seq.speculation.is_enabled else 0
+        is_drafting = is_drafting and seq.speculation.is_enabled
+        capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
