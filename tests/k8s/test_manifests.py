@@ -14,7 +14,11 @@ import pytest
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from hdserve.config import parse_config
+from hdserve.config import (
+    ADMIN_KEY_ENVIRONMENT_VARIABLE,
+    API_KEYS_FILE_ENVIRONMENT_VARIABLE,
+    parse_config,
+)
 from tests.k8s.manifests import (
     K8S,
     OVERLAYS,
@@ -209,6 +213,23 @@ def test_references_lead_somewhere(target: str) -> None:
             for item in container.get("env", ()):
                 reference = item.get("valueFrom", {}).get("secretKeyRef")
                 assert reference is None or reference["name"] == "hdserve-secrets"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_keys_are_where_the_application_looks(overlay: str) -> None:
+    """In every pod, because Ray Serve builds the application in any of them; none on a laptop."""
+    for group in groups(ray_service(overlay)):
+        pod = group["template"]["spec"]
+        environment = {item["name"]: item for item in pod["containers"][0].get("env", ())}
+        if overlay == "cpu-dev":
+            assert API_KEYS_FILE_ENVIRONMENT_VARIABLE not in environment
+            continue
+        assert ADMIN_KEY_ENVIRONMENT_VARIABLE in environment
+        path = environment[API_KEYS_FILE_ENVIRONMENT_VARIABLE]["value"]
+        (mount,) = (item for item in pod["containers"][0]["volumeMounts"] if item["name"] == "keys")
+        (volume,) = (item for item in pod["volumes"] if item["name"] == "keys")
+        (item,) = volume["secret"]["items"]
+        assert f"{mount['mountPath']}/{item['path']}" == path
 
 
 def test_disruption_budgets_and_policies_select_the_pods() -> None:
