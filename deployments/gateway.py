@@ -17,6 +17,7 @@ from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
 
@@ -28,10 +29,17 @@ class Gateway:
 
     Args:
         handles: of the model servers, by model name.
+        access: who may use it; default: everybody.
     """
 
-    def __init__(self, config: ServeConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        access: Access | None = None,
+    ) -> None:
         self.config = config
+        self.access = access or Access()
         self._configs = {model.name: model for model in config.models}
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
@@ -151,7 +159,7 @@ def translated(error: Exception) -> HdserveError:
 
 
 def gateway_deployment(
-    config: ServeConfig, models: Mapping[str, serve.Application]
+    config: ServeConfig, models: Mapping[str, serve.Application], access: Access
 ) -> serve.Application:
     """The Serve application of the whole system; its ingress is the gateway."""
     deploy = serve.deployment(
@@ -160,4 +168,4 @@ def gateway_deployment(
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.gateway.num_cpus},
     )
-    return deploy(serve.ingress()(Gateway)).bind(config, dict(models))
+    return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

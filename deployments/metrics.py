@@ -139,6 +139,7 @@ def _latencies() -> Iterator[MetricInfo]:
         ("request_decode_time_seconds", "First to last token.", _REQUEST_S),
         ("request_prompt_tokens", "Prompt tokens of a sequence.", _TOKENS),
         ("request_generation_tokens", "Generated tokens of a sequence.", _TOKENS),
+        ("request_max_num_generation_tokens", "The same; one sequence a choice.", _TOKENS),
     ):
         yield MetricInfo(f"vllm:{name}", "histogram", text, bounds=bounds)
 

@@ -74,7 +74,8 @@ class MetricsPoll:
             if time.monotonic() - self._polled_s >= POLL_INTERVAL_S:
                 await self._poll_all()
             models = {name: book.reports(self._polled_s) for name, book in self._books.items()}
-            return render(models, self._gateway_book.reports(self._polled_s))
+            gateways = self._gateway_book.reports(self._polled_s)
+        return await asyncio.to_thread(render, models, gateways)  # some ms a replica
 
     async def _poll_all(self) -> None:
         self._polled_s = time.monotonic()

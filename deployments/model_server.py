@@ -216,7 +216,8 @@ class ModelServer:
 
     def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
         if request.messages:
-            yield tuple(self._tokenizer.encode_chat(request.messages, request.template_options))
+            options = request.template_options
+            yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
         for prompt in request.prompts:
             yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.generation import GenerationRequest, Prompt
-from deployments.structured import Constraint, StructuredFields
+from deployments.structured import Constraint, StructuredFields, one_of
+from deployments.tool_parsers import HermesToolParser, ToolParser
+from deployments.tools import ToolFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -93,8 +96,16 @@ class Message(_Body):
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string."""
-        return {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+        """As chat templates take it: the content as one string, arguments of calls as objects.
+
+        Raises:
+            Unsupported: a part of the content is not text.
+            InvalidRequest: the arguments of a call are no JSON object.
+        """
+        fields = {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+        if fields.get("tool_calls"):
+            fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
+        return fields
 
 
 Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
@@ -203,12 +214,10 @@ class GenerationBody(_Body, StructuredFields):
         }
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ToolFields):
     """``POST /v1/chat/completions``."""
 
     unsupported = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -226,12 +235,17 @@ class ChatBody(GenerationBody):
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
 
-    def to_generation(self, request_id: str) -> GenerationRequest:
+    def to_generation(
+        self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
+    ) -> GenerationRequest:
         """What the model is asked for.
+
+        Args:
+            tool_parser: reads the tool calls of the model.
 
         Raises:
             InvalidRequest: parameters contradict each other.
-            Unsupported: a message has a part that is not text.
+            Unsupported: a message has a part that is not text, or calls cannot be read.
         """
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
@@ -239,12 +253,16 @@ class ChatBody(GenerationBody):
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        constraint = self.constraint()
+        constraint = one_of(self.constraint(), self.tool_constraint(tool_parser))
+        sampling = self.sampling(max_tokens, num_logprobs, constraint)
+        if self.may_call_tools:  # the marks of a call may be special tokens
+            sampling.setdefault("skip_special_tokens", False)
         return GenerationRequest(
             request_id=request_id,
             messages=tuple(message.for_template() for message in self.messages),
             template_options=self.chat_template_kwargs or {},
-            sampling=self.sampling(max_tokens, num_logprobs, constraint),
+            tools=self.template_tools(),
+            sampling=sampling,
             grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
@@ -343,6 +361,30 @@ def _joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
     if isinstance(content, str):
         return content
     return "".join(_text(part) for part in content)
+
+
+def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _json_object(call["function"]["arguments"]),
+                },
+            }
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
+        raise InvalidRequest(reason, "messages") from error
+
+
+def _json_object(data: Any) -> dict[str, Any]:
+    value = json.loads(data) if isinstance(data, str) else data
+    if not isinstance(value, dict):
+        raise TypeError("no JSON object")
+    return value
 
 
 def _text(part: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -74,6 +75,10 @@ class Reporter:
     def __init__(self, model: str, report: Callable[[], Awaitable[Report]]) -> None:
         self._model = model
         self._report = report
+        self._export = RayExport({"model_name": model})
+        self._logged: tuple[Sample, ...] = ()
+        self._logged_s = time.monotonic()
+        self._num_failures = 0
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -84,22 +89,25 @@ class Reporter:
         self._is_closing.set()
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._export_forever())
-        except Exception:  # requests are answered without metrics, too
-            logger.exception("%s: metrics are no longer exported", self._model)
+        asyncio.run(self._report_forever())
 
-    async def _export_forever(self) -> None:
-        export = RayExport({"model_name": self._model})
-        logged = (await self._report()).samples
-        elapsed_s = 0.0
+    async def _report_forever(self) -> None:
         while not self._is_closing.is_set():
             await asyncio.sleep(EXPORT_INTERVAL_S)
-            elapsed_s += EXPORT_INTERVAL_S
-            samples = (await self._report()).samples
-            export.update(samples)
-            if elapsed_s >= LINE_INTERVAL_S:
-                line = statistics_line(logged, samples, elapsed_s)
-                if line:
-                    logger.info("%s: %s", self._model, line)
-                logged, elapsed_s = samples, 0.0
+            try:
+                samples = (await self._report()).samples
+                self._export.update(samples)
+                self._log(samples, time.monotonic())
+            except Exception:  # requests are answered without metrics, too
+                if not self._num_failures:
+                    logger.exception("%s: the metrics could not be exported", self._model)
+                self._num_failures += 1
+
+    def _log(self, samples: tuple[Sample, ...], now_s: float) -> None:
+        elapsed_s = now_s - self._logged_s
+        if elapsed_s < LINE_INTERVAL_S:
+            return
+        line = statistics_line(self._logged, samples, elapsed_s)
+        if line:
+            logger.info("%s: %s", self._model, line)
+        self._logged, self._logged_s = samples, now_s

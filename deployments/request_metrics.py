@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 from deployments.metrics import Histogram, Sample
 from hdserve.core import Sequence, StepOutput
@@ -23,6 +22,7 @@ _PER_REQUEST = (
     "vllm:request_decode_time_seconds",
     "vllm:request_prompt_tokens",
     "vllm:request_generation_tokens",
+    "vllm:request_max_num_generation_tokens",
 )
 
 
@@ -87,10 +87,11 @@ class RequestClock:
         self._observe("vllm:time_to_first_token_seconds", now_s - self._arrived_s)
 
     def _note_end(self, now_s: float) -> None:
-        seq, observe = self._seq, partial(self._observe)
+        seq, observe = self._seq, self._observe
         observe("vllm:e2e_request_latency_seconds", now_s - self._arrived_s)
         observe("vllm:request_prompt_tokens", seq.num_prompt_tokens)
         observe("vllm:request_generation_tokens", seq.num_output_tokens)
+        observe("vllm:request_max_num_generation_tokens", seq.num_output_tokens)
         if self._first_s is not None:
             decode_s = now_s - self._first_s
             observe("vllm:request_decode_time_seconds", decode_s)

@@ -91,10 +91,7 @@ class StructuredFields(BaseModel):
             InvalidRequest: there is more than one demand, or one is incomplete.
         """
         found = list(self._constraints())
-        if len(found) > 1:
-            names = " and ".join(item.param for item in found[:2])
-            raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
-        return found[0] if found else None
+        return one_of(*found)
 
     def _constraints(self) -> list[Constraint]:
         found = []
@@ -112,6 +109,19 @@ class StructuredFields(BaseModel):
                 (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
                 found.append(Constraint(text, param))
         return found
+
+
+def one_of(*constraints: Constraint | None) -> Constraint | None:
+    """The one that there is, if any.
+
+    Raises:
+        InvalidRequest: there are several.
+    """
+    found = [constraint for constraint in constraints if constraint is not None]
+    if len(found) > 1:
+        names = " and ".join(item.param for item in found[:2])
+        raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
+    return found[0] if found else None
 
 
 def _of_schema(schema: Schema, param: str) -> str:

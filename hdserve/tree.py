@@ -106,17 +106,17 @@ class DraftTree:
         parents: Sequence[int],
         sources: Sequence[Source],
         scores: Sequence[float],
+        depths: Sequence[int] | None = None,
     ) -> None:
         """Add many nodes at once, in order; ``parents`` count from 0, the root.
 
         Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  Where they do not all fit,
         or the tree is not empty, they are merged one by one, without those whose parent found no
-        place.  Siblings among them must differ.
+        place.  Siblings among them must differ.  ``depths`` may be given where they are known.
         """
-        depths = [0]
-        for parent in parents:
-            depths.append(depths[parent] + 1)
-        fits = len(token_ids) <= self.capacity and max(depths) <= self.max_depth
+        if depths is None:
+            depths = _depths(parents)
+        fits = len(token_ids) <= self.capacity and max(depths, default=0) <= self.max_depth
         if len(self.token_ids) > 1 or not fits:
             self._merge_nodes(token_ids, parents, sources, scores)
             return
@@ -124,7 +124,7 @@ class DraftTree:
         self.parents += parents
         self.sources += sources
         self.scores += scores
-        self.depths = depths
+        self.depths += depths
 
     def _merge_nodes(
         self,
@@ -152,6 +152,13 @@ class DraftTree:
         while path[-1] != 0:
             path.append(self.parents[path[-1]])
         return path[::-1]
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return depths[1:]
 
 
 @dataclass(frozen=True, slots=True)

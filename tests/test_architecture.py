@@ -18,6 +18,7 @@ LAYERS = {
     "hdserve.tree": 1,
     "hdserve.models": 1,
     "hdserve.config": 2,
+    "hdserve.access": 3,
     "hdserve.databases": 3,
     "hdserve.drafting": 4,
     "hdserve.engine": 5,

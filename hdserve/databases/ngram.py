@@ -34,6 +34,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +52,12 @@ BUCKET_BYTES = BUCKET_ROWS * ROW_BYTES
 FIRST_SLOT = 3
 NUM_SLOTS = ROW_WORDS - FIRST_SLOT
 MIN_BUCKETS = 16
+PREFETCHED_ROWS = 2
+"""Of a bucket."""
+
+PREFETCH_DISTANCE = 2
+"""Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
+
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
 
@@ -102,15 +111,17 @@ def inlined(function: _F) -> _F:
     return compiled
 
 
-def new_rows(num_buckets: int) -> Rows:
-    """Zeroed rows for ``num_buckets`` buckets, aligned to cache lines: ``[8 * num_buckets, 16]``.
-
-    The memory is taken when it is first touched.
-    """
-    num_words = num_buckets * BUCKET_ROWS * ROW_WORDS
+def new_lines(num_lines: int) -> Rows:
+    """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
+    num_words = num_lines * ROW_WORDS
     buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
     offset = -buffer.ctypes.data % ROW_BYTES // 4
     return buffer[offset : offset + num_words].reshape(-1, ROW_WORDS)
+
+
+def new_rows(num_buckets: int) -> Rows:
+    """Zeroed rows for ``num_buckets`` buckets: ``[8 * num_buckets, 16]``."""
+    return new_lines(num_buckets * BUCKET_ROWS)
 
 
 def new_size(num_buckets: int = 1) -> Ints:
@@ -147,6 +158,40 @@ def highest_bit(value: int) -> int:
     return highest
 
 
+def _prefetch(typing_context: Any, rows: Any, row: Any) -> Any:
+    """Ask for the cache line of a row, without waiting for it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        zero = context.get_constant(types.intp, 0)
+        pointer = cgutils.get_item_pointer(
+            context, builder, signature.args[0], array, [args[1], zero], wraparound=False
+        )
+        pointer = builder.bitcast(pointer, cgutils.voidptr_t)
+        integer = ir.IntType(32)
+        function_type = ir.FunctionType(
+            ir.VoidType(), [cgutils.voidptr_t, integer, integer, integer]
+        )
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [cgutils.voidptr_t], function_type
+        )
+        builder.call(prefetch, [pointer, integer(0), integer(3), integer(1)])
+        return context.get_dummy_value()
+
+    return types.void(rows, row), codegen
+
+
+_prefetch_line: Any = intrinsic(_prefetch)
+
+
+@inlined
+def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
+    """Begin to load what :func:`find_row` will most likely read."""
+    bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
+    for row in range(PREFETCHED_ROWS):
+        _prefetch_line(rows, bucket * BUCKET_ROWS + row)
+
+
 @inlined
 def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: int) -> int:
     """The index of the context's row, or -1; rows stamped before ``min_stamp`` are empty."""
@@ -163,27 +208,37 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
 
 
 @inlined
-def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
-    """The row of a context: its own, else a cleared one that carries its hash from now on."""
-    low = np.uint32(context_hash & _LOW_32) | _ODD
-    high = np.uint32(context_hash >> _SHIFT_32)
-    start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
+def least_valuable(rows: Rows, start: int, stamp: int) -> int:
+    """The row to give up in the full bucket that begins at ``start``."""
     victim = start
     lowest = np.int64(1 << 62)
     for row in range(start, start + BUCKET_ROWS):
-        word = rows[row, 0]
         row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
-        if word == _ZERO or row_stamp < min_stamp:
-            victim = row
-            break
-        if word == low and rows[row, 1] == high:
-            return row
         age = max(0, stamp - row_stamp)
         total = np.int64(rows[row, 2] & _TOTAL_MASK)
         value = (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
         if value < lowest:
             lowest = value
             victim = row
+    return victim
+
+
+@inlined
+def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
+    """The row of a context: its own, else a cleared one that carries its hash from now on."""
+    low = np.uint32(context_hash & _LOW_32) | _ODD
+    high = np.uint32(context_hash >> _SHIFT_32)
+    start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
+    victim = -1
+    for row in range(start, start + BUCKET_ROWS):
+        word = rows[row, 0]
+        if word == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+            victim = row
+            break
+        if word == low and rows[row, 1] == high:
+            return row
+    if victim < 0:
+        victim = least_valuable(rows, start, stamp)
     size[NUM_ADDED] += 1
     for word_index in range(ROW_WORDS):
         rows[victim, word_index] = _ZERO
@@ -295,6 +350,22 @@ def put(
     count_token(rows, row, token, 1, stamp)
 
 
+@inlined
+def prefetch_contexts(
+    rows: Rows, num_buckets: int, tokens: Tokens, position: int, orders: Ints
+) -> None:
+    """Begin to load the rows of the contexts before a position."""
+    context_hash = HASH_SEED
+    length = 0
+    for order in orders:
+        if order < 0 or order > position:
+            break
+        while length < order:
+            length += 1
+            context_hash = extend_hash(context_hash, np.int64(tokens[position - length]))
+        prefetch_row(rows, num_buckets, context_hash)
+
+
 @jit
 def insert_tokens(
     rows: Rows,
@@ -315,6 +386,9 @@ def insert_tokens(
         min_stamp: rows stamped before it are empty.
     """
     for position in range(begin, end):
+        if position + PREFETCH_DISTANCE < end:
+            ahead = position + PREFETCH_DISTANCE
+            prefetch_contexts(rows, size[NUM_BUCKETS], tokens, ahead, orders)
         token = np.int64(tokens[position])
         context_hash = HASH_SEED
         length = 0

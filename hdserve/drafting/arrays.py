@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.ngram import ROW_WORDS, Ints, Rows, Tokens
+from hdserve.databases.ngram import NUM_SLOTS, Ints, Rows, Tokens, new_lines
 
 Floats = npt.NDArray[np.float32]
+Hashes = npt.NDArray[np.uint64]
 
 NUM_LEVELS = 4
 CONTEXT, MODEL, OTHERS, STATISTICS = range(NUM_LEVELS)
@@ -24,13 +25,25 @@ NUM_SHARES = 8
 NUM_TOTALS = 6
 NUM_RANKS = 4
 MAX_CANDIDATES = 192
+SHARE_STEPS = 256
+SHARE_BUCKETS = np.searchsorted(
+    (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97), np.arange(SHARE_STEPS + 1) / SHARE_STEPS, "right"
+)
+"""0 to 7 by the share of a row's count, in steps of 1 / 256."""
+
 MAX_SUFFIX = 36
+MAX_ORDER = 8
+"""Longest context length in tokens."""
+
 MAX_LOGIT = 8.0
 MAX_PROBABILITY = 0.985
 
-_ORDER_CELLS = NUM_SHARES * NUM_TOTALS
-PRESENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * NUM_RANKS * ROWS_PER_LEVEL
-ABSENT_CELLS = NUM_LEVELS * NUM_ORDERS * _ORDER_CELLS * ROWS_PER_LEVEL
+CELLS_PER_ROW = NUM_SHARES * NUM_RANKS
+"""Cells of one kind of row lie side by side: two cache lines of one array."""
+
+_ROW_KINDS = NUM_LEVELS * NUM_ORDERS * NUM_TOTALS * ROWS_PER_LEVEL
+PRESENT_CELLS = _ROW_KINDS * CELLS_PER_ROW
+ABSENT_CELLS = _ROW_KINDS * NUM_SHARES
 POINTER_CELLS = 2 * 2 * 16 * 8
 NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
 
@@ -47,6 +60,7 @@ NUM_WEIGHT_SETS = REACH_SETS + NUM_REACHES**3
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
+MAX_EVENTS = MAX_ROWS * NUM_SLOTS + 2
 
 
 class Databases(NamedTuple):
@@ -93,6 +107,7 @@ class Scratch(NamedTuple):
     """Working memory of one drafter; nothing in it lives longer than a call."""
 
     suffix: Tokens
+    hashes: Hashes
     found: Ints
     rows: Rows
     hits: Ints
@@ -100,43 +115,58 @@ class Scratch(NamedTuple):
     template: Floats
     candidates: Ints
     inputs: Floats
-    input_cells: Tokens
+    events: Tokens
     probabilities: Floats
     evidence: Floats
     base_weights: Floats
+    gradient: Floats
     reach: Ints
     slots: Ints
     nodes: Ints
     node_scores: Floats
     queue: Ints
     queue_scores: Floats
+    new_tokens: Ints
+    drafted: Ints
 
 
 NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_CONFIDENCE, NODE_PREDICTED = range(6)
 NODE_POINTERS = NODE_PREDICTED + 2
 NODE_SIZE = NODE_POINTERS + 2 * POINTER_SIZE
 CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
+EVENT_CANDIDATE, EVENT_INPUT, EVENT_CELL = 0, 1, 2
+DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
+MAX_NEW_TOKENS = 1024
+
+
+def new_vectors(num_vectors: int) -> Floats:
+    """Zeroed float32 ``[num_vectors, NUM_INPUTS]``, each row one cache line."""
+    return new_lines(num_vectors).view(np.float32)
 
 
 def new_scratch(max_nodes: int) -> Scratch:
     """Working memory for trees of up to ``max_nodes`` drafted tokens."""
     return Scratch(
         suffix=np.zeros((2, MAX_SUFFIX), np.int32),
-        found=np.zeros(NUM_ORDERS, np.int64),
-        rows=np.zeros((MAX_ROWS, ROW_WORDS), np.uint32),
-        hits=np.zeros((MAX_ROWS, 5), np.int64),
+        hashes=np.zeros((2, MAX_ORDER + 1), np.uint64),
+        found=np.zeros(NUM_INPUTS, np.int64),
+        rows=new_vectors(MAX_ROWS).view(np.uint32),
+        hits=np.zeros((MAX_ROWS, 4), np.int64),
         absent_cells=np.zeros(NUM_INPUTS, np.int32),
-        template=np.zeros(NUM_INPUTS, np.float32),
+        template=new_vectors(1),
         candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
-        inputs=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.float32),
-        input_cells=np.zeros((MAX_CANDIDATES, NUM_INPUTS), np.int32),
+        inputs=new_vectors(MAX_CANDIDATES),
+        events=np.zeros((MAX_EVENTS, 3), np.int32),
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
         evidence=np.zeros(MAX_CANDIDATES, np.float32),
-        base_weights=np.zeros(NUM_INPUTS, np.float32),
+        base_weights=new_vectors(1),
+        gradient=new_vectors(1),
         reach=np.zeros(NUM_LEVELS + 1, np.int64),
         slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
         nodes=np.zeros((max_nodes + 2, NODE_SIZE), np.int64),
         node_scores=np.zeros(max_nodes + 2, np.float32),
         queue=np.zeros(max_nodes + 2, np.int64),
         queue_scores=np.zeros(max_nodes + 2, np.float32),
+        new_tokens=np.zeros(MAX_NEW_TOKENS, np.int64),
+        drafted=np.zeros((4, max_nodes), np.int64),
     )

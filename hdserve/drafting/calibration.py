@@ -25,16 +25,19 @@ from hdserve.drafting.arrays import (
     NUM_ORDERS,
     NUM_PATTERNS,
     NUM_RANKS,
+    NUM_SHARES,
+    NUM_TOTALS,
     NUM_WEIGHT_SETS,
     PRESENT_CELLS,
     ROWS_PER_LEVEL,
     Floats,
     Learned,
+    new_vectors,
 )
-from hdserve.drafting.handles import handle_table
+from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
@@ -47,7 +50,7 @@ class Calibration:
     """The learned state of one model's drafting.
 
     Attributes:
-        cells: float32 ``[NUM_CELLS, 4]``: probability, observations, logit, unused.
+        cells: float32 ``[3, NUM_CELLS]``: probability, observations, logit.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
         handles: of the three arrays, for the compiled code that reads and updates them.
@@ -55,21 +58,21 @@ class Calibration:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.cells: Floats = np.zeros((NUM_CELLS, 4), np.float32)
-        self.cells[:PRESENT_CELLS, CELL_P] = _first_guess()
-        self.cells[PRESENT_CELLS:, CELL_P] = 0.01
-        pointers = self.cells[PRESENT_CELLS + ABSENT_CELLS :, CELL_P].reshape(2, 2, 16, 8)
+        self.cells: Floats = np.zeros((3, NUM_CELLS), np.float32)
+        self.cells[CELL_P, :PRESENT_CELLS] = _first_guess()
+        self.cells[CELL_P, PRESENT_CELLS:] = 0.01
+        pointers = self.cells[CELL_P, PRESENT_CELLS + ABSENT_CELLS :].reshape(2, 2, 16, 8)
         pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
-        self.weights: Floats = np.zeros((NUM_WEIGHT_SETS, NUM_INPUTS), np.float32)
+        self.weights: Floats = new_vectors(NUM_WEIGHT_SETS)
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
-        self.handles = handle_table(Learned(self.cells, self.weights, self.token_bias))
+        self.handles = HandleTable(Learned(self.cells, self.weights, self.token_bias))
         self._update_logits()
 
     def _update_logits(self) -> None:
-        p = np.clip(self.cells[:, CELL_P], _CLIP, 1 - _CLIP)
-        self.cells[:, CELL_LOGIT] = np.log(p / (1 - p))
+        p = np.clip(self.cells[CELL_P], _CLIP, 1 - _CLIP)
+        self.cells[CELL_LOGIT] = np.log(p / (1 - p))
 
     @property
     def vocab_size(self) -> int:
@@ -81,8 +84,8 @@ class Calibration:
             "format": FORMAT_VERSION,
             "vocab_size": self.vocab_size,
             "num_tokens": self.num_tokens,
-            "p": self.cells[:, CELL_P].astype(np.float16).tobytes(),
-            "counts": self.cells[:, CELL_COUNT].astype(np.uint16).tobytes(),
+            "p": self.cells[CELL_P].astype(np.float16).tobytes(),
+            "counts": self.cells[CELL_COUNT].astype(np.uint16).tobytes(),
             "weights": self.weights.astype(np.float16).tobytes(),
             "token_bias": self.token_bias.astype(np.float16).tobytes(),
         }
@@ -103,8 +106,8 @@ class Calibration:
                 raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
             state = cls(int(message["vocab_size"]))
             state.num_tokens = int(message["num_tokens"])
-            state.cells[:, CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
-            state.cells[:, CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
+            state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
+            state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
             weights = _array(message["weights"], np.float16, NUM_WEIGHT_SETS * NUM_INPUTS)
             state.weights[:] = weights.reshape(NUM_WEIGHT_SETS, NUM_INPUTS)
             state.token_bias[:] = _array(message["token_bias"], np.float16, state.vocab_size)
@@ -124,7 +127,7 @@ class Calibration:
         shipped = cls.from_bytes(path.read_bytes())
         state = cls(vocab_size)
         state.cells[:] = shipped.cells
-        np.minimum(state.cells[:, CELL_COUNT], PRIOR_COUNT, out=state.cells[:, CELL_COUNT])
+        np.minimum(state.cells[CELL_COUNT], PRIOR_COUNT, out=state.cells[CELL_COUNT])
         state.weights[:] = shipped.weights
         return state
 
@@ -147,15 +150,15 @@ class Calibration:
         states = [self, *others]
         if any(state.vocab_size != self.vocab_size for state in states):
             raise SnapshotError("the calibrations are of different vocabularies")
-        counts = np.stack([state.cells[:, CELL_COUNT] for state in states])
-        p = np.stack([state.cells[:, CELL_P] for state in states])
+        counts = np.stack([state.cells[CELL_COUNT] for state in states])
+        p = np.stack([state.cells[CELL_P] for state in states])
         shares = np.array([state.num_tokens + 1 for state in states], np.float64)
         shares /= shares.sum()
         merged_weights = sum(s * state.weights for s, state in zip(shares, states, strict=True))
         merged_bias = sum(s * state.token_bias for s, state in zip(shares, states, strict=True))
         shares_of_cells = (counts + 1e-3) / (counts + 1e-3).sum(0)
-        self.cells[:, CELL_P] = (p * shares_of_cells).sum(0)
-        self.cells[:, CELL_COUNT] = counts.max(0)
+        self.cells[CELL_P] = (p * shares_of_cells).sum(0)
+        self.cells[CELL_COUNT] = counts.max(0)
         self.weights[:] = merged_weights
         self.token_bias[:] = merged_bias
         self.num_tokens = max(state.num_tokens for state in states)
@@ -184,6 +187,6 @@ def _first_guess() -> Floats:
     """Probabilities of the present cells before anything was learned: shares, distrusted."""
     shares = np.array(_SHARES)[:, None] * np.array([0.35, 0.45, 0.6, 0.75, 0.9, 0.95])
     orders = np.array([0.4, 0.7, 0.85, 0.9, 0.95, 1.0, 1.0, 1.0])
-    shape = (NUM_LEVELS, NUM_ORDERS, len(shares), 6, NUM_RANKS, ROWS_PER_LEVEL)
-    guess = orders[None, :, None, None, None, None] * shares[None, None, :, :, None, None]
+    shape = (NUM_LEVELS, NUM_ORDERS, NUM_TOTALS, ROWS_PER_LEVEL, NUM_SHARES, NUM_RANKS)
+    guess = orders[:, None, None, None, None] * shares.T[:, None, :, None]
     return np.broadcast_to(guess, shape).reshape(-1).astype(np.float32)

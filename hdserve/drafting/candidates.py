@@ -25,10 +25,10 @@ from hdserve.databases.ngram import (
     ROW_WORDS,
     Ints,
     Rows,
-    Tokens,
     extend_hash,
     find_row,
     inlined,
+    prefetch_row,
 )
 from hdserve.drafting.arrays import (
     ABSENT_CELLS,
@@ -38,10 +38,14 @@ from hdserve.drafting.arrays import (
     CANDIDATE_STATE,
     CANDIDATE_TOKEN,
     CELL_LOGIT,
-    CELL_P,
+    CELLS_PER_ROW,
     CONTEXT,
+    EVENT_CANDIDATE,
+    EVENT_CELL,
+    EVENT_INPUT,
     MAP_SIZE,
     MAX_CANDIDATES,
+    MAX_ORDER,
     MAX_PROBABILITY,
     MODEL,
     NUM_CONFIDENCES,
@@ -61,6 +65,8 @@ from hdserve.drafting.arrays import (
     REACH_SETS,
     REGION_SETS,
     ROWS_PER_LEVEL,
+    SHARE_BUCKETS,
+    SHARE_STEPS,
     STATE_CONTEXT_STAMP,
     STATE_VOCAB_SIZE,
     STATISTICS,
@@ -68,6 +74,7 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
+from hdserve.drafting.vectors import add_scaled, copy_row, dot, dot_of_sum
 
 _TOKEN_MASK = np.uint32(0xFFFFF)
 _COUNT_SHIFT = np.uint32(20)
@@ -77,15 +84,7 @@ _TOTAL_MASK = np.uint32(0xFFFF)
 @inlined
 def share_bucket(share: float) -> int:
     """0 to 7 by the share of a row's count."""
-    return (
-        (share >= 0.03)
-        + (share >= 0.08)
-        + (share >= 0.15)
-        + (share >= 0.3)
-        + (share >= 0.5)
-        + (share >= 0.8)
-        + (share >= 0.97)
-    )
+    return SHARE_BUCKETS[np.uint64(share * np.float32(SHARE_STEPS))]
 
 
 @inlined
@@ -98,15 +97,11 @@ def total_bucket(total: int) -> int:
 
 
 @inlined
-def present_cell(level: int, order: int, share: int, total: int, rank: int, place: int) -> int:
-    index = ((level * NUM_ORDERS + order) * NUM_SHARES + share) * NUM_TOTALS + total
-    return (index * NUM_RANKS + rank) * ROWS_PER_LEVEL + place
-
-
-@inlined
-def absent_cell(level: int, order: int, share: int, total: int, place: int) -> int:
-    index = ((level * NUM_ORDERS + order) * NUM_SHARES + share) * NUM_TOTALS + total
-    return PRESENT_CELLS + index * ROWS_PER_LEVEL + place
+def row_kind(level: int, order: int, total: int, place: int) -> int:
+    """The kind of evidence of a row: its cells are ``CELLS_PER_ROW`` from ``kind *
+    CELLS_PER_ROW`` on, those for what it lacks ``NUM_SHARES`` from ``PRESENT_CELLS + kind *
+    NUM_SHARES`` on."""
+    return ((level * NUM_ORDERS + order) * NUM_TOTALS + total) * ROWS_PER_LEVEL + place
 
 
 @inlined
@@ -123,11 +118,33 @@ def pointer_state(is_agreeing: int, length: int) -> int:
 
 
 @inlined
+def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
+    """The hash of each context length up to ``MAX_ORDER`` of one suffix."""
+    value = HASH_SEED
+    scratch.hashes[which, 0] = value
+    for length in range(min(num_suffix, MAX_ORDER)):
+        value = extend_hash(value, np.int64(scratch.suffix[which, length]))
+        scratch.hashes[which, length + 1] = value
+
+
+@inlined
+def prefetch_level(
+    rows: Rows, size: Ints, num_suffix: int, level: int, databases: Databases, scratch: Scratch
+) -> None:
+    """Begin to load what :func:`find_level` will look at."""
+    for which in range(NUM_ORDERS):
+        order = databases.orders[level, which]
+        if order < 0 or order > num_suffix:
+            break
+        prefetch_row(rows, size[NUM_BUCKETS], scratch.hashes[1, order])
+
+
+@inlined
 def find_level(
     rows: Rows,
     size: Ints,
     min_stamp: int,
-    suffix: Tokens,
+    suffix: int,
     num_suffix: int,
     level: int,
     databases: Databases,
@@ -138,23 +155,18 @@ def find_level(
     """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
 
     Also sets what a candidate gets that a row does not hold.  A hit is ``input, level, total,
-    total bucket, base of its cells``.
+    first cell``.
 
     Returns:
         The new number of hits.
     """
     num_buckets = size[NUM_BUCKETS]
     found = 0
-    length = 0
-    value = HASH_SEED
     for which in range(NUM_ORDERS):
         order = databases.orders[level, which]
         if order < 0 or order > num_suffix:
             break
-        while length < order:
-            value = extend_hash(value, np.int64(suffix[length]))
-            length += 1
-        row = find_row(rows, num_buckets, value, min_stamp)
+        row = find_row(rows, num_buckets, scratch.hashes[suffix, order], min_stamp)
         if row < 0:
             break
         scratch.found[found] = row
@@ -163,24 +175,35 @@ def find_level(
     for place in range(min(found, ROWS_PER_LEVEL)):
         which = found - 1 - place
         row = scratch.found[which]
-        for word in range(ROW_WORDS):
-            scratch.rows[num_hits, word] = rows[row, word]
+        copy_row(scratch.rows, num_hits, rows, row)
         total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
         top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
-        bucket = total_bucket(total)
+        kind = row_kind(level, which, total_bucket(total), place)
+        share = share_bucket(np.float32(top) / np.float32(total))
         index = level * ROWS_PER_LEVEL + place
-        cell = absent_cell(
-            level, which, share_bucket(np.float32(top) / np.float32(total)), bucket, place
-        )
+        cell = PRESENT_CELLS + kind * NUM_SHARES + share
         scratch.absent_cells[index] = cell
-        scratch.template[index] = learned.cells[cell, CELL_LOGIT]
+        scratch.template[0, index] = learned.cells[CELL_LOGIT, cell]
         scratch.hits[num_hits, 0] = index
         scratch.hits[num_hits, 1] = level
         scratch.hits[num_hits, 2] = total
-        scratch.hits[num_hits, 3] = bucket
-        scratch.hits[num_hits, 4] = which
+        scratch.hits[num_hits, 3] = kind * CELLS_PER_ROW
         num_hits += 1
     return num_hits
+
+
+@inlined
+def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
+    """Begin to load the rows of the large tables."""
+    if levels & (1 << STATISTICS):
+        rows, size = databases.statistics, databases.statistics_size
+        prefetch_level(rows, size, num_shared, STATISTICS, databases, scratch)
+    if levels & (1 << MODEL):
+        rows, size = databases.model, databases.model_size
+        prefetch_level(rows, size, num_shared, MODEL, databases, scratch)
+    if levels & (1 << OTHERS):
+        rows, size = databases.others, databases.others_size
+        prefetch_level(rows, size, num_shared, OTHERS, databases, scratch)
 
 
 @inlined
@@ -194,31 +217,26 @@ def find_all(
 ) -> int:
     """The rows of all levels in ``levels`` (a bit mask); returns the number of hits."""
     for index in range(NUM_INPUTS):
-        scratch.template[index] = 0.0
+        scratch.template[0, index] = 0.0
         scratch.absent_cells[index] = -1
-    scratch.template[BIAS_INPUT] = 1.0
+    scratch.template[0, BIAS_INPUT] = 1.0
     scratch.reach[:] = 0
-    own, shared = scratch.suffix[0], scratch.suffix[1]
     num = 0
     if levels & (1 << CONTEXT):
         rows, size = databases.context, databases.context_size
         stamp = databases.state[STATE_CONTEXT_STAMP]
         num = find_level(
-            rows, size, stamp, own, num_suffix, CONTEXT, databases, learned, scratch, num
+            rows, size, stamp, 0, num_suffix, CONTEXT, databases, learned, scratch, num
         )
     if levels & (1 << MODEL):
         rows, size = databases.model, databases.model_size
-        num = find_level(rows, size, 0, shared, num_shared, MODEL, databases, learned, scratch, num)
+        num = find_level(rows, size, 0, 1, num_shared, MODEL, databases, learned, scratch, num)
     if levels & (1 << OTHERS):
         rows, size = databases.others, databases.others_size
-        num = find_level(
-            rows, size, 0, shared, num_shared, OTHERS, databases, learned, scratch, num
-        )
+        num = find_level(rows, size, 0, 1, num_shared, OTHERS, databases, learned, scratch, num)
     if levels & (1 << STATISTICS):
         rows, size = databases.statistics, databases.statistics_size
-        num = find_level(
-            rows, size, 0, shared, num_shared, STATISTICS, databases, learned, scratch, num
-        )
+        num = find_level(rows, size, 0, 1, num_shared, STATISTICS, databases, learned, scratch, num)
     return num
 
 
@@ -244,9 +262,7 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
     scratch.candidates[num, CANDIDATE_STATE] = slots[MAP_SIZE, 1]
     scratch.candidates[num, CANDIDATE_LEVEL] = level
     scratch.evidence[num] = -100.0
-    for index in range(NUM_INPUTS):
-        scratch.inputs[num, index] = scratch.template[index]
-        scratch.input_cells[num, index] = scratch.absent_cells[index]
+    copy_row(scratch.inputs, num, scratch.template, 0)
     return num
 
 
@@ -281,26 +297,36 @@ def admit(
 
 
 @inlined
+def note_event(scratch: Scratch, num_events: int, candidate: int, which: int, cell: int) -> int:
+    """Note for learning that a cell spoke for a candidate; returns the number of events."""
+    scratch.events[num_events, EVENT_CANDIDATE] = candidate
+    scratch.events[num_events, EVENT_INPUT] = which
+    scratch.events[num_events, EVENT_CELL] = cell
+    return num_events + 1
+
+
+@inlined
 def collect(
     databases: Databases,
     learned: Learned,
     scratch: Scratch,
     num_hits: int,
-    num: int,
+    counts: tuple[int, int],
     generation: int,
     need: float,
-) -> int:
-    """Make candidates of what the hit rows hold; returns the number of candidates.
+) -> tuple[int, int]:
+    """Make candidates of what the hit rows hold; returns the numbers of candidates and events.
 
     Evidence that was right less often than a tenth of ``need`` adds no candidate.
     """
+    num, num_events = counts
     vocab_size = databases.state[STATE_VOCAB_SIZE]
-    floor = need * 0.1
+    floor = logit_of(need * 0.1)
     for index in range(num_hits):
         which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
-        bucket, order = scratch.hits[index, 3], scratch.hits[index, 4]
+        first_cell = scratch.hits[index, 3]
         place = which - level * ROWS_PER_LEVEL
-        digit = 1 << (2 * level)
+        shift = 2 * level
         scale = np.float32(1.0) / np.float32(total)
         for slot in range(FIRST_SLOT, ROW_WORDS):
             word = scratch.rows[index, slot]
@@ -310,20 +336,20 @@ def collect(
             token = np.int64(word & _TOKEN_MASK)
             rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
             share = share_bucket(np.float32(count) * scale)
-            cell = present_cell(level, order, share, bucket, rank, place)
-            is_likely = learned.cells[cell, CELL_P] >= floor and token < vocab_size
+            cell = first_cell + share * NUM_RANKS + rank
+            logit = learned.cells[CELL_LOGIT, cell]
+            is_likely = logit >= floor and token < vocab_size
             candidate = admit(scratch, token, num, generation, level, is_likely)
             if candidate < 0:
                 continue
             num = max(num, candidate + 1)
-            logit = learned.cells[cell, CELL_LOGIT]
             scratch.inputs[candidate, which] = logit
-            scratch.input_cells[candidate, which] = cell
+            num_events = note_event(scratch, num_events, candidate, which, cell)
             note_evidence(scratch, candidate, level, logit)
             pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
-            if (pattern // digit) % 4 == 0:
-                scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern + digit * (place + 1)
-    return num
+            if (pattern >> shift) & 3 == 0:
+                scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern | ((place + 1) << shift)
+    return num, num_events
 
 
 @inlined
@@ -334,8 +360,8 @@ def add_pointers(
     pointers: Ints,
     predicted: tuple[int, int],
     generation: int,
-) -> int:
-    """Let the copy pointers vote; returns the number of candidates.
+) -> tuple[int, int]:
+    """Let the copy pointers vote; returns the numbers of candidates and events.
 
     Comes before :func:`collect`, so that each later candidate starts as one that the pointers
     speak against.
@@ -346,12 +372,12 @@ def add_pointers(
         if predicted[which] >= 0:
             base = which * POINTER_SIZE
             cell = pointer_cell(which, 0, pointers[base + 1], pointers[base + 2])
-            scratch.template[POINTER_INPUT + which] = learned.cells[cell, CELL_LOGIT]
+            scratch.template[0, POINTER_INPUT + which] = learned.cells[CELL_LOGIT, cell]
             scratch.absent_cells[POINTER_INPUT + which] = cell
             state += scale * pointer_state(0, pointers[base + 1])
         scale *= POINTER_STATES
     scratch.slots[MAP_SIZE, 1] = state
-    num = 0
+    num, num_events = 0, 0
     scale = 1
     for which in range(2):
         token = predicted[which]
@@ -361,12 +387,13 @@ def add_pointers(
             num = max(num, candidate + 1)
             base = which * POINTER_SIZE
             cell = pointer_cell(which, 1, pointers[base + 1], pointers[base + 2])
-            scratch.inputs[candidate, POINTER_INPUT + which] = learned.cells[cell, CELL_LOGIT]
-            scratch.input_cells[candidate, POINTER_INPUT + which] = cell
-            note_evidence(scratch, candidate, level, learned.cells[cell, CELL_LOGIT])
+            logit = learned.cells[CELL_LOGIT, cell]
+            scratch.inputs[candidate, POINTER_INPUT + which] = logit
+            num_events = note_event(scratch, num_events, candidate, POINTER_INPUT + which, cell)
+            note_evidence(scratch, candidate, level, logit)
             scratch.candidates[candidate, CANDIDATE_STATE] += 3 * scale
         scale *= POINTER_STATES
-    return num
+    return num, num_events
 
 
 @inlined
@@ -400,21 +427,25 @@ def reach_set(scratch: Scratch) -> int:
 def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
     """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-    logit = np.float32(0.0)
-    for which in range(NUM_INPUTS):
-        weight = learned.weights[pattern, which] + scratch.base_weights[which]
-        logit += weight * scratch.inputs[index, which]
+    logit = dot_of_sum(learned.weights, pattern, scratch.base_weights, scratch.inputs, index)
     own_state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
     if own_state != state:
-        for which in range(NUM_INPUTS):
-            change = learned.weights[own_state, which] - learned.weights[state, which]
-            logit += change * scratch.inputs[index, which]
+        logit += dot(learned.weights, own_state, scratch.inputs, index)
+        logit -= dot(learned.weights, state, scratch.inputs, index)
     return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
 
 
 @inlined
 def squash(logit: float) -> float:
-    return 1.0 / (1.0 + math.exp(-logit))
+    one = np.float32(1.0)
+    return one / (one + math.exp(-np.float32(logit)))
+
+
+@inlined
+def logit_of(probability: float) -> float:
+    """The inverse of :func:`squash`, between -8 and 8."""
+    p = min(max(np.float32(probability), np.float32(0.0003)), np.float32(0.9997))
+    return math.log(p / (np.float32(1.0) - p))
 
 
 @inlined
@@ -429,28 +460,26 @@ def expand(
     predicted: tuple[int, int],
     region: int,
     need: float,
-) -> int:
+) -> tuple[int, int]:
     """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
-    ``scratch.suffix``; returns the number of candidates.  Those below ``need`` may lack.
+    ``scratch.suffix``, and ``scratch.events``; returns the numbers of candidates and events.
+    Candidates below ``need`` may lack.
     """
     generation = scratch.slots[MAP_SIZE, 0] + 1
     scratch.slots[MAP_SIZE, 0] = generation
     num_hits = find_all(databases, learned, scratch, levels, num_suffix, num_shared)
-    num = add_pointers(databases, learned, scratch, pointers, predicted, generation)
-    num = collect(databases, learned, scratch, num_hits, num, generation, need)
+    counts = add_pointers(databases, learned, scratch, pointers, predicted, generation)
+    num, num_events = collect(databases, learned, scratch, num_hits, counts, generation, need)
     state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
     reach = reach_set(scratch)
     scratch.reach[NUM_LEVELS] = reach
-    for which in range(NUM_INPUTS):
-        scratch.base_weights[which] = (
-            learned.weights[state, which]
-            + learned.weights[region, which]
-            + learned.weights[reach, which]
-        )
-    lowest = -30.0 if need <= 0.0 else math.log(need / (1.0 - min(need, 0.99)))
+    copy_row(scratch.base_weights, 0, learned.weights, state)
+    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, region)
+    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)
+    lowest = logit_of(need) if need > 0.0003 else np.float32(-30.0)
     for index in range(num):
         logit = mix(learned, scratch, index, state)
         scratch.probabilities[index] = (
-            min(MAX_PROBABILITY, squash(logit)) if logit > lowest else 0.0
+            min(np.float32(MAX_PROBABILITY), squash(logit)) if logit > lowest else np.float32(0.0)
         )
-    return num
+    return num, num_events

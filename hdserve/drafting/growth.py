@@ -8,6 +8,10 @@ from hdserve.databases.ngram import Ints, inlined, jit
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
     CANDIDATE_TOKEN,
+    DRAFTED_DEPTH,
+    DRAFTED_LEVEL,
+    DRAFTED_PARENT,
+    DRAFTED_TOKEN,
     NODE_CONFIDENCE,
     NODE_DEPTH,
     NODE_LEVEL,
@@ -26,6 +30,8 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.candidates import (
     confidence_after,
     expand,
+    fill_hashes,
+    prefetch_shared,
     region_set,
 )
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
@@ -88,12 +94,15 @@ def expand_node(
     depth = nodes[node, NODE_DEPTH]
     pointers = nodes[node, NODE_POINTERS:]
     num_suffix, num_shared = fill_suffix(databases, scratch, node)
-    refresh(databases, scratch, pointers, num_suffix, num_shared)
-    predicted = predictions(databases, scratch, levels, pointers, depth, num_suffix)
+    fill_hashes(scratch, 0, num_suffix)
+    fill_hashes(scratch, 1, num_shared)
+    prefetch_shared(databases, scratch, levels, num_shared)
+    refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
+    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
     nodes[node, NODE_PREDICTED] = predicted[0]
     nodes[node, NODE_PREDICTED + 1] = predicted[1]
     region = region_set(depth, nodes[node, NODE_CONFIDENCE])
-    return expand(
+    num, _ = expand(
         databases,
         learned,
         scratch,
@@ -105,6 +114,7 @@ def expand_node(
         region,
         need,
     )
+    return num
 
 
 @inlined
@@ -151,17 +161,30 @@ def add_node(scratch: Scratch, node: int, entry: int, score: float) -> None:
     scratch.node_scores[node] = score
 
 
+@inlined
+def copy_drafted(scratch: Scratch, num_nodes: int) -> None:
+    """Write the nodes without the root column by column."""
+    drafted, nodes = scratch.drafted, scratch.nodes
+    for node in range(1, num_nodes):
+        drafted[DRAFTED_TOKEN, node - 1] = nodes[node, NODE_TOKEN]
+        drafted[DRAFTED_PARENT, node - 1] = nodes[node, NODE_PARENT]
+        drafted[DRAFTED_DEPTH, node - 1] = nodes[node, NODE_DEPTH]
+        drafted[DRAFTED_LEVEL, node - 1] = nodes[node, NODE_LEVEL]
+
+
 @jit
 def grow_tree(
-    database_handles: Ints,
-    learned_handles: Ints,
-    scratch_handles: Ints,
+    database_handles: int,
+    learned_handles: int,
+    scratch_handles: int,
     levels: int,
     capacity: int,
     max_depth: int,
     min_score: float,
 ) -> int:
-    """Fill ``scratch.nodes`` and ``scratch.node_scores``; returns the number of nodes with root.
+    """Fill ``scratch.drafted`` and ``scratch.node_scores``; returns the number of nodes with root.
+
+    Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.
 
     The score of a node is the estimated probability that it is accepted.  Nodes come in descending
     score, so that the first ``k`` are the best tree of ``k`` nodes.
@@ -188,4 +211,5 @@ def grow_tree(
         num_nodes += 1
         head += 1
         length -= 1
+    copy_drafted(scratch, num_nodes)
     return num_nodes

@@ -1,8 +1,9 @@
 """Passing many arrays to compiled code as one.
 
 Every array argument of a compiled function costs about 0.1 us a call to unpack, and drafting needs
-some thirty-five.  So their addresses and shapes are written to one table once, and the compiled
-code makes array views of it, which costs nothing.  Whoever holds a table must hold its arrays.
+some forty.  So their addresses and shapes are written to a table once, the compiled code is given
+the address of the table, and makes array views of it, which costs nothing.  Shapes that never
+change are constants of the compiled code.
 """
 
 from __future__ import annotations
@@ -16,21 +17,65 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from hdserve.databases.ngram import Ints
-from hdserve.drafting.arrays import Databases, Learned, Scratch
+from hdserve.databases.ngram import ROW_WORDS
+from hdserve.drafting.arrays import (
+    MAP_SIZE,
+    MAX_CANDIDATES,
+    MAX_EVENTS,
+    MAX_NEW_TOKENS,
+    MAX_ORDER,
+    MAX_ROWS,
+    MAX_SUFFIX,
+    NODE_SIZE,
+    NUM_CELLS,
+    NUM_INPUTS,
+    NUM_LEVELS,
+    NUM_ORDERS,
+    NUM_WEIGHT_SETS,
+    STATE_SIZE,
+    Databases,
+    Learned,
+    Scratch,
+)
 
 ADDRESS, FIRST_DIMENSION, SECOND_DIMENSION = range(3)
 
 
-def handle_table(arrays: Databases | Learned | Scratch) -> Ints:
-    """``int64[num_arrays, 3]``: address and shape of each array, all C-contiguous."""
-    table = np.zeros((len(arrays), 3), np.int64)
-    array: npt.NDArray[Any]
-    for row, array in zip(table, arrays, strict=True):
+class HandleTable:
+    """Addresses and shapes of some arrays, all C-contiguous; holds the arrays.
+
+    Attributes:
+        address: what compiled code is given.
+    """
+
+    __slots__ = ("_arrays", "_table", "address")
+
+    def __init__(self, arrays: tuple[npt.NDArray[Any], ...]) -> None:
+        self._arrays = list(arrays)
+        self._table = np.zeros((len(arrays), 3), np.int64)
+        for index in range(len(arrays)):
+            self._write(index)
+        self.address: int = self._table.ctypes.data
+
+    def copy(self) -> HandleTable:
+        """A table of the same arrays."""
+        table = HandleTable(())
+        table._arrays = self._arrays.copy()
+        table._table = self._table.copy()
+        table.address = table._table.ctypes.data
+        return table
+
+    def replace(self, index: int, array: npt.NDArray[Any]) -> None:
+        """Put another array in the place of one."""
+        self._arrays[index] = array
+        self._write(index)
+
+    def _write(self, index: int) -> None:
+        array = self._arrays[index]
         assert array.flags.c_contiguous
+        row = self._table[index]
         row[ADDRESS] = array.__array_interface__["data"][0]
         row[FIRST_DIMENSION : FIRST_DIMENSION + array.ndim] = array.shape
-    return table
 
 
 def _view_maker(dtype: Any, num_dimensions: int) -> Any:
@@ -68,62 +113,70 @@ _float32_1d = _view_maker(types.float32, 1)
 _int32_2d = _view_maker(types.int32, 2)
 _int64_2d = _view_maker(types.int64, 2)
 _uint32_2d = _view_maker(types.uint32, 2)
+_uint64_2d = _view_maker(types.uint64, 2)
 _float32_2d = _view_maker(types.float32, 2)
 _inline = numba.njit(inline="always", error_model="numpy")
 
 
 @_inline
-def databases_of(table: Ints) -> Databases:
+def databases_of(address: int) -> Databases:
     """The views of a table made of :class:`Databases`."""
+    table = _int64_2d(address, (15, 3))
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
         _int64_1d(table[1, 0], (table[1, 1],)),
-        _uint32_2d(table[2, 0], (table[2, 1], table[2, 2])),
+        _uint32_2d(table[2, 0], (table[2, 1], ROW_WORDS)),
         _int64_1d(table[3, 0], (table[3, 1],)),
-        _uint32_2d(table[4, 0], (table[4, 1], table[4, 2])),
+        _uint32_2d(table[4, 0], (table[4, 1], ROW_WORDS)),
         _int64_1d(table[5, 0], (table[5, 1],)),
         _int32_1d(table[6, 0], (table[6, 1],)),
         _int64_1d(table[7, 0], (table[7, 1],)),
         _int64_1d(table[8, 0], (table[8, 1],)),
-        _uint32_2d(table[9, 0], (table[9, 1], table[9, 2])),
+        _uint32_2d(table[9, 0], (table[9, 1], ROW_WORDS)),
         _int64_1d(table[10, 0], (table[10, 1],)),
-        _uint32_2d(table[11, 0], (table[11, 1], table[11, 2])),
+        _uint32_2d(table[11, 0], (table[11, 1], ROW_WORDS)),
         _int64_1d(table[12, 0], (table[12, 1],)),
-        _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
-        _int64_1d(table[14, 0], (table[14, 1],)),
+        _int64_2d(table[13, 0], (NUM_LEVELS, NUM_ORDERS)),
+        _int64_1d(table[14, 0], (STATE_SIZE,)),
     )
 
 
 @_inline
-def learned_of(table: Ints) -> Learned:
+def learned_of(address: int) -> Learned:
     """The views of a table made of :class:`Learned`."""
+    table = _int64_2d(address, (3, 3))
     return Learned(
-        _float32_2d(table[0, 0], (table[0, 1], table[0, 2])),
-        _float32_2d(table[1, 0], (table[1, 1], table[1, 2])),
+        _float32_2d(table[0, 0], (3, NUM_CELLS)),
+        _float32_2d(table[1, 0], (NUM_WEIGHT_SETS, NUM_INPUTS)),
         _float32_1d(table[2, 0], (table[2, 1],)),
     )
 
 
 @_inline
-def scratch_of(table: Ints) -> Scratch:
+def scratch_of(address: int) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
+    table = _int64_2d(address, (22, 3))
     return Scratch(
-        _int32_2d(table[0, 0], (table[0, 1], table[0, 2])),
-        _int64_1d(table[1, 0], (table[1, 1],)),
-        _uint32_2d(table[2, 0], (table[2, 1], table[2, 2])),
-        _int64_2d(table[3, 0], (table[3, 1], table[3, 2])),
-        _int32_1d(table[4, 0], (table[4, 1],)),
-        _float32_1d(table[5, 0], (table[5, 1],)),
-        _int64_2d(table[6, 0], (table[6, 1], table[6, 2])),
-        _float32_2d(table[7, 0], (table[7, 1], table[7, 2])),
-        _int32_2d(table[8, 0], (table[8, 1], table[8, 2])),
-        _float32_1d(table[9, 0], (table[9, 1],)),
-        _float32_1d(table[10, 0], (table[10, 1],)),
-        _float32_1d(table[11, 0], (table[11, 1],)),
-        _int64_1d(table[12, 0], (table[12, 1],)),
-        _int64_2d(table[13, 0], (table[13, 1], table[13, 2])),
-        _int64_2d(table[14, 0], (table[14, 1], table[14, 2])),
-        _float32_1d(table[15, 0], (table[15, 1],)),
-        _int64_1d(table[16, 0], (table[16, 1],)),
+        _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
+        _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),
+        _int64_1d(table[2, 0], (NUM_INPUTS,)),
+        _uint32_2d(table[3, 0], (MAX_ROWS, ROW_WORDS)),
+        _int64_2d(table[4, 0], (MAX_ROWS, 4)),
+        _int32_1d(table[5, 0], (NUM_INPUTS,)),
+        _float32_2d(table[6, 0], (1, NUM_INPUTS)),
+        _int64_2d(table[7, 0], (MAX_CANDIDATES, 4)),
+        _float32_2d(table[8, 0], (MAX_CANDIDATES, NUM_INPUTS)),
+        _int32_2d(table[9, 0], (MAX_EVENTS, 3)),
+        _float32_1d(table[10, 0], (MAX_CANDIDATES,)),
+        _float32_1d(table[11, 0], (MAX_CANDIDATES,)),
+        _float32_2d(table[12, 0], (1, NUM_INPUTS)),
+        _float32_2d(table[13, 0], (1, NUM_INPUTS)),
+        _int64_1d(table[14, 0], (NUM_LEVELS + 1,)),
+        _int64_2d(table[15, 0], (MAP_SIZE + 1, 2)),
+        _int64_2d(table[16, 0], (table[16, 1], NODE_SIZE)),
         _float32_1d(table[17, 0], (table[17, 1],)),
+        _int64_1d(table[18, 0], (table[18, 1],)),
+        _float32_1d(table[19, 0], (table[19, 1],)),
+        _int64_1d(table[20, 0], (MAX_NEW_TOKENS,)),
+        _int64_2d(table[21, 0], (table[21, 1], table[21, 2])),
     )

@@ -8,24 +8,22 @@ the tree is grown best first (``growth``).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
-from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition
-from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints, NgramTable
+from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition, TokenIds
+from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
 from hdserve.databases.statistics import STATISTICS_ORDERS
 from hdserve.drafting.arrays import (
     CONTEXT,
+    MAX_NEW_TOKENS,
     MODEL,
-    NODE_DEPTH,
-    NODE_LEVEL,
-    NODE_PARENT,
-    NODE_TOKEN,
     NUM_LEVELS,
     NUM_ORDERS,
     OTHERS,
@@ -41,7 +39,7 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.growth import grow_tree
-from hdserve.drafting.handles import handle_table
+from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.learning import commit
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
@@ -53,6 +51,10 @@ MAX_CALIBRATIONS = 256
 MIN_NEW_TOKENS = 1000
 """A calibration is worth sharing when it has learned from so many more tokens."""
 
+_OWN_ARRAYS = tuple(
+    Databases._fields.index(name)
+    for name in ("tokens", "heads", "context", "context_size", "state")
+)
 LEVEL_SOURCES = (Source.CONTEXT, Source.MODEL, Source.MODEL, Source.STATISTICS)
 
 
@@ -87,13 +89,11 @@ class _Request:
     __slots__ = (
         "calibration",
         "context",
-        "databases",
         "handles",
         "levels",
         "max_added",
-        "partition",
+        "sources",
         "state",
-        "version",
     )
 
     def __init__(
@@ -103,11 +103,36 @@ class _Request:
         self.calibration = calibration
         self.state = state
         self.levels = levels
-        self.partition: Partition | None = None
-        self.version = -1
-        self.databases: Databases
-        self.handles: Ints
+        self.sources: _Sources
+        self.handles: HandleTable
         self.max_added = 0
+
+
+class _Sources:
+    """The partitions that requests of one namespace are drafted for from.
+
+    Attributes:
+        model, others: ``None`` while there is nothing.
+        handles: of :class:`Databases`; the arrays of a request are replaced in a copy.
+    """
+
+    __slots__ = ("_versions", "handles", "model", "others")
+
+    def __init__(
+        self, model: Partition | None, others: Partition | None, databases: Databases
+    ) -> None:
+        self.model, self.others = model, others
+        self._versions = (model.version if model else 0, others.version if others else 0)
+        self.handles = HandleTable(databases)
+
+    def are(self, model: Partition | None, others: Partition | None) -> bool:
+        """Whether these are still the arrays of these partitions."""
+        if model is not self.model or others is not self.others:
+            return False
+        known, of_others = self._versions
+        return (model is None or model.version == known) and (
+            others is None or others.version == of_others
+        )
 
 
 class Hierarchy(Drafter):
@@ -126,9 +151,10 @@ class Hierarchy(Drafter):
         self._resources = resources
         self._pool = ContextPool()
         self._scratch = new_scratch(self.options.max_nodes)
-        self._scratch_handles = handle_table(self._scratch)
+        self._scratch_handles = HandleTable(self._scratch)
         self._orders = _order_table()
         self._nothing = Partition(1 << 14)
+        self._sources: dict[str, _Sources] = {}
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
         self._num_shared_tokens: dict[str, int] = {}
@@ -214,48 +240,65 @@ class Hierarchy(Drafter):
 
     def _connect(self, request: _Request, seq: Sequence) -> None:
         """Note the arrays that ``request`` is drafted for from."""
-        database, statistics = self._resources.model_database, self._resources.statistics
-        request.partition = database.partition(seq.namespace) if database else None
-        partition = request.partition or self._nothing
-        request.version = partition.version
-        others = self._others(seq.namespace)
-        empty = self._nothing.table
+        request.sources = self._current_sources(seq.namespace)
         context = request.context
-        request.databases = Databases(
-            tokens=context.tokens,
-            heads=context.heads,
-            context=context.table.rows,
-            context_size=context.size,
-            model=partition.table.rows,
-            model_size=partition.table.size,
-            model_log=partition.log,
-            model_heads=partition.heads,
-            model_state=partition.log_state,
-            others=others.rows,
-            others_size=others.size,
-            statistics=statistics.rows if statistics else empty.rows,
-            statistics_size=statistics.size if statistics else empty.size,
-            orders=self._orders,
-            state=request.state,
+        request.handles = request.sources.handles.copy()
+        own: tuple[npt.NDArray[Any], ...] = (
+            context.tokens,
+            context.heads,
+            context.table.rows,
+            context.size,
+            request.state,
         )
-        request.handles = handle_table(request.databases)
+        for index, array in zip(_OWN_ARRAYS, own, strict=True):
+            request.handles.replace(index, array)
         request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 
-    def _others(self, namespace: str) -> NgramTable:
-        """The best-ranked table of other models that holds something."""
+    def _partitions(self, namespace: str) -> tuple[Partition | None, Partition | None]:
+        """What this model generated, and what the best-ranked other that has something did."""
+        database = self._resources.model_database
+        model = database.partition(namespace) if database is not None else None
+        others = None
         for database in self._resources.draft_from:
-            partition = database.partition(namespace)
-            if partition is not None:
-                return partition.table
-        return self._nothing.table
+            others = others or database.partition(namespace)
+        return model, others
+
+    def _current_sources(self, namespace: str) -> _Sources:
+        model, others = self._partitions(namespace)
+        sources = self._sources.get(namespace)
+        if sources is None or not sources.are(model, others):
+            if len(self._sources) >= MAX_CALIBRATIONS:
+                self._sources.clear()
+            sources = self._sources[namespace] = _Sources(
+                model, others, self._shared_databases(model, others)
+            )
+        return sources
+
+    def _shared_databases(self, model: Partition | None, others: Partition | None) -> Databases:
+        """The arrays of all but a request, in whose places there is nothing."""
+        nothing, statistics = self._nothing, self._resources.statistics
+        model, others = model or nothing, others or nothing
+        return Databases(
+            tokens=nothing.log,
+            heads=nothing.heads,
+            context=nothing.table.rows,
+            context_size=nothing.table.size,
+            model=model.table.rows,
+            model_size=model.table.size,
+            model_log=model.log,
+            model_heads=model.heads,
+            model_state=model.log_state,
+            others=others.table.rows,
+            others_size=others.table.size,
+            statistics=statistics.rows if statistics else nothing.table.rows,
+            statistics_size=statistics.size if statistics else nothing.table.size,
+            orders=self._orders,
+            state=nothing.log_state,
+        )
 
     def _refresh(self, request: _Request, seq: Sequence) -> None:
         """Follow arrays that were replaced since the last call."""
-        database = self._resources.model_database
-        partition = database.partition(seq.namespace) if database else None
-        if partition is not request.partition or (
-            partition is not None and partition.version != request.version
-        ):
+        if not request.sources.are(*self._partitions(seq.namespace)):
             self._connect(request, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
@@ -266,21 +309,21 @@ class Hierarchy(Drafter):
         self._refresh(request, seq)
         scratch = self._scratch
         num_nodes = grow_tree(
-            request.handles,
-            request.calibration.handles,
-            self._scratch_handles,
+            request.handles.address,
+            request.calibration.handles.address,
+            self._scratch_handles.address,
             request.levels,
             capacity,
             tree.max_depth,
             self.options.min_score,
         )
-        nodes = scratch.nodes[1:num_nodes, :NODE_DEPTH].T.tolist()
-        levels = scratch.nodes[1:num_nodes, NODE_LEVEL].tolist()
+        tokens, parents, depths, levels = scratch.drafted[:, : num_nodes - 1].tolist()
         tree.add_nodes(
-            nodes[NODE_TOKEN],
-            nodes[NODE_PARENT],
+            tokens,
+            parents,
             [LEVEL_SOURCES[level] for level in levels],
             scratch.node_scores[1:num_nodes].tolist(),
+            depths,
         )
 
     def observe(
@@ -293,19 +336,27 @@ class Hierarchy(Drafter):
         if not context.has_room(num_new):
             self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
-        num_added = commit(
-            request.handles,
-            request.calibration.handles,
-            self._scratch_handles,
-            request.levels,
-            np.array(acceptance.token_ids, np.int32),
-            self.options.learning_rate,
-            self.options.token_bias_rate,
-        )
+        num_added = 0
+        for begin in range(0, num_new, MAX_NEW_TOKENS):
+            num_added = self._commit(request, acceptance.token_ids[begin : begin + MAX_NEW_TOKENS])
         context.num_tokens += num_new
         request.calibration.num_tokens += num_new
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
+
+    def _commit(self, request: _Request, token_ids: TokenIds) -> int:
+        """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
+        num_new = len(token_ids)
+        self._scratch.new_tokens[:num_new] = token_ids
+        return commit(
+            request.handles.address,
+            request.calibration.handles.address,
+            self._scratch_handles.address,
+            request.levels,
+            num_new,
+            self.options.learning_rate,
+            self.options.token_bias_rate,
+        )
 
     def _enlarge(self, request: _Request, seq: Sequence, num_new: int) -> None:
         """Give a request more room for ``num_new`` tokens and their contexts."""

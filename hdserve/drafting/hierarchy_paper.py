@@ -1,15 +1,17 @@
 """Hierarchy Drafting as in the paper (arXiv 2502.05609): chains from one database after another.
 
 Each database maps one token to the n-grams that followed it.  Context, model and statistics are
-asked in this order until ``num_chains`` chains of ``chain_tokens`` tokens are found; a database
-that is not needed is not asked.  Unlike in the authors' code every completed n-gram is inserted,
-the model database gives its most frequent n-grams first, and equal beginnings are merged.  The
-lookahead branch is left out: it needs the model.
+asked in this order (or another, to compare) until ``num_chains`` chains of ``chain_tokens`` tokens
+are found; a database that is not needed is not asked.  Unlike in the authors' code every completed
+n-gram is inserted, the model database gives its most frequent n-grams first, and equal beginnings
+are merged.  The lookahead branch is left out: it needs the model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from pydantic import Field
@@ -23,8 +25,9 @@ from hdserve.tree import Acceptance, DraftTree
 
 Chain = tuple[int, ...]
 
-MAX_NGRAMS = 100_000
-"""Most n-grams of the model database, as in the paper; the rarest half is dropped beyond it."""
+_SOURCES: Mapping[str, Source] = MappingProxyType(
+    {"c": Source.CONTEXT, "m": Source.MODEL, "s": Source.STATISTICS}
+)
 
 
 class HierarchyPaperOptions(StrictModel):
@@ -33,12 +36,19 @@ class HierarchyPaperOptions(StrictModel):
     num_chains: int = Field(default=7, ge=1)
     chain_tokens: int = Field(default=4, ge=1)
 
+    order: str = Field(default="cms", pattern="^[cms]{1,3}$")
+    """Which databases are asked, and in which order: context, model, statistics."""
+
+    max_ngrams: int = Field(default=100_000, ge=2)
+    """Most n-grams of the model database, as in the paper; the rarest half is dropped beyond."""
+
 
 class _Ngrams:
     """Continuations by token with their counts, newest last."""
 
-    def __init__(self, chain_tokens: int) -> None:
+    def __init__(self, chain_tokens: int, max_ngrams: int) -> None:
         self._chain_tokens = chain_tokens
+        self._max_ngrams = max_ngrams
         self._chains: dict[int, Counter[Chain]] = {}
         self._num_ngrams = 0
 
@@ -51,7 +61,7 @@ class _Ngrams:
             count = chains.pop(chain, 0)
             self._num_ngrams += count == 0
             chains[chain] = count + 1
-        if self._num_ngrams > MAX_NGRAMS:
+        if self._num_ngrams > self._max_ngrams:
             self._forget()
 
     def _forget(self) -> None:
@@ -62,9 +72,9 @@ class _Ngrams:
         ]
         everything.sort(key=lambda entry: -entry[0])
         self._chains = {}
-        for count, token, chain in everything[: MAX_NGRAMS // 2]:
+        for count, token, chain in everything[: self._max_ngrams // 2]:
             self._chains.setdefault(token, Counter())[chain] = count
-        self._num_ngrams = min(len(everything), MAX_NGRAMS // 2)
+        self._num_ngrams = min(len(everything), self._max_ngrams // 2)
 
     def newest(self, token: int, num: int) -> list[Chain]:
         return list(reversed(self._chains.get(token, {})))[:num]
@@ -88,10 +98,13 @@ class HierarchyPaper(Drafter):
         self._model: dict[str, tuple[Partition, int, _Ngrams]] = {}
 
     def start(self, seq: Sequence) -> None:
-        ngrams = _Ngrams(self._options.chain_tokens)
+        ngrams = self._new_ngrams()
         ngrams.add([*seq.speculation.prediction, *seq.token_ids], 0)
         seq.drafter_state[self.name] = ngrams
         self._follow_model(seq.namespace)
+
+    def _new_ngrams(self) -> _Ngrams:
+        return _Ngrams(self._options.chain_tokens, self._options.max_ngrams)
 
     def _follow_model(self, namespace: str) -> None:
         """Read what was added to the model database since the last request."""
@@ -102,7 +115,7 @@ class HierarchyPaper(Drafter):
             return
         known = self._model.get(namespace)
         if known is None or known[0] is not partition:
-            known = (partition, 0, _Ngrams(self._options.chain_tokens))
+            known = (partition, 0, self._new_ngrams())
         _, position, ngrams = known
         for text in partition.texts_since(position):
             ngrams.add(text, 0)
@@ -110,19 +123,24 @@ class HierarchyPaper(Drafter):
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         num = self._options.num_chains
-        last = seq.token_ids[-1]
         chains: list[tuple[Chain, Source]] = []
-        allows = seq.speculation.allows
-        if allows(Source.CONTEXT):
-            own: _Ngrams = seq.drafter_state[self.name]
-            chains += [(chain, Source.CONTEXT) for chain in own.newest(last, num)]
-        if len(chains) < num and allows(Source.MODEL) and seq.namespace in self._model:
-            shared = self._model[seq.namespace][2]
-            chains += [(chain, Source.MODEL) for chain in shared.most_frequent(last, num)]
-        if len(chains) < num and allows(Source.STATISTICS):
-            chains += [(chain, Source.STATISTICS) for chain in self._corpus_chains(seq)]
+        for letter in self._options.order:
+            source = _SOURCES[letter]
+            if len(chains) < num and seq.speculation.allows(source):
+                chains += [(chain, source) for chain in self._chains(seq, source, num)]
         for chain, source in chains[:num]:
             tree.add_path(chain, source)
+
+    def _chains(self, seq: Sequence, source: Source, num: int) -> list[Chain]:
+        """At most ``num`` chains of one database after the last token."""
+        last = seq.token_ids[-1]
+        if source is Source.CONTEXT:
+            own: _Ngrams = seq.drafter_state[self.name]
+            return own.newest(last, num)
+        if source is Source.STATISTICS:
+            return self._corpus_chains(seq)
+        known = self._model.get(seq.namespace)
+        return known[2].most_frequent(last, num) if known else []
 
     def _corpus_chains(self, seq: Sequence) -> list[Chain]:
         """The likeliest tokens after the last two or one, each continued greedily."""

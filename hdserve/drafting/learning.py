@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from hdserve.databases.history import MATCH_TOKENS, head_slot, match_key
-from hdserve.databases.ngram import NUM_ADDED, Ints, Tokens, inlined, insert_tokens, jit
+from hdserve.databases.ngram import NUM_ADDED, inlined, insert_tokens, jit
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_STATE,
@@ -16,8 +14,11 @@ from hdserve.drafting.arrays import (
     CELL_LOGIT,
     CELL_P,
     CONTEXT,
+    EVENT_CANDIDATE,
+    EVENT_CELL,
+    EVENT_INPUT,
+    MAP_SIZE,
     NODE_DEPTH,
-    NUM_INPUTS,
     NUM_LEVELS,
     POINTER_INPUT,
     POINTER_SETS,
@@ -31,10 +32,14 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.candidates import (
     confidence_after,
     expand,
+    fill_hashes,
+    logit_of,
+    prefetch_shared,
     region_set,
 )
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
+from hdserve.drafting.vectors import add_scaled
 
 LEARNING_NEED = 0.002
 MAX_CELL_COUNT = 1000.0
@@ -45,16 +50,36 @@ CELL_DELAY = 4.0
 def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
     """Note that evidence of one kind was given ``num`` times and right ``num_right`` times."""
     cells = learned.cells
-    count = cells[cell, CELL_COUNT]
-    p = (cells[cell, CELL_P] * (count + CELL_DELAY) + num_right) / (count + CELL_DELAY + num)
-    cells[cell, CELL_P] = p
-    cells[cell, CELL_COUNT] = min(count + num, MAX_CELL_COUNT)
-    p = min(max(p, 0.0003), 0.9997)
-    cells[cell, CELL_LOGIT] = math.log(p / (1.0 - p))
+    count = cells[CELL_COUNT, cell]
+    seen = count + np.float32(CELL_DELAY)
+    p = (cells[CELL_P, cell] * seen + np.float32(num_right)) / (seen + np.float32(num))
+    cells[CELL_P, cell] = p
+    cells[CELL_COUNT, cell] = min(count + np.float32(num), np.float32(MAX_CELL_COUNT))
+    cells[CELL_LOGIT, cell] = logit_of(p)
 
 
 @inlined
-def learn_token(
+def learn_cells(learned: Learned, scratch: Scratch, num: int, num_events: int, right: int) -> None:
+    """Update the cells of the evidence for and against ``num`` candidates; ``right`` is the
+    index of the one that came, or -1."""
+    num_present, right_present = scratch.found, 0
+    num_present[:] = 0
+    for event in range(num_events):
+        which = np.int64(scratch.events[event, EVENT_INPUT])
+        is_right = scratch.events[event, EVENT_CANDIDATE] == right
+        num_present[which] += 1
+        right_present |= is_right << which
+        update_cell(learned, np.int64(scratch.events[event, EVENT_CELL]), 1, 1 if is_right else 0)
+    for which in range(POINTER_INPUT + 2):
+        cell = np.int64(scratch.absent_cells[which])
+        num_absent = num - num_present[which]
+        if cell >= 0 and num_absent > 0:
+            is_right = right >= 0 and (right_present >> which) & 1 == 0
+            update_cell(learned, cell, num_absent, 1 if is_right else 0)
+
+
+@inlined
+def learn_weights(
     learned: Learned,
     scratch: Scratch,
     num: int,
@@ -62,58 +87,45 @@ def learn_token(
     region: int,
     rate: float,
     bias_rate: float,
-) -> float:
-    """Update everything that took part in the candidates of a context that ``token`` followed.
-
-    Returns:
-        How likely ``token`` was thought to be.
-    """
-    probability = 0.0
-    reach = scratch.reach[NUM_LEVELS]
+) -> int:
+    """One step of each weight set that took part; returns the index of ``token`` or -1."""
+    right = -1
+    base_state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    gradient, inputs, weights = scratch.gradient, scratch.inputs, learned.weights
+    gradient[:] = 0.0
     for index in range(num):
-        is_right = scratch.candidates[index, CANDIDATE_TOKEN] == token
-        if is_right:
-            probability = scratch.probabilities[index]
-        error = (1.0 if is_right else 0.0) - scratch.probabilities[index]
+        candidate = scratch.candidates[index, CANDIDATE_TOKEN]
+        error = -scratch.probabilities[index]
+        if candidate == token:
+            right = index
+            error += np.float32(1.0)
         pattern = scratch.candidates[index, CANDIDATE_PATTERN]
+        step = np.float32(rate) * error
+        add_scaled(weights, pattern, step, inputs, index)
+        add_scaled(gradient, 0, step, inputs, index)
         state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
-        step = np.float32(rate * error)
-        for which in range(NUM_INPUTS):
-            change = step * scratch.inputs[index, which]
-            learned.weights[pattern, which] += change
-            learned.weights[state, which] += change
-            learned.weights[region, which] += change
-            learned.weights[reach, which] += change
-        learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]] += bias_rate * error
-    for which in range(POINTER_INPUT + 2):
-        absent = scratch.absent_cells[which]
-        num_absent, num_right = 0, 0
-        for index in range(num):
-            cell = scratch.input_cells[index, which]
-            if cell < 0:
-                continue
-            is_right = scratch.candidates[index, CANDIDATE_TOKEN] == token
-            if cell == absent:
-                num_absent += 1
-                num_right += is_right
-            else:
-                update_cell(learned, cell, 1, 1 if is_right else 0)
-        if num_absent > 0:
-            update_cell(learned, absent, num_absent, num_right)
-    return probability
+        if state != base_state:
+            add_scaled(weights, state, step, inputs, index)
+            add_scaled(weights, base_state, -step, inputs, index)
+        learned.token_bias[candidate] += np.float32(bias_rate) * error
+    reach = scratch.reach[NUM_LEVELS]
+    for which in (base_state, region, reach):
+        add_scaled(weights, which, np.float32(1.0), gradient, 0)
+    return right
 
 
 @jit
 def commit(
-    database_handles: Ints,
-    learned_handles: Ints,
-    scratch_handles: Ints,
+    database_handles: int,
+    learned_handles: int,
+    scratch_handles: int,
     levels: int,
-    new_tokens: Tokens,
+    num_new: int,
     rate: float,
     bias_rate: float,
 ) -> int:
-    """Learn from tokens the model decided and append them to the request's own text.
+    """Learn from the first ``num_new`` of ``scratch.new_tokens``, which the model decided, and
+    append them to the request's own text.
 
     Returns:
         Contexts added to the table so far.
@@ -124,14 +136,18 @@ def commit(
     state = databases.state
     pointers = state[STATE_POINTERS:]
     scratch.nodes[0, NODE_DEPTH] = 0
-    for index in range(new_tokens.shape[0]):
-        token = np.int64(new_tokens[index])
+    for index in range(num_new):
+        token = scratch.new_tokens[index]
         num_suffix, num_shared = fill_suffix(databases, scratch, 0)
-        refresh(databases, scratch, pointers, num_suffix, num_shared)
-        predicted = predictions(databases, scratch, levels, pointers, 0, num_suffix)
+        fill_hashes(scratch, 0, num_suffix)
+        fill_hashes(scratch, 1, num_shared)
+        if rate > 0.0:
+            prefetch_shared(databases, scratch, levels, num_shared)
+        refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
+        predicted = predictions(databases, scratch, pointers, 0, num_suffix)
         if rate > 0.0:
             region = region_set(index, state[STATE_CONFIDENCE])
-            num = expand(
+            num, num_events = expand(
                 databases,
                 learned,
                 scratch,
@@ -143,7 +159,9 @@ def commit(
                 region,
                 LEARNING_NEED,
             )
-            p = learn_token(learned, scratch, num, token, region, rate, bias_rate)
+            right = learn_weights(learned, scratch, num, token, region, rate, bias_rate)
+            learn_cells(learned, scratch, num, num_events, right)
+            p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
         advance(pointers, predicted, token)
         position = state[STATE_NUM_TOKENS]

@@ -19,7 +19,7 @@ from hdserve.databases.history import (
     head_slot,
     match_length,
 )
-from hdserve.databases.ngram import HASH_SEED, START, Ints, Tokens, extend_hash, inlined
+from hdserve.databases.ngram import START, Ints, inlined
 from hdserve.drafting.arrays import (
     CONTEXT,
     MAX_SUFFIX,
@@ -69,28 +69,28 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
 
 
 @inlined
-def suffix_key(suffix: Tokens) -> np.uint64:
-    value = HASH_SEED
-    for index in range(MATCH_TOKENS):
-        value = extend_hash(value, np.int64(suffix[index]))
-    return value
-
-
-@inlined
 def refresh(
-    databases: Databases, scratch: Scratch, pointers: Ints, num_suffix: int, num_shared: int
+    databases: Databases,
+    scratch: Scratch,
+    pointers: Ints,
+    levels: int,
+    num_suffix: int,
+    num_shared: int,
 ) -> None:
-    """Set the pointers that are not on a match to the last place that has one."""
-    if pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
-        slot = head_slot(suffix_key(scratch.suffix[0]), databases.heads.shape[0])
+    """Set the pointers that are not on a match to the last place that has one.
+
+    A pointer whose level is not in ``levels`` (a bit mask) is never set.
+    """
+    if levels & (1 << CONTEXT) and pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
+        slot = head_slot(scratch.hashes[0, MATCH_TOKENS], databases.heads.shape[0])
         position = databases.heads[slot]
         if position > 0:
             length = match_length(databases.tokens, position, 0, scratch.suffix[0], num_suffix)
             if length >= MATCH_TOKENS:
                 pointers[0], pointers[1], pointers[2] = position, length, 0
     base = POINTER_SIZE
-    if pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
-        slot = head_slot(suffix_key(scratch.suffix[1]), databases.model_state[NUM_HEADS])
+    if levels & (1 << MODEL) and pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
+        slot = head_slot(scratch.hashes[1, MATCH_TOKENS], databases.model_state[NUM_HEADS])
         position = databases.model_heads[slot]
         oldest = databases.model_state[LOG_OLDEST]
         if position > oldest:
@@ -103,17 +103,12 @@ def refresh(
 
 @inlined
 def predictions(
-    databases: Databases,
-    scratch: Scratch,
-    levels: int,
-    pointers: Ints,
-    depth: int,
-    num_suffix: int,
+    databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
 ) -> tuple[int, int]:
-    """The tokens both pointers stand at; -1 for none, and for a level not in ``levels``."""
+    """The tokens both pointers stand at; -1 for none."""
     context = -1
     position = pointers[0]
-    if position > 0 and levels & (1 << CONTEXT):
+    if position > 0:
         end = databases.state[STATE_NUM_TOKENS]
         if position < end:
             context = np.int64(databases.tokens[position])
@@ -123,8 +118,7 @@ def predictions(
                 context = np.int64(scratch.suffix[0, back])
     model = -1
     position = pointers[POINTER_SIZE]
-    is_held = databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]
-    if is_held and levels & (1 << MODEL):
+    if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
         model = np.int64(databases.model_log[position & (databases.model_log.shape[0] - 1)])
     return context, model
 

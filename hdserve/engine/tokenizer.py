@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import resolve_model
 
+_TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER: dict[str, int] = {
@@ -69,12 +70,18 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Token ids of a conversation, up to where the assistant is to speak.
 
+        Args:
+            tools: functions the model may call, in the form of the OpenAI API.
+
         Raises:
-            Unsupported: the model has no chat template.
+            Unsupported: the model has no chat template, or one that does not know tools.
             InvalidRequest: the template refuses these messages, or an option is none of its
                 variables but would change how it is applied.
         """
@@ -84,9 +91,16 @@ class Tokenizer:
         for name in template_options:
             if name in inspect.signature(apply).parameters:
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
+        known_tools = list(tools) or None
+        if known_tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=known_tools)):
+            raise Unsupported("this model's chat template does not know tools", "tools")
         try:
             text: str = apply(
-                list(messages), tokenize=False, add_generation_prompt=True, **template_options
+                list(messages),
+                tools=known_tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_options,
             )
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"

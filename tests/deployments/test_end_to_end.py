@@ -174,7 +174,25 @@ ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"n": 0}, 400, "invalid_value", "n"),
     ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
     ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
-    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        400,
+        "unsupported_parameter",
+        "tools",
+    ),
+    ({"tools": [{"type": "function"}]}, 400, "invalid_value", "tools"),
+    ({"guided_regex": "("}, 400, "invalid_value", "guided_regex"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"not": {}}},
+            }
+        },
+        400,
+        "invalid_value",
+        "response_format",
+    ),
     ({"messages": []}, 400, "invalid_value", "messages"),
     (
         {"messages": [{"role": "user", "content": "word " * 4000}]},

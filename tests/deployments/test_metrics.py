@@ -103,7 +103,7 @@ def test_request_clock() -> None:
         assert sum(histogram.counts) == (2 if name == "inter_token_latency_seconds" else 1)
     total = {name: histogram.total for name, histogram in histograms.items()}
     assert total["request_prompt_tokens"] == 3
-    assert total["request_generation_tokens"] == 4
+    assert total["request_generation_tokens"] == total["request_max_num_generation_tokens"] == 4
     first_s = total["time_to_first_token_seconds"]
     parts_s = total["request_queue_time_seconds"] + total["request_prefill_time_seconds"]
     assert first_s == pytest.approx(parts_s, abs=1e-6)

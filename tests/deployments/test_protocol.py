@@ -114,7 +114,15 @@ def test_logprobs_of_completions_count_alternatives() -> None:
 @pytest.mark.parametrize(
     ("body", "fields"),
     [
-        (ChatBody, {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        (
+            ChatBody,
+            {
+                "tools": [],
+                "parallel_tool_calls": True,
+                "tool_choice": "none",
+                "response_format": {"type": "text"},
+            },
+        ),
         (ChatBody, {"functions": [], "function_call": "auto", "modalities": ["text"]}),
         (ChatBody, {"verbosity": "medium", "audio": None, "reasoning_effort": "none"}),
         (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex"}),
@@ -138,8 +146,6 @@ def test_neutral_values_are_taken(
 
 
 UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
-    (ChatBody, "tools", [{"type": "function"}]),
-    (ChatBody, "tool_choice", "required"),
     (ChatBody, "functions", [{}]),
     (ChatBody, "function_call", {"name": "f"}),
     (ChatBody, "modalities", ["text", "audio"]),

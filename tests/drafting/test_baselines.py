@@ -5,7 +5,7 @@ from __future__ import annotations
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
-from hdserve.drafting.hierarchy_paper import HierarchyPaper
+from hdserve.drafting.hierarchy_paper import HierarchyPaper, HierarchyPaperOptions
 from hdserve.drafting.prompt_lookup import PromptLookup, PromptLookupOptions
 from tests.drafting.helpers import (
     VOCAB_SIZE,
@@ -44,6 +44,21 @@ def test_paper_asks_the_databases_in_order() -> None:
         Source.MODEL,
         Source.MODEL,
     ]
+
+
+def test_paper_asks_in_another_order_and_only_what_it_is_told() -> None:
+    resources = make_resources([5, 6, 7, 8, 9, 1], statistics=[[5, 11, 12, 13, 14]])
+    drafted = {}
+    for order in ("ms", "sm", "s"):
+        drafter = HierarchyPaper(resources, HierarchyPaperOptions(order=order))
+        seq = make_sequence([5, 1, 2, 3, 4, 5])
+        drafter.start(seq)
+        drafted[order] = list(dict.fromkeys(propose(drafter, seq).sources[1:]))
+    assert drafted == {
+        "ms": [Source.MODEL, Source.STATISTICS],
+        "sm": [Source.STATISTICS, Source.MODEL],
+        "s": [Source.STATISTICS],
+    }
 
 
 def test_paper_does_not_ask_what_it_does_not_need() -> None:

@@ -44,11 +44,11 @@ def test_state_survives_the_wire_up_to_half_precision() -> None:
 
 def test_merge_weighs_by_observations() -> None:
     first, second = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
-    first.cells[5, [CELL_P, CELL_COUNT]] = 0.2, 30
-    second.cells[5, [CELL_P, CELL_COUNT]] = 0.8, 90
+    first.cells[[CELL_P, CELL_COUNT], 5] = 0.2, 30
+    second.cells[[CELL_P, CELL_COUNT], 5] = 0.8, 90
     first.merge([second])
-    assert first.cells[5, CELL_P] == pytest.approx(0.65, abs=0.01)
-    assert first.cells[5, CELL_COUNT] == 90
+    assert first.cells[CELL_P, 5] == pytest.approx(0.65, abs=0.01)
+    assert first.cells[CELL_COUNT, 5] == 90
 
 
 def test_merging_equal_states_changes_nothing() -> None:

@@ -117,6 +117,29 @@ def test_near_copies_stay_aligned() -> None:
     assert passage[61] in [path[0] for path in paths(propose(drafter, seq))]
 
 
+@pytest.mark.parametrize("changed_every", [None, 40])
+def test_repeated_requests_accept_nearly_the_whole_budget(changed_every: int | None) -> None:
+    """An agent that runs again says nearly what it said before, among much else."""
+    rng = np.random.default_rng(0)
+    phrases = [rng.integers(0, VOCAB_SIZE, 4).tolist() for _ in range(200)]
+    outputs = [
+        [token for phrase in rng.integers(0, len(phrases), 60) for token in phrases[phrase]]
+        for _ in range(20)
+    ]
+    drafter = Hierarchy(make_resources(*outputs))
+    num_tokens = num_steps = 0
+    for number, output in enumerate(outputs):
+        again = list(output)
+        if changed_every is not None:
+            places = range(number, len(again), changed_every)
+            for place in places:
+                again[place] = int(rng.integers(0, VOCAB_SIZE))
+        num_steps += len(generate(drafter, make_sequence([1, 2, 3]), again))
+        num_tokens += len(again)
+    best = 17.0 if changed_every is None else 40 / 3
+    assert num_tokens / num_steps > 0.8 * best
+
+
 def test_prediction_is_copied() -> None:
     """Text the client expects is drafted from the first matching token on."""
     drafter = Hierarchy(DraftResources(VOCAB_SIZE))
@@ -158,6 +181,22 @@ def test_a_repeated_text_is_drafted_from_the_chosen_database_only(allowed: str) 
     assert {source.label for source in sources} == {allowed}
 
 
+@pytest.mark.parametrize(("allowed", "other"), [("context", "model"), ("model", "context")])
+def test_copies_come_from_chosen_databases_only(allowed: str, other: str) -> None:
+    """Long copies are found by another way than short contexts; it is switched as well."""
+    rng = np.random.default_rng(0)
+    texts = {"context": rng.integers(0, 200, 40).tolist(), "model": list(range(200, 240))}
+    drafter = Hierarchy(make_resources(texts["model"]))
+    seq = make_sequence(texts["context"] + [300], databases=frozenset({allowed}))
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(300, 0), texts[other][:1])
+    for token in texts[other][1:20]:
+        follow(drafter, seq, DraftTree(0, 0), [token])
+        tree = propose(drafter, seq)
+        assert all(source.label == allowed for source in tree.sources[1:])
+        assert not set(tree.token_ids[1:]) & set(texts[other][20:])
+
+
 @pytest.mark.parametrize("switched_off", ["context", "model", "statistics"])
 def test_databases_can_be_switched_off(switched_off: str) -> None:
     resources = make_resources([5, 6, 5, 7], statistics=[[5, 20, 21]])
@@ -189,6 +228,24 @@ def test_other_models_rank_below() -> None:
     tree = propose(drafter, seq)
     assert 12 in [path[0] for path in paths(tree)]
     assert tree.sources[1] == Source.MODEL
+
+
+def test_other_models_may_grow_while_a_request_runs() -> None:
+    """Their tables move when they grow; a running request follows."""
+    other = ModelDatabase(1 << 24)
+    other.insert("default", PHRASE)
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, draft_from=(other,)))
+    seq = make_sequence([1, 2, 3])
+    drafter.start(seq)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        other.insert("default", rng.integers(0, VOCAB_SIZE, 500).tolist())
+    latest = rng.integers(0, VOCAB_SIZE, 30).tolist()
+    other.insert("default", latest)
+    for token in latest[:4]:
+        seq.token_ids.append(token)
+        drafter.observe(seq, DraftTree(0, 0), Acceptance((0,), (token,)), None)
+    assert latest[4:5] in [path[:1] for path in paths(propose(drafter, seq))]
 
 
 def test_text_of_another_request_is_seen_as_soon_as_it_is_recorded() -> None:
