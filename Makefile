@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
+PARALLEL := --numprocesses 2 --dist loadgroup
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .PHONY: setup serve test test-all check
@@ -34,10 +36,10 @@ serve: setup
 	$(BIN)/serve run deployments:app
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: setup
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest $(PARALLEL) -m ''
 
 check: setup
 	$(BIN)/ruff check .

@@ -9,7 +9,8 @@ from ray import serve
 
 from deployments.gateway import gateway_deployment
 from deployments.model_server import model_deployment
-from hdserve.config import StrictModel, load_config, parse_config
+from hdserve.access import read_access
+from hdserve.config import AccessConfig, StrictModel, load_config
 
 
 class AppArgs(StrictModel):
@@ -26,11 +27,11 @@ def app(args: AppArgs) -> serve.Application:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    config = (
-        parse_config(args.config) if isinstance(args.config, dict) else load_config(args.config)
-    )
+    config = load_config(args.config)
+    access = read_access(config.access)
+    config = config.model_copy(update={"access": AccessConfig()})
     models = {
         model.name: model_deployment(model, config.model_database, len(config.models))
         for model in config.models
     }
-    return gateway_deployment(config, models)
+    return gateway_deployment(config, models, access)

@@ -6,38 +6,46 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.responses import error_body
+from hdserve.config import GatewayConfig
 from hdserve.errors import BodyTooLarge
 
 
 class BodyLimit:
-    """ASGI middleware: a body of more than ``max_bytes`` is answered with 413.
+    """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413.
 
-    The declared length is checked first, then what really arrives.
+    The declared length is checked first, then what really arrives.  Archives of the administrator,
+    which are read piece by piece, have a limit of their own.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, limits: GatewayConfig) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._max_bytes(scope)
         try:
-            self._check(self._declared_bytes(scope))
-            await self._app(scope, self._counting(receive), send)
+            _check(self._declared_bytes(scope), max_bytes)
+            await self._app(scope, self._counting(receive, max_bytes), send)
         except BodyTooLarge as error:
             response = JSONResponse(error_body(error), status_code=error.status)
             await response(scope, receive, send)
 
-    def _counting(self, receive: Receive) -> Receive:
+    def _max_bytes(self, scope: Scope) -> int:
+        identity = scope.get("state", {}).get("identity")
+        is_import = scope["path"].endswith("/import") and identity and identity.is_admin
+        return self._limits.max_import_bytes if is_import else self._limits.max_body_bytes
+
+    def _counting(self, receive: Receive, max_bytes: int) -> Receive:
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            self._check(num_bytes)
+            _check(num_bytes, max_bytes)
             return message
 
         return counted
@@ -46,6 +54,7 @@ class BodyLimit:
         values = [value for name, value in scope["headers"] if name == b"content-length"]
         return int(values[0]) if values and values[0].isdigit() else 0
 
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise BodyTooLarge(f"the request body is over the limit of {self._max_bytes} bytes")
+
+def _check(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the request body is over the limit of {max_bytes} bytes")

@@ -14,6 +14,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
+from deployments.http_metrics import HttpMetrics
+from deployments.metrics import Report
+from deployments.metrics_poll import MetricsPoll
+from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
 
@@ -25,16 +29,25 @@ class Gateway:
 
     Args:
         handles: of the model servers, by model name.
+        access: who may use it; default: everybody.
     """
 
-    def __init__(self, config: ServeConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        access: Access | None = None,
+    ) -> None:
         self.config = config
+        self.access = access or Access()
         self._configs = {model.name: model for model in config.models}
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
         }
         self._unary = dict(handles)
         self._streaming = {name: handle.options(stream=True) for name, handle in handles.items()}
+        self.http_metrics = HttpMetrics()
+        self._metrics_poll: MetricsPoll | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.routes import build_api
@@ -111,6 +124,19 @@ class Gateway:
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
+    def report(self) -> Report:
+        """What this gateway counted."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        return Report(replica, self.http_metrics.samples())
+
+    async def metrics_text(self) -> bytes:
+        """The reports of all replicas and gateways as Prometheus text."""
+        if self._metrics_poll is None:
+            context = serve.get_replica_context()
+            gateways = serve.get_deployment_handle(context.deployment, context.app_name)
+            self._metrics_poll = MetricsPoll(self._unary, gateways)
+        return await self._metrics_poll.text()
+
     async def _call(self, model: str, method: str, *arguments: Any) -> Any:
         handle: Any = self._unary[self.model(model).name]
         try:
@@ -133,7 +159,7 @@ def translated(error: Exception) -> HdserveError:
 
 
 def gateway_deployment(
-    config: ServeConfig, models: Mapping[str, serve.Application]
+    config: ServeConfig, models: Mapping[str, serve.Application], access: Access
 ) -> serve.Application:
     """The Serve application of the whole system; its ingress is the gateway."""
     deploy = serve.deployment(
@@ -142,4 +168,4 @@ def gateway_deployment(
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.gateway.num_cpus},
     )
-    return deploy(serve.ingress()(Gateway)).bind(config, dict(models))
+    return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

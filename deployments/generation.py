@@ -21,7 +21,9 @@ class GenerationRequest:
         prompts: texts or token ids to continue; empty for a chat.
         messages: the conversation of a chat, as the chat template takes it.
         template_options: further variables of the chat template.
+        tools: functions the model may call, as the chat template takes them.
         sampling: fields of ``SamplingParams`` the client set.
+        grammar_param: the parameter that asked for the grammar in ``sampling``.
         num_choices: answers per prompt.
         speculation: fields of ``SpeculationParams`` the client set.
         prediction: the text the client expects in the answer.
@@ -32,24 +34,33 @@ class GenerationRequest:
     prompts: tuple[Prompt, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    grammar_param: str | None = None
     num_choices: int = 1
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
 
+    @property
+    def num_characters(self) -> int:
+        """How much text the model server has to make tokens of."""
+        texts = [*self.prompts, *(message["content"] for message in self.messages)]
+        return sum(map(len, texts)) + len(self.prediction or "")
+
 
 class Alternative(NamedTuple):
-    """One token and its log probability."""
+    """One token, as the bytes it stands for, and its log probability."""
 
-    text: str
+    data: bytes
     logprob: float
 
 
 class TokenInfo(NamedTuple):
-    """The log probabilities of one generated token."""
+    """The log probabilities of one generated token; ``data`` are the bytes it stands for, which
+    need not be whole characters."""
 
-    text: str
+    data: bytes
     logprob: float
     top: tuple[Alternative, ...]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ray import serve
@@ -18,6 +19,10 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
+from deployments.metrics import Report
+from deployments.ray_metrics import Reporter
+from deployments.replica_metrics import ReplicaMetrics
+from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from hdserve.config import ModelConfig, ModelDatabaseConfig
@@ -33,7 +38,12 @@ from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest
 
+T = TypeVar("T")
+
 _MAX_SILENCE_S = 120.0
+
+_MAX_INLINE_CHARACTERS = 4096
+"""Longer texts become tokens in a thread: 1 MB takes seconds, in which no stream would go on."""
 
 
 class ModelServer:
@@ -66,6 +76,12 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
+        self._requests = RequestMetrics()
+        self._metrics = ReplicaMetrics(
+            self._replica, self._host, self._engine, self._requests, self._sharing
+        )
+        self._reporter = Reporter(config.name, self._metrics.report)
+        self._reporter.start()
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
         if self._sharing is not None:
@@ -78,7 +94,8 @@ class ModelServer:
             RequestError: the request cannot be answered.
             EngineStopped: the engine has failed; another replica may answer.
         """
-        sequences = self._sequences(request)
+        size = request.num_characters + len(request.sampling.get("grammar", ""))
+        sequences = await _off_loop(size, self._sequences, request)
         if self._sharing is not None:
             self._sharing.use(request.namespace)
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
@@ -103,24 +120,31 @@ class ModelServer:
         self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
     ) -> None:
         outputs = self._engine.generate(seq)
+        clock = self._requests.clock(seq)
         try:
             async for output in outputs:
+                clock.observe(output)
+                if output.error is not None:
+                    raise output.error
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:
+            self._requests.failed(error)
             merged.put_nowait(error)
         finally:
             await outputs.aclose()
 
-    def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
+    async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
-        return self._tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+        encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
+        return await _off_loop(len(text), encode, text)
 
-    def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """The token ids of a conversation."""
-        return self._tokenizer.encode_chat(messages, {})
+        num_characters = sum(len(message["content"]) for message in messages)
+        return await _off_loop(num_characters, self._tokenizer.encode_chat, messages, {})
 
-    def detokenize(self, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids.
 
         Raises:
@@ -128,14 +152,16 @@ class ModelServer:
         """
         if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
             raise InvalidRequest("a token id is not in the vocabulary", "tokens")
-        return self._tokenizer.decode(token_ids)
+        return await _off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
-        stats = await self._engine.ask(lambda engine: engine.stats)
+        stats, max_total_tokens = await self._engine.ask(
+            lambda engine: (engine.stats, engine.max_total_tokens)
+        )
         return ModelInfo(
             name=self._config.name,
-            max_model_len=self._model.max_model_len,
+            max_model_len=max_total_tokens,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
             num_threads=self._host.num_threads,
@@ -148,18 +174,24 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
         )
 
+    async def report(self) -> Report:
+        """What this replica counted, for ``/metrics``."""
+        return await self._metrics.report()
+
     def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
         self._engine.check(_MAX_SILENCE_S)
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
+        self._reporter.close()
         self._engine.close()
         if self._sharing is not None:
             self._sharing.close()
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
+        self._check_grammar(params.grammar, request)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
@@ -174,9 +206,18 @@ class ModelServer:
             for choice_index in range(request.num_choices)
         ]
 
+    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
+        if grammar is None:
+            return
+        try:
+            self._host.grammars.check(grammar)
+        except InvalidRequest as error:
+            raise type(error)(error.message, request.grammar_param) from error
+
     def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
         if request.messages:
-            yield tuple(self._tokenizer.encode_chat(request.messages, request.template_options))
+            options = request.template_options
+            yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
         for prompt in request.prompts:
             yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
 
@@ -202,9 +243,16 @@ class ModelServer:
         )
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
-        text = self._tokenizer.token_text
-        top = tuple(Alternative(text(token_id), value) for token_id, value in logprob.top)
-        return TokenInfo(text(logprob.token_id), logprob.logprob, top)
+        data = self._tokenizer.token_bytes
+        top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
+        return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
+    """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
+    if size <= _MAX_INLINE_CHARACTERS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:

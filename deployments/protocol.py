@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.generation import GenerationRequest, Prompt
+from deployments.structured import Constraint, StructuredFields, one_of
+from deployments.tool_parsers import HermesToolParser, ToolParser
+from deployments.tools import ToolFields
+from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -24,6 +29,17 @@ _MAX_REASON_CHARACTERS = 300
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
+
+# What other servers document beyond the OpenAI API and would change an answer.
+_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "prompt_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+    "guided_grammar": (),
+    "structural_tag": (),
+}
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -49,6 +65,8 @@ class StreamOptions(_Body):
     """``stream_options`` of the OpenAI API."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
+    """Padding against an observer of packet sizes; this server never adds it."""
 
 
 class Speculation(BaseModel):
@@ -78,18 +96,39 @@ class Message(_Body):
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string."""
-        return {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+        """As chat templates take it: the content as one string, arguments of calls as objects.
+
+        Raises:
+            Unsupported: a part of the content is not text.
+            InvalidRequest: the arguments of a call are no JSON object.
+        """
+        fields = {**self.model_dump(exclude={"content"}), "content": _joined(self.content)}
+        if fields.get("tool_calls"):
+            fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
+        return fields
 
 
 Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
 
 
-class GenerationBody(_Body):
+class GenerationBody(_Body, StructuredFields):
     """What chat and plain completions have in common."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
+    )
+    """Documented parameters that could not change an answer."""
 
     model: str
     temperature: float | None = None
@@ -112,7 +151,6 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    user: str | None = None
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -124,16 +162,19 @@ class GenerationBody(_Body):
         """
         if not isinstance(data, dict):
             raise InvalidRequest("the request body must be a JSON object")
-        for name, neutral in cls.unsupported.items():
+        unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
+        for name, neutral in unsupported.items():
             if data.get(name) is not None and data[name] not in neutral:
                 raise Unsupported(f"{name} is not supported", name)
-        known = {name: value for name, value in data.items() if name not in cls.unsupported}
-        return parse_body(cls, known)
+        unread = cls.without_effect.union(unsupported)
+        return parse_body(cls, {name: data[name] for name in data if name not in unread})
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Fields of the request that nobody documents."""
-        return tuple(sorted(self.model_extra or ()))
+        options = self.stream_options.model_extra if self.stream_options else None
+        nested = [f"stream_options.{name}" for name in options or ()]
+        return tuple(sorted([*(self.model_extra or ()), *nested]))
 
     @property
     def num_choices(self) -> int:
@@ -143,7 +184,9 @@ class GenerationBody(_Body):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int | None, num_logprobs: int | None) -> dict[str, Any]:
+    def sampling(
+        self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
+    ) -> dict[str, Any]:
         """The fields of ``SamplingParams`` that the client set."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
@@ -154,6 +197,7 @@ class GenerationBody(_Body):
             "logprobs": num_logprobs,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
             "stop_token_ids": self.stop_token_ids,
+            "grammar": constraint and constraint.grammar,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -170,18 +214,16 @@ class GenerationBody(_Body):
         }
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ToolFields):
     """``POST /v1/chat/completions``."""
 
     unsupported = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "store": (False,),
+        "moderation": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
         "reasoning_effort": ("none",),
     }
@@ -189,16 +231,21 @@ class ChatBody(GenerationBody):
     messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
 
-    def to_generation(self, request_id: str) -> GenerationRequest:
+    def to_generation(
+        self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
+    ) -> GenerationRequest:
         """What the model is asked for.
+
+        Args:
+            tool_parser: reads the tool calls of the model.
 
         Raises:
             InvalidRequest: parameters contradict each other.
-            Unsupported: a message has a part that is not text.
+            Unsupported: a message has a part that is not text, or calls cannot be read.
         """
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
@@ -206,11 +253,17 @@ class ChatBody(GenerationBody):
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
+        constraint = one_of(self.constraint(), self.tool_constraint(tool_parser))
+        sampling = self.sampling(max_tokens, num_logprobs, constraint)
+        if self.may_call_tools:  # the marks of a call may be special tokens
+            sampling.setdefault("skip_special_tokens", False)
         return GenerationRequest(
             request_id=request_id,
             messages=tuple(message.for_template() for message in self.messages),
             template_options=self.chat_template_kwargs or {},
-            sampling=self.sampling(max_tokens, num_logprobs),
+            tools=self.template_tools(),
+            sampling=sampling,
+            grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             prediction=None if self.prediction is None else _joined(self.prediction.content),
@@ -220,12 +273,12 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    unsupported = {"suffix": ("",), "prompt_logprobs": (0,), "response_format": ({"type": "text"},)}
+    unsupported = {"suffix": ("",)}
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )
-    logprobs: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
 
@@ -254,10 +307,12 @@ class CompletionBody(GenerationBody):
         if self.best_of is not None and self.best_of != self.num_choices:
             raise Unsupported("best_of other than n is not supported", "best_of")
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        constraint = self.constraint()
         return GenerationRequest(
             request_id=request_id,
             prompts=self.prompts,
-            sampling=self.sampling(max_tokens, self.logprobs),
+            sampling=self.sampling(max_tokens, self.logprobs, constraint),
+            grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
         )
@@ -306,6 +361,30 @@ def _joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
     if isinstance(content, str):
         return content
     return "".join(_text(part) for part in content)
+
+
+def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _json_object(call["function"]["arguments"]),
+                },
+            }
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
+        raise InvalidRequest(reason, "messages") from error
+
+
+def _json_object(data: Any) -> dict[str, Any]:
+    value = json.loads(data) if isinstance(data, str) else data
+    if not isinstance(value, dict):
+        raise TypeError("no JSON object")
+    return value
 
 
 def _text(part: Mapping[str, Any]) -> str:

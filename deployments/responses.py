@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from deployments.generation import Delta, Summary, TokenInfo
-from hdserve.errors import HdserveError, RequestError
+from deployments.tool_parsers import ToolParser, joined
+from hdserve.errors import HdserveError, Overloaded, RequestError
 
 STREAM_END = b"data: [DONE]\n\n"
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def server_sent_event(data: Mapping[str, Any]) -> bytes:
@@ -21,10 +28,11 @@ def server_sent_event(data: Mapping[str, Any]) -> bytes:
 def error_body(error: HdserveError) -> dict[str, Any]:
     """The ``error`` object of the OpenAI API; ``code`` is a slug."""
     is_client_error = 400 <= error.status < 500
+    kind = "invalid_request_error" if is_client_error else "server_error"
     return {
         "error": {
             "message": error.message,
-            "type": "invalid_request_error" if is_client_error else "server_error",
+            "type": "rate_limit_error" if isinstance(error, Overloaded) else kind,
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code,
         }
@@ -67,32 +75,88 @@ def _ratio(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
+class ToolReader:
+    """The text and the tool calls of one choice, in the shape of the OpenAI API."""
+
+    def __init__(self, parser: type[ToolParser] | None, *, is_one_call: bool) -> None:
+        self._parser = parser() if parser else None
+        self._max_calls = 1 if is_one_call else sys.maxsize
+        self._num_calls = 0
+
+    def read(self, text: str, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """What ``text``, the next piece of the answer, makes certain."""
+        if self._parser is None:
+            return text, []
+        parts = self._parser.push(text)
+        if is_last:
+            parts += self._parser.finish()
+        text, calls = joined(parts)
+        calls = calls[: self._max_calls - self._num_calls]
+        first, self._num_calls = self._num_calls, self._num_calls + len(calls)
+        return text, [
+            {
+                "index": index,
+                "id": f"call_{uuid4().hex[:24]}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(calls, first)
+        ]
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The reason the OpenAI API gives."""
+        return "tool_calls" if reason == "stop" and self._num_calls else reason
+
+
 class ChatFormat:
-    """``chat.completion`` objects and chunks."""
+    """``chat.completion`` objects and chunks.
+
+    Args:
+        tool_parser: reads tool calls; ``None`` leaves the text as it is.
+        is_one_call: whether calls after the first are dropped.
+    """
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
+    def __init__(
+        self, tool_parser: type[ToolParser] | None = None, *, is_one_call: bool = False
+    ) -> None:
+        self._make_reader = partial(ToolReader, tool_parser, is_one_call=is_one_call)
+        self._readers: dict[int, ToolReader] = {}
+
     def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
         """The ``choices`` entry of a chunk."""
+        reader = self._readers.setdefault(index, self._make_reader())
+        text, calls = reader.read(delta.text, is_last=delta.finish_reason is not None)
         message: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if delta.text or is_first:
-            message["content"] = delta.text
+        if text or is_first:
+            message["content"] = text
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": index,
             "delta": message,
             "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": reader.finish_reason(delta.finish_reason),
         }
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """The ``choices`` entry of a whole answer."""
+        reader = self._make_reader()
+        text, calls = reader.read(answer.text, is_last=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            called = [
+                {name: value for name, value in call.items() if name != "index"} for call in calls
+            ]
+            message |= {"content": text or None, "tool_calls": called}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": reader.finish_reason(answer.finish_reason),
         }
 
     def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
@@ -101,7 +165,7 @@ class ChatFormat:
         return {
             "content": [
                 {
-                    **_chat_token(token.text, token.logprob),
+                    **_chat_token(token.data, token.logprob),
                     "top_logprobs": [_chat_token(*alternative) for alternative in token.top],
                 }
                 for token in tokens
@@ -123,6 +187,7 @@ class CompletionFormat:
     def __init__(self, echoes: tuple[str, ...] = ()) -> None:
         self._echoes = echoes
         self._num_characters: dict[int, int] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
         """The ``choices`` entry of a chunk."""
@@ -149,14 +214,17 @@ class CompletionFormat:
     def _logprobs(self, tokens: Iterable[TokenInfo] | None, index: int) -> dict[str, Any] | None:
         if tokens is None:
             return None
+        decoder = self._decoders.setdefault(index, _new_decoder("replace"))
         offsets = []
         for token in tokens:
             offsets.append(self._num_characters.get(index, 0))
-            self._num_characters[index] = offsets[-1] + len(token.text)
+            self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top) for token in tokens],
+            "top_logprobs": [
+                {_distinct_text(data): logprob for data, logprob in token.top} for token in tokens
+            ],
             "text_offset": offsets,
         }
 
@@ -164,8 +232,17 @@ class CompletionFormat:
 ResponseFormat = ChatFormat | CompletionFormat
 
 
-def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _distinct_text(data: bytes) -> str:
+    """The text of a token; parts of characters as the OpenAI API writes them, so that two of them
+    stay two keys."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class Answer:

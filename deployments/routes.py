@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,8 +16,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from deployments.access import SignIn, identity_of
+from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.http_metrics import add_metrics_route
 from deployments.protocol import (
     ChatBody,
     CompletionBody,
@@ -33,14 +38,19 @@ from deployments.responses import (
     error_body,
     server_sent_event,
 )
+from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
+_MAX_DEPTH = 100
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _READY_TIMEOUT_S = 2.0
 _ERROR_STATUSES = {
     400: "A parameter is wrong",
+    401: "The API key is missing or wrong",
     404: "No such model",
     413: "The body is too large",
     429: "Too many requests are waiting",
@@ -55,13 +65,16 @@ def build_api(gateway: Gateway) -> FastAPI:
         version=version("hdserve"),
         description="LLM serving, losslessly accelerated by hierarchical drafting.",
     )
-    api.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
+    api.add_middleware(BodyLimit, limits=gateway.config.gateway)
+    api.add_middleware(SignIn, access=gateway.access)
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(Exception, _on_unexpected)
     _add_generation_routes(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
+    add_metrics_route(api, gateway)
+    add_admin_routes(api, gateway)
     return api
 
 
@@ -74,7 +87,13 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = ChatBody.parse(await _json(request))
-        return await _answer(gateway, body, body.to_generation(_request_id(request)), ChatFormat())
+        parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
+        generation = body.to_generation(_request_id(request), parser)
+        form = ChatFormat(
+            parser if body.may_call_tools else None,
+            is_one_call=body.parallel_tool_calls is False,
+        )
+        return await _answer(gateway, body, _owned(request, generation), form)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -91,7 +110,8 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                     for prompt in body.prompts
                 ]
             )
-        return await _answer(gateway, body, generation, CompletionFormat(echoes))
+        form = CompletionFormat(echoes)
+        return await _answer(gateway, body, _owned(request, generation), form)
 
     @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -180,9 +200,7 @@ async def _answer(
     """The whole answer, or a stream of it.  The first record is awaited before any header is sent,
     so a request that is refused gets its status."""
     builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
-    headers = {}
-    if body.ignored:
-        headers["x-hdserve-ignored"] = _header_value(body.ignored)
+    headers = _check_ignored(gateway, body)
     records = gateway.generate(body.model, generation)
     if not body.stream:
         async with aclosing(records):
@@ -221,7 +239,8 @@ async def _json(request: Request) -> Any:
     """The body of a request.
 
     Raises:
-        InvalidRequest: it is no JSON, or has a number or text that cannot be processed.
+        InvalidRequest: it is no JSON, is nested too deeply, or has a number or text that cannot
+            be processed.
     """
     body = await request.body()
     try:
@@ -230,12 +249,43 @@ async def _json(request: Request) -> Any:
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
+    if _is_deep(body):
+        raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
+
+
+def _is_deep(body: bytes) -> bool:
+    """Whether valid JSON is nested deeper than what recursive readers of a request bear."""
+    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+        return False
+    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
+
+
+def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
+    """The header that names the fields nobody documents.
+
+    Raises:
+        InvalidRequest: there are some, and the configuration wants strict requests.
+    """
+    if not body.ignored:
+        return {}
+    if gateway.config.gateway.strict_requests:
+        name = _header_value(body.ignored[:1])[:100]
+        raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    return {"x-hdserve-ignored": _header_value(body.ignored)}
 
 
 def _header_value(names: Iterable[str]) -> str:
     """Names a client chose, as printable ASCII of bounded length."""
     return ", ".join(names).encode("unicode_escape").decode()[:1000]
+
+
+def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
+    """``generation`` in the namespace of who sent it."""
+    return replace(generation, namespace=identity_of(request).namespace)
 
 
 def _request_id(request: Request) -> str:

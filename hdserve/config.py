@@ -1,6 +1,7 @@
 """The configuration of a serving system: strict, frozen, and read from one file.
 
-``load_config`` is the only place that reads the environment (``HDSERVE_CONFIG``).
+``load_config`` is the only place that reads the environment: ``HDSERVE_CONFIG``,
+``HDSERVE_API_KEYS_FILE`` and ``HDSERVE_ADMIN_KEY``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from hdserve.errors import ConfigError
 
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
+API_KEYS_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_API_KEYS_FILE"
+ADMIN_KEY_ENVIRONMENT_VARIABLE = "HDSERVE_ADMIN_KEY"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -92,6 +95,9 @@ class ModelConfig(StrictModel):
 
     revision: str | None = None
     trust_remote_code: bool = False
+    load_format: Literal["safetensors", "auto"] = "safetensors"
+    """``auto`` also loads weights that are pickled, which can run code."""
+
     aliases: tuple[str, ...] = ()
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
@@ -101,6 +107,9 @@ class ModelConfig(StrictModel):
 
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
+
+    tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
+    """How the model writes tool calls; ``None`` refuses tools."""
 
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
@@ -144,13 +153,31 @@ class GatewayConfig(StrictModel):
     num_replicas: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=0.2, ge=0)
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
+    """Most bytes of an archive the administrator imports."""
+
     max_ongoing_requests: int = Field(default=1000, ge=1)
+    strict_requests: bool = False
+    """Whether a request with a field nobody documents is refused; otherwise the field is named in
+    the header ``x-hdserve-ignored``."""
+
+
+class AccessConfig(StrictModel):
+    """Who may use the application."""
+
+    api_keys_file: Path | None = None
+    """A line per key: the key and the namespace of its model databases, ``default`` without one.
+    ``None`` lets everybody in.  ``HDSERVE_API_KEYS_FILE`` replaces it."""
+
+    admin_key: SecretStr | None = None
+    """The key for ``/v1/speculation``; ``None`` closes it.  ``HDSERVE_ADMIN_KEY`` replaces it."""
 
 
 class ServeConfig(StrictModel):
     """A whole application: the models, their databases, and the gateway."""
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
+    access: AccessConfig = AccessConfig()
     gateway: GatewayConfig = GatewayConfig()
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()
 
@@ -190,15 +217,40 @@ def parse_config(data: Mapping[str, Any]) -> ServeConfig:
         raise ConfigError("\n".join(describe_errors(ServeConfig, error))) from error
 
 
-def load_config(path: str | Path | None = None) -> ServeConfig:
-    """Read a YAML file; without ``path`` the one ``HDSERVE_CONFIG`` names, else the default.
+def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeConfig:
+    """The configuration, with what the environment says of access.
+
+    Args:
+        source: a YAML file, or what one holds; default: the file ``HDSERVE_CONFIG`` names, else
+            the bundled models.
 
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """
-    path = path or os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
-    if not path:
-        return default_config()
+    if source is None or source == "":
+        source = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
+    if source is None or source == "":
+        config = default_config()
+    else:
+        config = parse_config(source) if isinstance(source, Mapping) else read_config(source)
+    return config.model_copy(update={"access": _access_by_environment(config.access)})
+
+
+def _access_by_environment(access: AccessConfig) -> AccessConfig:
+    keys_file = os.environ.get(API_KEYS_FILE_ENVIRONMENT_VARIABLE)
+    admin_key = os.environ.get(ADMIN_KEY_ENVIRONMENT_VARIABLE)
+    return AccessConfig(
+        api_keys_file=Path(keys_file) if keys_file else access.api_keys_file,
+        admin_key=SecretStr(admin_key) if admin_key else access.admin_key,
+    )
+
+
+def read_config(path: str | Path) -> ServeConfig:
+    """Read a YAML file, and nothing else.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 from hdserve.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
 MAX_STOP_STRINGS = 64
 """Each is looked for after each token, in the thread that serves all requests."""
 
@@ -62,6 +63,8 @@ class SamplingParams:
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         stop: strings that end the output; they are not part of it unless
             ``include_stop_str_in_output``.
+        grammar: what the output must match, made by :mod:`hdserve.grammar`; its end ends the
+            output.
 
     Raises:
         InvalidRequest: a value is out of range; ``param`` names it.
@@ -84,6 +87,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
@@ -100,8 +104,10 @@ class SamplingParams:
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
-            _check_range("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+            _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
         for value in self.logit_bias.values():
             _check_range("logit_bias", value, -100.0, 100.0)
 
@@ -202,6 +208,7 @@ class Sequence:
         token_ids: the prompt, then the output so far.
         max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
             model's context.
+        admitted_s: monotonic time at which the engine gave it a slot; ``None`` while it waits.
         choice_index: which of the ``n`` choices of the request this is.
         namespace: which model databases it may read and feed.
         drafter_state: what drafters keep per sequence, by drafter name.
@@ -218,6 +225,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_cached_tokens: int = 0
     max_total_tokens: int = 0
+    admitted_s: float | None = None
     finish_reason: FinishReason | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     drafter_state: dict[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@
         │   ├── PromptTooLong     the prompt leaves no room in the context
         │   └── Unsupported       a documented parameter that hdserve does not offer
         ├── Unauthorized    401   missing or wrong API key
+        ├── Forbidden       403   the API key may not do this
         ├── ModelNotFound   404   no such model is served
         ├── BodyTooLarge    413   the request body is over the limit
         └── Overloaded      429   the queue is full; try again later
@@ -106,6 +107,13 @@ class Unauthorized(RequestError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The API key is right, but may not do this."""
+
+    status = 403
+    code = "permission_denied"
 
 
 class ModelNotFound(RequestError):

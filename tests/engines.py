@@ -13,6 +13,7 @@ from hdserve.core import SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.tokenizer import Tokenizer
 from tests.models import VOCAB_SIZE, make_model
@@ -25,6 +26,7 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     max_draft_tokens: int = 12,
     adapts_budget: bool = False,
+    grammars: Grammars | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine in float64 around a tiny Llama, or around ``model``."""
@@ -36,7 +38,9 @@ def make_engine(
         drafting=DraftingConfig(max_draft_tokens=max_draft_tokens, adapts_budget=adapts_budget),
     )
     loaded = prepare_model(model if model is not None else make_model(), config.engine)
-    return build_engine(config, loaded, tuple(drafters), tokenizer)
+    if tokenizer is not None and grammars is None:
+        grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+    return build_engine(config, loaded, tuple(drafters), tokenizer, grammars=grammars)
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
@@ -72,6 +76,7 @@ def plain_tokens(
     model: torch.nn.Module, sequences: Iterable[core.Sequence]
 ) -> dict[str, list[int]]:
     """The full token ids of each sequence when it is decoded alone and without drafts."""
+    engine = make_engine(model=model)
     found = {}
     for seq in sequences:
         alone = core.Sequence(
@@ -80,6 +85,6 @@ def plain_tokens(
             seq.params,
             choice_index=seq.choice_index,
         )
-        run(make_engine(model=model), [alone])
+        run(engine, [alone])
         found[seq.request_id] = alone.token_ids
     return found

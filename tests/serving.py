@@ -26,6 +26,7 @@ class ServedApplication:
         directory: for the log and the Serve configuration file.
         config: the hdserve configuration; ``None`` for the default application.
         ray_address: a running cluster to use; by default one is started with it.
+        environment: further environment variables.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ServedApplication:
         directory: Path,
         config: Mapping[str, Any] | None = None,
         ray_address: str = "local",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._clients: list[openai.OpenAI] = []
         self.port = _free_port()
@@ -56,18 +58,19 @@ class ServedApplication:
             )
         )
         serve = Path(sys.executable).with_name("serve")
-        environment = {
+        variables = {
             **os.environ,
             "RAY_ADDRESS": ray_address,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            **(environment or {}),
         }
         self._log = self.log_path.open("w")
         self._process = subprocess.Popen(
             [str(serve), "run", str(serve_config)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=variables,
             start_new_session=True,
         )
 
@@ -84,9 +87,9 @@ class ServedApplication:
             time.sleep(0.5)
         raise AssertionError(f"not ready: {self.log_path.read_text()[-3000:]}")
 
-    def client(self) -> openai.OpenAI:
+    def client(self, api_key: str = "none") -> openai.OpenAI:
         """A client that does not retry."""
-        client = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=api_key, max_retries=0)
         self._clients.append(client)
         return client
 

@@ -13,10 +13,12 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
+    "hdserve.grammar": 1,
     "hdserve.core": 1,
     "hdserve.tree": 1,
     "hdserve.models": 1,
     "hdserve.config": 2,
+    "hdserve.access": 3,
     "hdserve.databases": 3,
     "hdserve.drafting": 4,
     "hdserve.engine": 5,

@@ -9,6 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from hdserve.config import (
+    ADMIN_KEY_ENVIRONMENT_VARIABLE,
+    API_KEYS_FILE_ENVIRONMENT_VARIABLE,
     CONFIG_ENVIRONMENT_VARIABLE,
     EngineConfig,
     ModelConfig,
@@ -66,7 +68,7 @@ def test_unknown_keys_name_the_known_ones(
 def test_a_strange_key_has_no_hint() -> None:
     """No guess is better than a wild one."""
     message = refused({**ONE_MODEL, "zzzzqqq": 1})
-    assert message.startswith("zzzzqqq: unknown key; known keys: gateway")
+    assert message.startswith("zzzzqqq: unknown key; known keys: access, gateway")
 
 
 def test_every_mistake_is_named() -> None:
@@ -186,3 +188,27 @@ def test_the_default_serves_bundled_models() -> None:
     assert config.models[0].name == "hdserve-tiny"
     assert {model.model for model in config.models} >= set(bundled_models())
     assert all(model.name == model.model for model in config.models)
+
+
+def test_the_environment_says_who_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces what the configuration says, read from a file or handed over; reading a file
+    alone does not look at it, and no key is shown."""
+    written = {**ONE_MODEL, "access": {"api_keys_file": "keys", "admin_key": "written"}}
+    found = load_config(written).access
+    assert found.api_keys_file == Path("keys")
+    assert found.admin_key is not None
+    assert found.admin_key.get_secret_value() == "written"
+    monkeypatch.setenv(API_KEYS_FILE_ENVIRONMENT_VARIABLE, "/run/keys")
+    monkeypatch.setenv(ADMIN_KEY_ENVIRONMENT_VARIABLE, "of the environment")
+    for access in (load_config(written).access, load_config(ONE_MODEL).access):
+        assert access.api_keys_file == Path("/run/keys")
+        assert access.admin_key is not None
+        assert access.admin_key.get_secret_value() == "of the environment"
+        assert "environment" not in repr(access)
+    assert parse_config(written).access.api_keys_file == Path("keys")
+
+
+def test_an_empty_mapping_is_no_default() -> None:
+    """A configuration that is handed over is the configuration."""
+    with pytest.raises(ConfigError, match="models: Field required"):
+        load_config({})

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.core import (
+    MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     FinishReason,
@@ -54,8 +55,9 @@ def test_ranges(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"logprobs": MAX_TOP_LOGPROBS + 1}, "top_logprobs"),
-        ({"logprobs": -1}, "top_logprobs"),
+        ({"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias"),
         ({"stop": ("a", "")}, "stop"),
         ({"stop": tuple(map(str, range(MAX_STOP_STRINGS + 1)))}, "stop"),
         ({"logit_bias": {3: 100.5}}, "logit_bias"),

@@ -22,6 +22,7 @@ STATUSES = {
     "PromptTooLong": 400,
     "Unsupported": 400,
     "Unauthorized": 401,
+    "Forbidden": 403,
     "ModelNotFound": 404,
     "BodyTooLarge": 413,
     "Overloaded": 429,

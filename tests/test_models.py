@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hdserve.models import bundled_model_path, bundled_models
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.models import bundled_model_path, bundled_models, bundled_statistics
 
 MODELS = {"hdserve-mini": 2_254_464, "hdserve-tiny": 8_524_032}
 
@@ -56,6 +58,18 @@ def test_the_models_share_one_tokenizer(file: str) -> None:
         assert path is not None
         contents.add((path / file).read_bytes())
     assert len(contents) == 1
+
+
+def test_a_statistics_database_of_their_tokenizer_ships() -> None:
+    (directory,) = bundled_statistics()
+    assert sum(file.stat().st_size for file in directory.iterdir()) <= 8_000_000
+    tokenizer = load_tokenizer("hdserve-tiny")
+    database = StatisticsDatabase.open(directory, tokenizer=tokenizer.fingerprint)
+    card = (directory / "README.md").read_text(encoding="utf-8")
+    for corpus in database.info.corpora:
+        row = f"| {corpus.name} | {corpus.num_texts:,} | {corpus.num_tokens:,} |"
+        assert f"{row} {', '.join(corpus.licences)} |" in card
+        assert corpus.licences
 
 
 def test_finding_models_imports_no_torch() -> None:

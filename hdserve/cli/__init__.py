@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from hdserve.cli import bench, lossless, statistics
+from hdserve.cli import bench, config, database, doctor, lossless, statistics
 from hdserve.errors import HdserveError
 
 app = typer.Typer(
@@ -19,7 +19,10 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(statistics.app, name="statistics")
+app.add_typer(database.app, name="database")
 app.command("check-lossless")(lossless.check_lossless)
+app.command("check-config")(config.check_config)
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

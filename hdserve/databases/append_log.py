@@ -50,7 +50,7 @@ class AppendLog:
         Raises:
             OSError: the disk is full or not writable; the file is as before.
         """
-        record = _FRAME.pack(len(body), zlib.crc32(body)) + body
+        record = pack_record(body)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -69,6 +69,31 @@ class AppendLog:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def pack_record(body: bytes) -> bytes:
+    """One framed record."""
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def take_record(data: bytes) -> tuple[bytes, bytes] | None:
+    """The first record of a log that comes in pieces, and what follows it; ``None`` as long as it
+    is not complete.
+
+    Raises:
+        SnapshotError: it is corrupt.
+    """
+    if len(data) < _FRAME.size:
+        return None
+    length, checksum = _FRAME.unpack_from(data)
+    end = _FRAME.size + length
+    if length > MAX_RECORD_BYTES:
+        raise SnapshotError(f"corrupt: impossible length {length}")
+    if len(data) < end:
+        return None
+    if zlib.crc32(data[_FRAME.size : end]) != checksum:
+        raise SnapshotError("corrupt: the checksum is wrong")
+    return data[_FRAME.size : end], data[end:]
 
 
 def read_records(path: Path, max_bytes: int) -> Records:

@@ -76,12 +76,14 @@ class _Namespace:
 class OutputStore:
     """The files of one database.
 
-    Not thread-safe; another process that opens the same directory may only read.
+    Not thread-safe; another process that opens the same directory may only read, until the first
+    one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.
 
     Args:
         directory: of this database alone; it is made.
         key: whose output it is; other files are refused.
         lock_timeout_s: how long to wait for a predecessor that is about to end.
+        is_read_only: whether to leave everything on disk as it is.
 
     Attributes:
         epoch: a new id of this opening.
@@ -95,17 +97,33 @@ class OutputStore:
         DatabaseError: the directory cannot be made or read.
     """
 
-    def __init__(self, directory: Path, key: DatabaseKey, lock_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        key: DatabaseKey,
+        lock_timeout_s: float = 5.0,
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         self.directory = directory
         self.num_failures = 0
         self.num_refused = 0
         self.epoch = uuid4().hex
         self._key = key
         self._namespaces: dict[str, _Namespace] = {}
+        self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.is_writable = self._acquire(lock_timeout_s)
+            self.is_writable = False
+            if not is_read_only:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.is_writable = self._acquire(lock_timeout_s)
+                if not self.is_writable:
+                    logger.error(
+                        "%s is in use by another process: its outputs are read, new ones stay in "
+                        "memory until it ends",
+                        directory,
+                    )
             self.generation, self.epochs = self._open_generation()
         except OSError as error:
             raise DatabaseError(f"{directory} cannot be used: {error}") from error
@@ -117,7 +135,7 @@ class OutputStore:
 
     def close(self) -> None:
         """Let another process write."""
-        self.is_writable = False
+        self.is_writable = self._may_take_over = False
         self._lock.release()
 
     def restore(self, log: OutputLog) -> None:
@@ -176,7 +194,7 @@ class OutputStore:
 
     def sync(self, log: OutputLog) -> bool:
         """Bring everything to the disk; ``False`` if some of it failed and is tried again."""
-        if not self.is_writable:
+        if not self.is_writable and not self._take_over(log):
             return False
         is_complete = True
         for namespace, files in self._namespaces.items():
@@ -192,15 +210,54 @@ class OutputStore:
         try:
             self._lock.acquire(timeout=timeout_s)
         except Timeout:
-            logger.error(
-                "%s is in use by another process: its outputs are read, new ones stay in memory",
-                self.directory,
-            )
             return False
+        return True
+
+    def _take_over(self, log: OutputLog) -> bool:
+        """Write from now on, if the process that did has ended.
+
+        Not if it opened the directory once more in between: its numbers would be ours.
+        """
+        if not self._may_take_over or not self._acquire(0.0):
+            return False
+        generation, epochs = self._read_generation()
+        try:
+            self._may_take_over = generation < self.generation
+            if self._may_take_over:
+                self._write_generation(epochs)
+                self.is_writable = True
+        except OSError as error:
+            self._count_failure(error)
+        if not self.is_writable:
+            self._lock.release()
+            return False
+        logger.info("%s is free, and written from now on", self.directory)
+        for namespace in log.namespaces():
+            files = self._files(namespace)
+            versions = [version for version, _ in log.partition(namespace).segments()]
+            files.unsaved |= {version for version in versions if version >= self.first_version}
+            files.logs.clear()  # the predecessor's, which may have grown: for the next restart
+            files.is_synced = False
         return True
 
     def _open_generation(self) -> tuple[int, tuple[str, ...]]:
         """Number this opening and remember its epoch."""
+        generation, epochs = self._read_generation()
+        highest = max(
+            (version for _, version in versioned_files(self.directory.glob("*/*"))), default=0
+        )
+        self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
+        if self.is_writable:
+            self._write_generation(epochs)
+        return self.generation, epochs
+
+    def _write_generation(self, epochs: tuple[str, ...]) -> None:
+        payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
+        data = snapshot.encode(payload, kind="generation", key=self._key)
+        snapshot.write_file(self.directory / "generation", data)
+
+    def _read_generation(self) -> tuple[int, tuple[str, ...]]:
+        """The number and the epochs of the last opening that could write."""
         path = self.directory / "generation"
         generation, epochs = 0, []
         if path.exists():
@@ -214,13 +271,6 @@ class OutputStore:
                 generation, epochs = int(payload["generation"]), list(payload["epochs"])
             except (SnapshotError, KeyError, TypeError, ValueError) as error:
                 self._set_aside(path, error)
-        highest = max(
-            (version for _, version in versioned_files(self.directory.glob("*/*"))), default=0
-        )
-        generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
-        if self.is_writable:
-            payload = {"generation": generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
-            snapshot.write_file(path, snapshot.encode(payload, kind="generation", key=self._key))
         return generation, tuple(epochs)
 
     def _restored_files(

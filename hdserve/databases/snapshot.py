@@ -132,6 +132,16 @@ def decode(
     return unpack(fields["payload"])
 
 
+def read_key(data: bytes) -> DatabaseKey:
+    """Whose an envelope is.
+
+    Raises:
+        SnapshotError: it is truncated, corrupt or of a newer version.
+    """
+    fields = _open_envelope(data)
+    return DatabaseKey(fields["model"], fields["fingerprint"])
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` atomically: after a crash it holds the old or the new bytes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
+_MAX_PAUSE = 64
+_NUM_WEIGHED_STEPS = 16
 
 
 class ForwardCost:
@@ -38,6 +41,59 @@ class ForwardCost:
         return seconds
 
 
+class BatchCost:
+    """The time of one forward over its rows and the number of sequences they belong to.
+
+    Attention runs per sequence, so the same rows cost more when they belong to more sequences.
+
+    Args:
+        by_num_sequences: at least one measured number of sequences; between two of them the cost
+            is interpolated, beyond them it is that of the nearest.
+    """
+
+    def __init__(self, by_num_sequences: Mapping[int, ForwardCost]) -> None:
+        self._by_num_sequences = dict(sorted(by_num_sequences.items()))
+
+    def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
+        """Seconds for ``num_rows`` of ``num_sequences``."""
+        numbers = [*self._by_num_sequences]
+        above = min(bisect_left(numbers, num_sequences), len(numbers) - 1)
+        below = above if num_sequences >= numbers[above] else max(0, above - 1)
+        low, high = numbers[below], numbers[above]
+        share = (num_sequences - low) / (high - low) if high > low else 0.0
+        costs = [self._by_num_sequences[number](num_rows) for number in (low, high)]
+        seconds: FloatArray = (1.0 - share) * costs[0] + share * costs[1]
+        return seconds
+
+
+class _Patience:
+    """How long to go on looking for drafts that do not pay.
+
+    Args:
+        step_s: a step of plain decoding; so much may be lost before the first pause.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._gain_s = step_s
+        self._pause = 0
+        self._num_steps_to_skip = 0
+        self._is_looking = True
+
+    def is_looking(self) -> bool:
+        """Whether to look in this step; to be asked once per step."""
+        self._is_looking = self._num_steps_to_skip <= 0
+        self._num_steps_to_skip -= 1
+        return self._is_looking
+
+    def weigh(self, gain_s: float) -> None:
+        """Learn what drafting gained in a step, in seconds, or lost."""
+        if not self._is_looking:
+            return
+        self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
+        self._pause = 0 if self._gain_s >= 0 else min(_MAX_PAUSE, max(1, 2 * self._pause))
+        self._num_steps_to_skip = self._pause
+
+
 class DraftBudget:
     """Cuts the trees of a batch to the size that pays.
 
@@ -49,35 +105,64 @@ class DraftBudget:
     Scores of sources that do not estimate them well are corrected by what they turned out to be
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
     known of a source that is cut off fades, so that it is tried again.
+
+    Where the chosen drafts of the last steps were not even worth the time that looking for them
+    took, drafting pauses for one step, then two, four and so on, until it pays.  Each number of
+    sequences has pauses of its own.
+
+    Attributes:
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
     """
 
-    def __init__(self, cost: ForwardCost) -> None:
+    def __init__(self, cost: BatchCost) -> None:
+        self.num_proposed_tokens = 0
+        self.num_kept_tokens = 0
         self._cost = cost
+        self._patience: dict[int, _Patience] = {}
         self._expected = dict.fromkeys(Source, _PRIOR_WEIGHT)
         self._accepted = dict.fromkeys(Source, _PRIOR_WEIGHT)
 
-    def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
+    def wants_drafts(self, num_sequences: int) -> bool:
+        """Whether to look for drafts in this step; to be asked once per step."""
+        return self._patience_with(num_sequences).is_looking()
+
+    def trim(
+        self, trees: Sequence[DraftTree], num_other_rows: int = 0, draft_s: float = 0.0
+    ) -> None:
         """Truncate each of ``trees`` in place.
 
         Args:
             num_other_rows: rows of the same forward that are not nodes of ``trees``.
+            draft_s: what it took to fill them.
         """
-        worths = [self._worths(tree) for tree in trees]
-        pooled = np.concatenate(worths) if worths else np.empty(0)
-        if not pooled.size:
+        if not trees:
             return
+        worths = [self._worths(tree) for tree in trees]
+        pooled = np.concatenate(worths)
         order = np.argsort(-pooled, kind="stable")
         tokens = len(trees) + np.concatenate([[0.0], np.cumsum(pooled[order])])
         num_rows = num_other_rows + len(trees) + np.arange(len(tokens))
-        num_kept = int(np.argmax(tokens / self._cost(num_rows)))
+        seconds = self._cost(num_rows, len(trees))
+        num_kept = int(np.argmax(tokens / seconds))
+        plain_s = tokens[num_kept] / tokens[0] * seconds[0]
+        self._patience_with(len(trees)).weigh(float(plain_s - seconds[num_kept]) - draft_s)
         is_kept = np.zeros(len(pooled), np.bool_)
         is_kept[order[:num_kept]] = True
+        self.num_proposed_tokens += len(pooled)
+        self.num_kept_tokens += num_kept
         proposed = _sources(trees)
         first = 0
         for tree, worth in zip(trees, worths, strict=True):
             tree.truncate(int(is_kept[first : first + len(worth)].sum()))
             first += len(worth)
         self._fade(proposed - _sources(trees))
+
+    def _patience_with(self, num_sequences: int) -> _Patience:
+        found = self._patience.get(num_sequences)
+        if found is None:
+            found = _Patience(float(self._cost(num_sequences, num_sequences)))
+            self._patience[num_sequences] = found
+        return found
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""

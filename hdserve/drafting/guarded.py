@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class GuardedDrafters:
         self._vocab_size = vocab_size
         self.num_failures: Counter[tuple[str, str]] = Counter()
         """By drafter and call."""
+        self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        """By drafter and call, in total."""
 
     @property
     def needs_hidden(self) -> bool:
@@ -97,6 +100,7 @@ class GuardedDrafters:
 
     def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
         """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""
+        started = time.perf_counter()
         try:
             function(*arguments)
         except Exception:
@@ -104,4 +108,6 @@ class GuardedDrafters:
             if self.num_failures[name, call] == 1:
                 logger.exception("drafter %s failed in %s; decoding goes on", name, call)
             return False
+        finally:
+            self.times_s[name, call] += time.perf_counter() - started
         return True

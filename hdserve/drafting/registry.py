@@ -66,6 +66,17 @@ def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[D
     return tuple(_build(drafter, known, resources) for drafter in config.drafters)
 
 
+def check_drafters(config: DraftingConfig) -> None:
+    """Check names and options without building anything.
+
+    Raises:
+        ConfigError: as :func:`build_drafters`.
+    """
+    known = known_drafters()
+    for drafter in config.drafters:
+        _find(drafter, known)
+
+
 def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
     """One message of two from :meth:`GuardedDrafters.states`; drafters unknown here take the newer.
 
@@ -84,6 +95,14 @@ def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
 def _build(
     config: DrafterConfig, known: Mapping[str, type[Drafter]], resources: DraftResources
 ) -> Drafter:
+    drafter, options = _find(config, known)
+    build: Any = drafter
+    built: Drafter = build(resources, options)
+    return built
+
+
+def _find(config: DrafterConfig, known: Mapping[str, type[Drafter]]) -> tuple[type[Drafter], Any]:
+    """A drafter and its checked options."""
     drafter = known.get(config.name)
     if drafter is None:
         raise ConfigError(
@@ -94,6 +113,4 @@ def _build(
     except ValidationError as error:
         lines = describe_errors(drafter.options_model, error)
         raise ConfigError("\n".join(f"drafter {config.name}: {line}" for line in lines)) from error
-    build: Any = drafter
-    built: Drafter = build(resources, options)
-    return built
+    return drafter, options

@@ -56,15 +56,16 @@ def packed_attention(
     plan: StepPlan = kwargs[PLAN_KEYWORD]
     layer = module.layer_idx
     assert isinstance(layer, int)
-    plan.cache.write(layer, plan.kv_rows, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    num_rows, num_heads = query.shape[2], query.shape[1]
-    output = query.new_zeros(1, num_rows, num_heads, value.shape[-1])
+    plan.cache.write(layer, plan.kv_rows, key, value)
+    attended = []
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
-        queries = query[:, :, span.first_row : span.first_row + span.num_queries]
-        attended = _attend(plan, layer, span, queries, mask, scaling, softcap)
-        own = slice(span.first_row, span.first_row + span.num_rows)
-        output[:, own] = attended[:, :, : span.num_rows].transpose(1, 2)
-    return output, None
+        queries = query.narrow(2, span.first_row, span.num_queries)
+        found = _attend(plan, layer, span, queries, mask, scaling, softcap).transpose(1, 2)
+        attended.append(found if span.num_rows == span.num_queries else found[:, : span.num_rows])
+    num_padding = query.shape[2] - span.first_row - span.num_rows
+    if num_padding:
+        attended.append(query.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
+    return attended[0] if len(attended) == 1 else torch.cat(attended, dim=1), None
 
 
 def _attend(

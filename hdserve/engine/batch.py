@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ class Span:
 
     ``num_queries`` is ``num_rows`` padded to the alignment of the shapes; the rows beyond are
     those of whatever comes next in the forward, and what they attend to here is thrown away.
-    ``query_positions [num_queries]`` and ``key_positions [num_keys]`` serve sliding windows.
+    ``positions [num_rows]`` are those of the rows, of which the first is in ``first_column``.
     """
 
     first_row: int
@@ -55,8 +56,20 @@ class Span:
     first_key: int
     num_keys: int
     visible: BoolArray
-    query_positions: IntArray
-    key_positions: IntArray
+    first_column: int
+    positions: IntArray
+
+    @property
+    def query_positions(self) -> IntArray:
+        """``[num_queries]``; sliding windows are counted from them."""
+        return _repeat_last(self.positions, self.num_queries - self.num_rows)
+
+    @property
+    def key_positions(self) -> IntArray:
+        """``[num_keys]``."""
+        positions = np.arange(self.num_keys, dtype=np.int64)
+        positions[self.first_column : self.first_column + self.num_rows] = self.positions
+        return positions
 
 
 @dataclass(slots=True)
@@ -86,7 +99,7 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen.
+        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen, and padding.
         logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
             for a chunk without a tree.
     """
@@ -128,6 +141,8 @@ def build_batch(
             logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
         logit_slices.append(slice(first_logit, len(logit_rows)))
         row = rows.stop
+    if logit_rows:  # the head is a linear layer like the others
+        logit_rows += [0] * (shapes.pad_rows(len(logit_rows)) - len(logit_rows))
     return ForwardBatch(
         token_ids=torch.from_numpy(token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
@@ -149,19 +164,21 @@ def _span(chunk: Chunk, first_row: int, positions: IntArray, shapes: Shapes) -> 
     num_columns = chunk.first_column + chunk.num_rows
     num_keys = align(num_columns, shapes.key_alignment)
     num_queries = align(chunk.num_rows, shapes.query_alignment)
-    padding = num_queries - chunk.num_rows
-    key_positions = np.arange(num_keys, dtype=np.int64)
-    key_positions[chunk.first_column : num_columns] = positions
     return Span(
         first_row=first_row,
         num_rows=chunk.num_rows,
         num_queries=num_queries,
         first_key=chunk.segment.start,
         num_keys=num_keys,
-        visible=np.pad(_visible(chunk, num_keys), ((0, padding), (0, 0)), mode="edge"),
-        query_positions=np.pad(positions, (0, padding), mode="edge"),
-        key_positions=key_positions,
+        visible=_repeat_last(_visible(chunk, num_keys), num_queries - chunk.num_rows),
+        first_column=chunk.first_column,
+        positions=positions,
     )
+
+
+def _repeat_last(rows: npt.NDArray[Any], num_times: int) -> npt.NDArray[Any]:
+    """``rows`` and its last one again."""
+    return np.concatenate([rows, *[rows[-1:]] * num_times]) if num_times else rows
 
 
 def _visible(chunk: Chunk, num_keys: int) -> BoolArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
 import torch
@@ -16,8 +15,10 @@ from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.scheduler import Scheduler
@@ -37,6 +38,7 @@ def build_engine(
     drafters: tuple[Drafter, ...],
     tokenizer: Tokenizer | None = None,
     *,
+    grammars: Grammars | None = None,
     on_finish: Callable[[core.Sequence], None] | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
@@ -56,7 +58,9 @@ def build_engine(
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
-        budget = DraftBudget(measure_forward_cost(runner, 1 + max_draft_tokens))
+        budget = DraftBudget(
+            measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
+        )
     scheduler = Scheduler(
         cache,
         max_num_sequences=config.engine.max_num_sequences,
@@ -77,6 +81,7 @@ def build_engine(
         scheduler,
         guarded,
         backend=None if tokenizer is None else tokenizer.backend,
+        grammars=grammars,
         max_draft_tokens=max_draft_tokens,
         max_depth=drafting.max_depth,
         budget=budget,
@@ -93,8 +98,9 @@ def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -
     longest = align(model.max_model_len + num_extra_rows)
     wanted = config.kv_cache_tokens
     if wanted is None:
-        free_bytes = _free_bytes(model.device)
-        affordable = int(free_bytes // model.kv_shape.bytes_per_token(model.dtype))
+        share = _GPU_MEMORY_SHARE if model.device.type == "cuda" else _CPU_MEMORY_SHARE
+        spare = free_bytes(model.device) * share
+        affordable = int(spare // model.kv_shape.bytes_per_token(model.dtype))
         wanted = min(config.max_num_sequences * longest, affordable)
     if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:
         raise ConfigError(
@@ -107,10 +113,3 @@ def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)
     except (RuntimeError, torch.OutOfMemoryError) as error:
         raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error
-
-
-def _free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_SHARE
-    pages = os.sysconf("SC_AVPHYS_PAGES")
-    return pages * os.sysconf("SC_PAGE_SIZE") * _CPU_MEMORY_SHARE

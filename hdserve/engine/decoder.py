@@ -10,6 +10,7 @@ import torch
 
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
 from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.sampler import HistoryTerms, choose, token_logprob, uniform
 from hdserve.engine.verifier import verify
@@ -24,17 +25,21 @@ class SequenceDecoder:
         ending_token_ids: tokens that end it.
         detokenizer: ``None`` where only token ids are wanted.
         history: ``None`` when a choice depends on the logits alone.
+        grammar: what the output must match; ``None`` allows everything.
     """
 
     seq: Sequence
     ending_token_ids: frozenset[int]
     detokenizer: Detokenizer | None = None
     history: HistoryTerms | None = None
+    grammar: GrammarState | None = None
+    _grammar_ends: list[FinishReason | None] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them."""
         self._logprobs.clear()
+        self._grammar_ends.clear()
         choose_next = self._chooser(outputs)
         recorded = self.seq.recorded_token_ids
         if recorded is None:
@@ -50,7 +55,8 @@ class SequenceDecoder:
     def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
         """The model's choice at a node; to be called along one path from the root."""
         params = self.seq.params
-        if params.is_greedy and self.history is None and params.logprobs is None:
+        is_free = self.history is None and self.grammar is None
+        if params.is_greedy and is_free and params.logprobs is None:
             choices: list[int] = outputs.logits.argmax(dim=-1).tolist()
             return choices.__getitem__
         positions = count(len(self.seq.token_ids))
@@ -59,10 +65,15 @@ class SequenceDecoder:
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params
         shaped = logits if self.history is None else self.history.apply(logits)
+        if self.grammar is not None:
+            shaped = self.grammar.apply(shaped)
         noise = uniform(params.seed, self.seq.choice_index, position)
         token_id = int(choose(shaped, params, [noise]))
         if self.history is not None:
             self.history.push(token_id)
+        if self.grammar is not None:
+            self.grammar.push(token_id)
+            self._grammar_ends.append(_end_of(self.grammar))
         if params.logprobs is not None:
             self._logprobs.append(token_logprob(logits[0], token_id, params.logprobs))
         return token_id
@@ -76,10 +87,11 @@ class SequenceDecoder:
         seq, text = self.seq, ""
         num_used = 0
         for token_id in acceptance.token_ids:
+            grammar_end = self._grammar_ends[num_used] if self.grammar else None
             num_used += 1
             seq.token_ids.append(token_id)
             text += self._push(token_id)
-            seq.finish_reason = self._finish_reason(token_id)
+            seq.finish_reason = grammar_end or self._finish_reason(token_id)
             if seq.finish_reason is not None:
                 text += self.detokenizer.finish() if self.detokenizer else ""
                 break
@@ -93,8 +105,14 @@ class SequenceDecoder:
             text=text,
             logprobs=None if seq.params.logprobs is None else tuple(self._logprobs[:num_used]),
             finish_reason=seq.finish_reason,
+            error=self._error,
         )
         return used, output
+
+    @property
+    def _error(self) -> Exception | None:
+        has_failed = self.seq.finish_reason is FinishReason.ERROR
+        return self.grammar.error if has_failed and self.grammar is not None else None
 
     def _push(self, token_id: int) -> str:
         if self.detokenizer is None:
@@ -114,3 +132,9 @@ class SequenceDecoder:
     @property
     def _may_stop(self) -> bool:
         return self.seq.num_output_tokens >= self.seq.params.min_tokens
+
+
+def _end_of(grammar: GrammarState) -> FinishReason | None:
+    if grammar.error is not None:
+        return FinishReason.ERROR
+    return FinishReason.STOP if grammar.is_complete else None

@@ -13,6 +13,7 @@ from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batch import Chunk
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
@@ -28,6 +29,7 @@ class Engine:
 
     Args:
         backend: the ``tokenizers.Tokenizer`` that makes text; ``None`` for token ids only.
+        grammars: compiles the grammars of structured output; ``None`` offers none.
         max_draft_tokens: most drafted tokens of a sequence and step.
         max_depth: longest drafted path.
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
@@ -42,6 +44,7 @@ class Engine:
         drafters: GuardedDrafters,
         *,
         backend: Any = None,
+        grammars: Grammars | None = None,
         max_draft_tokens: int,
         max_depth: int,
         budget: DraftBudget | None = None,
@@ -52,6 +55,7 @@ class Engine:
         self._scheduler = scheduler
         self._drafters = drafters
         self._backend = backend
+        self._grammars = grammars
         self._max_draft_tokens = max_draft_tokens
         self._max_depth = max_depth
         self._budget = budget
@@ -73,6 +77,11 @@ class Engine:
         self._drafters.adopt(namespace, states)
 
     @property
+    def max_total_tokens(self) -> int:
+        """Longest prompt and output together: of the model, or less where the cache is smaller."""
+        return self._max_total_tokens
+
+    @property
     def is_exact(self) -> bool:
         """Whether a row's result does not depend on what else is in a forward."""
         return bool(self._runner.shapes.row_counts)
@@ -89,6 +98,10 @@ class Engine:
             f"{name}.{method}": count
             for (name, method), count in self._drafters.num_failures.items()
         }
+        stats.drafter_times_s = dict(self._drafters.times_s)
+        if self._budget is not None:
+            stats.num_proposed_tokens = self._budget.num_proposed_tokens
+            stats.num_kept_tokens = self._budget.num_kept_tokens
         return stats
 
     def add(self, seq: core.Sequence) -> None:
@@ -127,6 +140,7 @@ class Engine:
         """
         started = time.perf_counter()
         for seq in self._scheduler.admit():
+            seq.admitted_s = time.monotonic()
             self._drafters.start(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
@@ -142,18 +156,29 @@ class Engine:
 
     def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
-        trees = [self._tree(work) if work.is_choosing else None for work in scheduled]
+        started = time.perf_counter()
+        num_choosing = sum(work.is_choosing for work in scheduled)
+        is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
+        trees = [
+            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            for work in scheduled
+        ]
         if self._budget is not None:
             num_other_rows = sum(
                 work.num_tokens - (tree is not None)
                 for work, tree in zip(scheduled, trees, strict=True)
             )
-            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
+            self._budget.trim(
+                [tree for tree in trees if tree is not None],
+                num_other_rows,
+                time.perf_counter() - started,
+            )
         return trees
 
-    def _tree(self, work: Scheduled) -> DraftTree:
+    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
-        capacity = self._max_draft_tokens if seq.speculation.is_enabled else 0
+        is_drafting = is_drafting and seq.speculation.is_enabled
+        capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
@@ -220,10 +245,15 @@ class Engine:
         if params.has_history_terms:
             history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
         detokenizer = None if self._backend is None else Detokenizer(self._backend, params)
-        return SequenceDecoder(seq, ending, detokenizer, history)
+        grammar = None
+        if params.grammar is not None:
+            assert self._grammars is not None
+            grammar = self._grammars.state(params.grammar)
+        return SequenceDecoder(seq, ending, detokenizer, history, grammar)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos = frozenset() if params.ignore_eos else self._model.eos_token_ids
+        is_eos_ignored = params.ignore_eos and params.grammar is None
+        eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
         return eos | frozenset(params.stop_token_ids)
 
     def _check(self, seq: core.Sequence) -> None:
@@ -240,6 +270,10 @@ class Engine:
             )
         _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
         _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        if seq.params.grammar is not None:
+            if self._grammars is None:
+                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
+            self._grammars.check(seq.params.grammar)
         num_ending = len(self._ending_token_ids(seq.params))
         if seq.params.min_tokens and num_ending >= self._model.vocab_size:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")

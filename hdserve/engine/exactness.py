@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from hdserve.core import Source
 from hdserve.engine.batch import Chunk
-from hdserve.engine.kv_cache import Segment
+from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import Shapes, exact_candidates
 from hdserve.tree import DraftTree
@@ -36,7 +36,9 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
         return plain
     found = find_exact_shapes(runner, max_rows)
     if found is None:
-        logger.warning("not exact: no two row counts give equal results on this machine")
+        logger.warning(
+            "not exact: no two row counts that fit into the KV cache give equal results here"
+        )
         return plain
     logger.info("exact: forwards run at %s rows", ", ".join(map(str, found.row_counts)))
     return found
@@ -47,41 +49,67 @@ def find_exact_shapes(runner: ModelRunner, max_rows: int) -> Shapes | None:
 
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
+    Where the cache has no room, the long context and then the largest counts are left out.
 
     Returns:
-        The shapes of the largest group; ``None`` when no two counts agree, or when the cache has
-        no room to try.
+        The shapes of the largest group; ``None`` when no two counts agree.
     """
     candidates = exact_candidates(max_rows)
-    groups: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
+    groups: list[_Group] = []
     original = runner.shapes
     runner.shapes = candidates
     try:
-        for count in candidates.row_counts:
-            if (logits := _logits_at(runner, count)) is None:
-                return None
+        for count in counts:
+            logits = _logits_at(runner, count)
             if all(torch.equal(first, last) for first, last in logits):
-                groups[tuple(first.numpy().tobytes() for first, _ in logits)].append(count)
+                _add_to_group(groups, count, [first for first, _ in logits])
     finally:
         runner.shapes = original
-    largest = max(groups.values(), key=len, default=[])
-    if len(largest) < min(2, len(candidates.row_counts)):
+    largest = max((group.row_counts for group in groups), key=len, default=[])
+    if not counts or len(largest) < min(2, len(counts)):
         return None
     return Shapes(tuple(largest), candidates.query_alignment, candidates.key_alignment)
 
 
-def _logits_at(
-    runner: ModelRunner, num_rows: int
-) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Row counts that give the same ``logits``, after as many contexts as fitted."""
+
+    logits: list[torch.Tensor]
+    row_counts: list[int]
+
+
+def _add_to_group(groups: list[_Group], count: int, logits: list[torch.Tensor]) -> None:
+    """Larger counts may have been tried after fewer contexts than those before."""
+    for group in groups:
+        if all(map(torch.equal, group.logits, logits)):
+            group.row_counts.append(count)
+            return
+    groups.append(_Group(logits, [count]))
+
+
+def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
+    """After how many tokens a forward of ``num_rows`` can be tried."""
+    cache, model = runner.cache, runner.model
+    return [
+        length
+        for length in _CONTEXT_LENGTHS
+        if length + num_rows < model.max_model_len
+        and align(length + 1) + align(num_rows) <= cache.num_rows
+    ]
+
+
+def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Per context length the logits of one token, in the first and in the last row."""
     cache, model = runner.cache, runner.model
-    lengths = [length for length in _CONTEXT_LENGTHS if length + num_rows < model.max_model_len]
-    segments = [cache.allocate(max(lengths, default=1) + 1), cache.allocate(num_rows)]
+    lengths = _context_lengths(runner, num_rows)
+    segments = [cache.allocate(max(lengths) + 1), cache.allocate(num_rows)]
     found = []
     own, other = segments
+    assert own is not None
+    assert other is not None
     try:
-        if own is None or other is None or not lengths:
-            return None
         for length in lengths:
             context = [_token(model.vocab_size, index) for index in range(length)]
             runner.forward([Chunk(own, 0, context, None)])

@@ -19,6 +19,7 @@ from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
+from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import SnapshotError
@@ -73,6 +74,7 @@ class ModelHost:
             config.model, config.revision, trust_remote_code=config.trust_remote_code
         )
         self.model = model or load_model(config)
+        self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
         self._on_output = on_output
         self.databases = {
@@ -110,7 +112,12 @@ class ModelHost:
         )
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
         return build_engine(
-            self.config, self.model, drafters, self.tokenizer, on_finish=self._record
+            self.config,
+            self.model,
+            drafters,
+            self.tokenizer,
+            grammars=self.grammars,
+            on_finish=self._record,
         )
 
     def apply(self, model: str, namespace: str, outputs: Sequence[TokenIds]) -> None:

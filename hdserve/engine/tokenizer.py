@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import resolve_model
+
+_TOOLS = re.compile(r"\btools\b")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_BYTE_OF_CHARACTER: dict[str, int] = {
+    character: byte
+    for byte, character in bytes_to_unicode().items()  # type: ignore[no-untyped-call]
+}
 
 
 class Tokenizer:
@@ -60,12 +70,18 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Token ids of a conversation, up to where the assistant is to speak.
 
+        Args:
+            tools: functions the model may call, in the form of the OpenAI API.
+
         Raises:
-            Unsupported: the model has no chat template.
+            Unsupported: the model has no chat template, or one that does not know tools.
             InvalidRequest: the template refuses these messages, or an option is none of its
                 variables but would change how it is applied.
         """
@@ -75,9 +91,16 @@ class Tokenizer:
         for name in template_options:
             if name in inspect.signature(apply).parameters:
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
+        known_tools = list(tools) or None
+        if known_tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=known_tools)):
+            raise Unsupported("this model's chat template does not know tools", "tools")
         try:
             text: str = apply(
-                list(messages), tokenize=False, add_generation_prompt=True, **template_options
+                list(messages),
+                tools=known_tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_options,
             )
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
@@ -91,6 +114,22 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, special tokens included."""
         return self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for, which need not be whole characters.
+
+        Byte-level vocabularies write each byte as a printable character, those with byte fallback
+        as ``<0xNN>``.
+        """
+        text = self.token_text(token_id)
+        token = self.backend.id_to_token(token_id)
+        if _REPLACEMENT not in text or token is None:
+            return text.encode()
+        if fallback := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(fallback[1], 16)])
+        if all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return text.encode()
 
 
 def load_tokenizer(

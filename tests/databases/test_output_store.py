@@ -321,6 +321,39 @@ def test_a_second_process_reads_and_does_not_write(tmp_path, caplog):
     assert {path: path.read_bytes() for path in database.files("")} == before
 
 
+def test_a_successor_takes_over_when_its_predecessor_ends(tmp_path):
+    """What both have appended meanwhile is there after a restart, and nothing was overwritten."""
+    first = Database(tmp_path)
+    first.append("n", *range(40))
+    second = Database(tmp_path)
+    second.append("n", *range(50, 90))
+    second.append("m", 7)
+    first.append("n", 40)
+    assert not second.sync()
+    first.sync()
+    first.store.close()
+    assert not first.sync()
+    assert second.sync()
+    second.append("n", 90)
+    third = second.restart()
+    assert sorted(third.numbers("n")) == [*range(41), *range(50, 91)]
+    assert third.numbers("m") == [7]
+    assert third.sync()
+
+
+def test_a_successor_whose_numbers_are_taken_does_not_write(tmp_path):
+    """The predecessor was restarted while it waited: its files are left alone."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    second = Database(tmp_path)
+    second.append("n", 2)
+    first = first.restart()
+    first.append("n", 3)
+    first.store.close()
+    assert not second.sync()
+    assert sorted(Database(tmp_path).numbers("n")) == [1, 3]
+
+
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatabaseError, match="cannot be used"):

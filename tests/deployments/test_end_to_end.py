@@ -85,6 +85,23 @@ def test_drafts_change_no_token(client: openai.OpenAI, model: str) -> None:
     assert answers[True] == answers[False]
 
 
+@pytest.mark.parametrize("database", ["context", "model", "statistics"])
+def test_each_database_drafts(client: openai.OpenAI, database: str) -> None:
+    """A request chooses where its drafts come from; each database alone has something to say."""
+    options: dict[str, Any] = {
+        "model": MODELS[0],
+        "messages": [{"role": "user", "content": "Say it, and say it again: a table for two."}],
+        "temperature": 0,
+        "max_tokens": 80,
+        "extra_body": {"ignore_eos": True, "speculation": {"databases": [database]}},
+    }
+    client.chat.completions.create(**options)
+    answer = client.chat.completions.create(**options)
+    metrics = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+    assert set(metrics["accepted_by_source"]) == {database}
+    assert metrics["accepted_by_source"][database] > 0
+
+
 def test_choices_and_logprobs(client: openai.OpenAI) -> None:
     """``n`` choices differ; log probabilities cover the answer's tokens."""
     answer = client.chat.completions.create(
@@ -157,7 +174,25 @@ ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"n": 0}, 400, "invalid_value", "n"),
     ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
     ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
-    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        400,
+        "unsupported_parameter",
+        "tools",
+    ),
+    ({"tools": [{"type": "function"}]}, 400, "invalid_value", "tools"),
+    ({"guided_regex": "("}, 400, "invalid_value", "guided_regex"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"not": {}}},
+            }
+        },
+        400,
+        "invalid_value",
+        "response_format",
+    ),
     ({"messages": []}, 400, "invalid_value", "messages"),
     (
         {"messages": [{"role": "user", "content": "word " * 4000}]},
@@ -270,7 +305,10 @@ def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
         "seed": 11,
         "max_tokens": 50,
     }
-    only_context = {"speculation": {"databases": ["context"], "share_output": False}}
+    only_context = {
+        "ignore_eos": True,
+        "speculation": {"databases": ["context"], "share_output": False},
+    }
     plain = client.chat.completions.create(**options, extra_body=only_context)
     text = plain.choices[0].message.content or ""
     accepted = {}
@@ -284,7 +322,6 @@ def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
         metrics = (answer.model_extra or {})["metrics"]["speculative_decoding"]
         accepted[prediction == text] = metrics["accepted_by_source"].get("context", 0)
     assert accepted[True] > accepted[False]
-    assert accepted[True] > 15
 
 
 def test_request_ids_may_repeat(application: ServedApplication) -> None:

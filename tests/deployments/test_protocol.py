@@ -18,7 +18,7 @@ from deployments.protocol import (
     TokenizeBody,
     parse_body,
 )
-from hdserve.core import SamplingParams, SpeculationParams
+from hdserve.core import MAX_TOP_LOGPROBS, SamplingParams, SpeculationParams
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]
@@ -76,7 +76,7 @@ def test_sampling_parameters(make: Any, name: str) -> None:
 
 def test_every_sampling_field_has_a_parameter() -> None:
     """No field of ``SamplingParams`` is out of reach of a request."""
-    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs"}
+    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs", "grammar"}
 
 
 def test_what_a_client_leaves_out_is_absent() -> None:
@@ -114,9 +114,22 @@ def test_logprobs_of_completions_count_alternatives() -> None:
 @pytest.mark.parametrize(
     ("body", "fields"),
     [
-        (ChatBody, {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        (
+            ChatBody,
+            {
+                "tools": [],
+                "parallel_tool_calls": True,
+                "tool_choice": "none",
+                "response_format": {"type": "text"},
+            },
+        ),
         (ChatBody, {"functions": [], "function_call": "auto", "modalities": ["text"]}),
-        (ChatBody, {"store": False, "audio": None, "reasoning_effort": "none"}),
+        (ChatBody, {"verbosity": "medium", "audio": None, "reasoning_effort": "none"}),
+        (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex"}),
+        (ChatBody, {"safety_identifier": "s", "prompt_cache_key": "k"}),
+        (ChatBody, {"stream_options": {"include_usage": True, "include_obfuscation": True}}),
+        (ChatBody, {"use_beam_search": False, "length_penalty": 1.0, "bad_words": []}),
+        (CompletionBody, {"user": "u", "use_beam_search": False, "length_penalty": 1}),
         (ChatBody, {"n": 1, "logprobs": None, "top_logprobs": None, "prediction": None}),
         (CompletionBody, {"suffix": "", "best_of": 1, "echo": False, "prompt_logprobs": None}),
         (CompletionBody, {"n": 3, "best_of": 3, "response_format": {"type": "text"}}),
@@ -133,19 +146,20 @@ def test_neutral_values_are_taken(
 
 
 UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
-    (ChatBody, "tools", [{"type": "function"}]),
-    (ChatBody, "tool_choice", "required"),
     (ChatBody, "functions", [{}]),
     (ChatBody, "function_call", {"name": "f"}),
-    (ChatBody, "response_format", {"type": "json_object"}),
     (ChatBody, "modalities", ["text", "audio"]),
     (ChatBody, "audio", {}),
-    (ChatBody, "store", True),
+    (ChatBody, "verbosity", "low"),
+    (ChatBody, "use_beam_search", True),
+    (ChatBody, "bad_words", ["x"]),
+    (CompletionBody, "length_penalty", 2.0),
+    (CompletionBody, "truncate_prompt_tokens", 5),
     (ChatBody, "web_search_options", {}),
     (ChatBody, "reasoning_effort", "high"),
     (CompletionBody, "suffix", "after"),
     (CompletionBody, "prompt_logprobs", 3),
-    (CompletionBody, "response_format", {"type": "json_object"}),
+    (CompletionBody, "guided_grammar", "start: x"),
     (CompletionBody, "best_of", 4),
 ]
 
@@ -198,7 +212,9 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (CompletionBody, {"prompt": [1.5]}, "prompt"),
     (CompletionBody, {"prompt": ["a"] * 100, "n": 3}, "prompt"),
     (CompletionBody, {"prompt": ["a"] * (MAX_ANSWERS + 1)}, "prompt"),
+    (ChatBody, {"logprobs": True, "top_logprobs": MAX_TOP_LOGPROBS + 1}, "top_logprobs"),
     (CompletionBody, {"logprobs": -1}, "logprobs"),
+    (CompletionBody, {"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs"),
 ]
 
 
@@ -319,6 +335,9 @@ def test_unknown_fields_are_named() -> None:
     """A field nobody documents is taken, and reported."""
     body = ChatBody.parse({"model": "m", "messages": USER, "zebra": 1, "apple": None})
     assert body.ignored == ("apple", "zebra")
+    options = {"include_usage": True, "flavour": 1}
+    body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
+    assert body.ignored == ("stream_options.flavour",)
 
 
 def test_usage_is_asked_for() -> None:

@@ -39,9 +39,14 @@ COUNTS = DraftCounts(
     num_drafts_by_accepted=[1, 1, 1, 1],
 )
 SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=COUNTS, replica="abc")
+HALVES = (
+    TokenInfo(b"\xc3", -0.5, (Alternative(b"\xc3", -0.5), Alternative(b"\xe4", -1.0))),
+    TokenInfo(b"\xa9", -0.25, ()),
+    TokenInfo(b"z", -0.25, ()),
+)
 LOGPROBS = (
-    TokenInfo("é", -0.5, (Alternative("é", -0.5), Alternative("b", -1.0))),
-    TokenInfo("yz", -0.25, ()),
+    TokenInfo("é".encode(), -0.5, (Alternative("é".encode(), -0.5), Alternative(b"b", -1.0))),
+    TokenInfo(b"yz", -0.25, ()),
 )
 
 
@@ -237,7 +242,7 @@ def test_metrics_without_drafts() -> None:
             "context_length_exceeded",
         ),
         (ModelNotFound("none", "model"), "invalid_request_error", "model", "model_not_found"),
-        (Overloaded("busy"), "invalid_request_error", None, "overloaded"),
+        (Overloaded("busy"), "rate_limit_error", None, "overloaded"),
         (EngineStopped("gone"), "server_error", None, "engine_stopped"),
         (HdserveError("oh"), "server_error", None, "internal_error"),
     ],
@@ -257,3 +262,20 @@ def test_events() -> None:
     assert event.count(b"\n") == 2
     assert json.loads(event.removeprefix(b"data: ")) == {"text": "a\nb\u2028\ud83d é"}
     assert STREAM_END == b"data: [DONE]\n\n"
+
+
+def test_tokens_that_are_parts_of_characters() -> None:
+    """Their bytes are the real ones, their names in completions distinct, and offsets count the
+    characters they make together."""
+    body = collected(ChatFormat(), delta("éz", logprobs=HALVES, finish_reason="stop"))
+    tokens = ChatCompletion.model_validate(body).choices[0].logprobs
+    assert tokens is not None
+    assert tokens.content is not None
+    assert b"".join(bytes(token.bytes or ()) for token in tokens.content).decode() == "éz"
+    body = collected(CompletionFormat(), delta("éz", logprobs=HALVES, finish_reason="stop"))
+    found = Completion.model_validate(body).choices[0].logprobs
+    assert found is not None
+    assert found.tokens == ["bytes:\\xc3", "bytes:\\xa9", "z"]
+    assert found.top_logprobs is not None
+    assert set(found.top_logprobs[0]) == {"bytes:\\xc3", "bytes:\\xe4"}
+    assert found.text_offset == [0, 0, 1]

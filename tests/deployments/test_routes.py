@@ -56,6 +56,16 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a\\"[": ', b"}")])
+def test_deep_bodies_are_refused(opening: bytes, closing: bytes) -> None:
+    """Nesting that would break what reads a request later on is refused; brackets in texts and
+    many of them side by side are no nesting."""
+    assert read(opening * 100 + b"1" + closing * 100) is not None
+    assert len(read(b"[" + b"[[]]," * 5000 + b'"' + b"[" * 500 + b'"]')) == 5001
+    with pytest.raises(InvalidRequest, match="100 deep"):
+        read(opening * 101 + b"1" + closing * 101)
+
+
 def test_header_values_are_harmless() -> None:
     """Names a client made up cannot break or forge a header."""
     found = _header_value(["ok", "a\r\nset-cookie: x", "é🙂", "\x7f\x00", "\ud800", "x" * 5000])

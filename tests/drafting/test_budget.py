@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import Source
-from hdserve.drafting.budget import DraftBudget, ForwardCost
+from hdserve.drafting.budget import BatchCost, DraftBudget, ForwardCost
 from hdserve.tree import Acceptance, DraftTree
 
 FREE = ForwardCost({1: 1.0, 100: 1.0})
@@ -23,6 +23,11 @@ COSTS = st.lists(st.floats(0.001, 3.0), min_size=1, max_size=8).map(
     lambda seconds: ForwardCost(dict(enumerate(seconds, start=1)))
 )
 SCORES = st.lists(st.floats(0.0, 1.0), max_size=5)
+
+
+def make_budget(cost: ForwardCost) -> DraftBudget:
+    """A budget for rows that cost the same whomever they belong to."""
+    return DraftBudget(BatchCost({1: cost}))
 
 
 def make_tree(scores: list[float], source: Source = Source.OTHER, capacity: int = 40) -> DraftTree:
@@ -50,7 +55,7 @@ def test_the_choice_is_the_best_of_all(
     """No way of cutting the trees of a batch gives more tokens per second than the chosen one."""
     scores = [sorted(own, reverse=True) for own in scores]
     trees = [make_tree(own) for own in scores]
-    DraftBudget(cost).trim(trees, num_other_rows)
+    make_budget(cost).trim(trees, num_other_rows)
     found = rate(cost, [tree.scores[1:] for tree in trees], num_other_rows)
     prefixes = [[own[:end] for end in range(len(own) + 1)] for own in scores]
     best = max(rate(cost, list(kept), num_other_rows) for kept in itertools.product(*prefixes))
@@ -62,7 +67,7 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
     """What is left of a tree is its beginning, in whatever order it was filled."""
     trees = [make_tree(own) for own in scores]
     before = [(list(tree.token_ids), list(tree.parents)) for tree in trees]
-    DraftBudget(cost).trim(trees)
+    make_budget(cost).trim(trees)
     for tree, (token_ids, parents) in zip(trees, before, strict=True):
         assert tree.token_ids == token_ids[: len(tree)]
         assert tree.parents == parents[: len(tree)]
@@ -72,14 +77,14 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
 def test_full_hardware_gets_no_drafts(num_trees: int) -> None:
     """Where a row costs what a step costs, no draft is verified, however likely."""
     trees = [make_tree([0.99, 0.95, 0.9]) for _ in range(num_trees)]
-    DraftBudget(LINEAR).trim(trees)
+    make_budget(LINEAR).trim(trees)
     assert [tree.num_draft_tokens for tree in trees] == [0] * num_trees
 
 
 def test_free_rows_get_all_drafts() -> None:
     """Where rows cost nothing, every draft that may be right is verified."""
     tree = make_tree([0.9, 0.5, 0.01])
-    DraftBudget(FREE).trim([tree])
+    make_budget(FREE).trim([tree])
     assert tree.num_draft_tokens == 3
 
 
@@ -89,7 +94,7 @@ def test_rows_that_are_there_anyway_make_drafts_cheaper() -> None:
     found = []
     for num_other_rows in (0, 40):
         tree = make_tree([0.3, 0.3, 0.3])
-        DraftBudget(cost).trim([tree], num_other_rows)
+        make_budget(cost).trim([tree], num_other_rows)
         found.append(tree.num_draft_tokens)
     assert found == [0, 3]
 
@@ -98,17 +103,73 @@ def test_the_likelier_tree_gets_the_rows() -> None:
     """When only some rows pay, they go to the nodes that are worth most, over all sequences."""
     cost = ForwardCost({1: 1.0, 4: 1.0, 5: 50.0})
     likely, unlikely = make_tree([0.9, 0.8]), make_tree([0.5, 0.4])
-    DraftBudget(cost).trim([unlikely, likely])
+    make_budget(cost).trim([unlikely, likely])
     assert (unlikely.num_draft_tokens, likely.num_draft_tokens) == (0, 2)
 
 
 def test_nothing_to_cut() -> None:
     """No trees, and trees without drafts, are left alone."""
-    budget = DraftBudget(LINEAR)
+    budget = make_budget(LINEAR)
     budget.trim([])
     tree = DraftTree(3, 5)
     budget.trim([tree, DraftTree(4, 0)], 7)
     assert len(tree) == 1
+
+
+def test_rows_of_more_sequences_have_a_price_of_their_own() -> None:
+    """Drafts that pay for one sequence are cut where a batch was measured to make them dear."""
+    budget = DraftBudget(BatchCost({1: FREE, 4: LINEAR}))
+    kept = []
+    for num_trees in (1, 4, 9):
+        trees = [make_tree([0.8]) for _ in range(num_trees)]
+        budget.trim(trees)
+        kept.append(sum(tree.num_draft_tokens for tree in trees))
+    assert kept == [1, 0, 0]
+
+
+# --- pauses ---
+
+
+def steps_with_drafts(budget: DraftBudget, num_steps: int, draft_s: float) -> list[int]:
+    """In which of ``num_steps`` steps of one sequence drafts are looked for."""
+    found = []
+    for step in range(num_steps):
+        if budget.wants_drafts(1):
+            found.append(step)
+            budget.trim([make_tree([0.5])], draft_s=draft_s)
+        else:
+            tree = DraftTree(0, 0)
+            budget.trim([tree], draft_s=0.0)
+    return found
+
+
+def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
+    """Not at all while it pays, else longer and longer, but never for ever; each number of
+    sequences by itself."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 100, draft_s=0.4) == list(range(100))
+    looked = steps_with_drafts(budget, 2000, draft_s=0.6)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
+    first = next(index for index, pause in enumerate(pauses) if pause)
+    assert pauses[first : first + 9] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert first > 1, "one step proves nothing"
+    assert all(budget.wants_drafts(2) for _ in range(10))
+
+
+def test_a_pause_ends_when_drafts_pay() -> None:
+    """It is tried again, and goes on when it pays by then."""
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 1000, draft_s=0.6)
+    looked = steps_with_drafts(budget, 500, draft_s=0.0)
+    assert looked[-100:] == list(range(400, 500))
+
+
+def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
+    """Time, not luck, decides: drafts that may come later are not missed."""
+    budget = make_budget(FREE)
+    for _ in range(50):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([])], draft_s=0.0)
 
 
 # --- correction ---
@@ -133,7 +194,7 @@ def observe(budget: DraftBudget, source: Source, *, is_right: bool, times: int) 
 def test_scores_are_corrected_by_what_they_turn_out_to_be_worth() -> None:
     """A source that promises too much is cut off, one that promises too little is not; neither
     changes what is thought of another."""
-    budget = DraftBudget(STEEP)
+    budget = make_budget(STEEP)
     assert keeps(budget, Source.MODEL)
     assert not keeps(budget, Source.CONTEXT, 0.45)
     observe(budget, Source.MODEL, is_right=False, times=60)
@@ -145,7 +206,7 @@ def test_scores_are_corrected_by_what_they_turn_out_to_be_worth() -> None:
 
 def test_right_scores_are_left_alone() -> None:
     """Scores that come true are not corrected, also where a tree names several alternatives."""
-    budget = DraftBudget(STEEP)
+    budget = make_budget(STEEP)
     for step in range(400):
         tree = DraftTree(0, 4)
         for token_id in range(4):
@@ -158,7 +219,7 @@ def test_right_scores_are_left_alone() -> None:
 def test_a_source_that_was_cut_off_is_tried_again() -> None:
     """A source that was useless for long is not cut off for ever: what is known of it fades, and
     when it is right by then it stays."""
-    budget = DraftBudget(STEEP)
+    budget = make_budget(STEEP)
     observe(budget, Source.MODEL, is_right=False, times=1000)
     steps = next(step for step in range(10_000) if keeps(budget, Source.MODEL))
     assert steps > 100, "a useless source is tried again and again"
@@ -175,6 +236,12 @@ def test_cost_is_interpolated_and_goes_on() -> None:
     cost = ForwardCost({2: 1.0, 4: 2.0, 8: 3.0})
     assert cost([1, 2, 3, 4, 6, 8, 12]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
     assert float(ForwardCost({4: 2.0})(8)) == 4.0
+
+
+def test_cost_between_two_batches_is_interpolated() -> None:
+    """By the number of sequences; outside what was measured the nearest counts."""
+    cost = BatchCost({2: ForwardCost({2: 1.0}), 6: ForwardCost({6: 3.0})})
+    assert [float(cost(2, number)) for number in (1, 2, 3, 6, 20)] == [1.0, 1.0, 1.5, 3.0, 3.0]
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, max_size=8))

@@ -170,6 +170,17 @@ def test_requests_choose_their_databases(allowed: set[str] | None, expected: set
     assert bool(expected) == bool(propose(drafter, seq, 40).num_draft_tokens)
 
 
+@pytest.mark.parametrize("allowed", ["context", "model", "statistics"])
+def test_a_repeated_text_is_drafted_from_the_chosen_database_only(allowed: str) -> None:
+    """Copies of long matches, too, come only from where the request allows."""
+    text = [*range(40, 70)] * 2
+    resources = make_resources(text, statistics=[text])
+    seq = make_sequence([*range(40, 60)], databases=frozenset({allowed}))
+    trees = generate(Hierarchy(resources), seq, text[20:])
+    sources = {source for tree in trees for source in tree.sources[1:]}
+    assert {source.label for source in sources} == {allowed}
+
+
 @pytest.mark.parametrize(("allowed", "other"), [("context", "model"), ("model", "context")])
 def test_copies_come_from_chosen_databases_only(allowed: str, other: str) -> None:
     """Long copies are found by another way than short contexts; it is switched as well."""

@@ -72,7 +72,8 @@ def test_packed_attention_is_attention(
     rows = torch.arange(160)
     cached_keys = random(generator, 160, num_kv_heads, HEAD_SIZE)
     cached_values = random(generator, 160, num_kv_heads, VALUE_SIZE)
-    cache.write(1, rows, cached_keys, cached_values)
+    by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]
+    cache.write(1, rows, *by_head)
     batch = build_batch(make_chunks(), cache, CPU, shapes)
     num_rows = batch.token_ids.shape[1]
     query = random(generator, 1, NUM_HEADS, num_rows, HEAD_SIZE)

@@ -337,6 +337,16 @@ def test_a_cache_without_room_for_a_tree_is_refused() -> None:
     assert seq.num_output_tokens == 1
 
 
+def test_the_longest_sequence_is_what_model_and_cache_allow() -> None:
+    """The smaller of the two is reported, and a sequence gets that far and no further."""
+    assert make(max_model_len=40).max_total_tokens == 40
+    engine = make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
+    assert engine.max_total_tokens == 64 - 12
+    seq = make_sequence("a", make_prompt(3), max_tokens=None)
+    run(engine, [seq])
+    assert len(seq.token_ids) == engine.max_total_tokens
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hdserve.config import EngineConfig
-from hdserve.engine.forward_cost import _row_counts, measure_forward_cost
+from hdserve.engine.forward_cost import _points, _row_counts, measure_forward_cost
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
@@ -36,7 +38,19 @@ def test_any_cache_and_context_will_do(
 ) -> None:
     """The measurement fits into small caches and short contexts, and gives everything back."""
     runner = make_runner(num_rows, max_model_len)
-    cost = measure_forward_cost(runner, max_rows)
-    assert runner.cache.usage == 0.0
-    seconds = cost([1, max_rows, 1000])
-    assert 0 < seconds[0] <= seconds[1] <= seconds[2]
+    for max_num_sequences in (1, 3):
+        cost = measure_forward_cost(runner, max_rows, max_num_sequences)
+        assert runner.cache.usage == 0.0
+        for num_sequences in (1, 3, 8):
+            seconds = cost([1, max_rows, 1000], num_sequences)
+            assert 0 < seconds[0] <= seconds[1] <= seconds[2]
+
+
+@pytest.mark.parametrize("max_num_sequences", [1, 2, 3, 16, 24])
+def test_batches_are_measured_up_to_the_largest(max_num_sequences: int) -> None:
+    """One sequence, the most there can be, and some between; each with no drafts and with most."""
+    points = {(point.num_sequences, point.num_rows) for point in _points(17, max_num_sequences)}
+    numbers = sorted({number for number, _ in points})
+    assert (numbers[0], numbers[-1]) == (1, max_num_sequences)
+    assert all(high <= 2 * low for low, high in itertools.pairwise(numbers))
+    assert all({(number, 1), (number, 17)} <= points for number in numbers)

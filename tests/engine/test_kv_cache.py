@@ -78,13 +78,18 @@ TestSegments = CacheMachine.TestCase
 TestSegments.settings = settings(max_examples=40, stateful_step_count=25)
 
 
+def by_head(rows: torch.Tensor) -> torch.Tensor:
+    """``[n, heads, size]`` as ``[1, heads, n, size]``."""
+    return rows.transpose(0, 1).unsqueeze(0)
+
+
 def fill(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
     """Write different numbers everywhere; what each layer then holds."""
     rows = cache.num_rows
     keys = torch.arange(rows * 12, dtype=torch.float32).view(rows, 3, 4)
     values = -torch.arange(rows * 15, dtype=torch.float32).view(rows, 3, 5)
     for layer in range(SHAPE.num_layers):
-        cache.write(layer, torch.arange(rows), keys + layer, values - layer)
+        cache.write(layer, torch.arange(rows), by_head(keys + layer), by_head(values - layer))
     return keys, values
 
 
@@ -114,7 +119,7 @@ def test_write_and_read_are_inverse() -> None:
     order = list(range(10, 50))
     random.Random(0).shuffle(order)
     keys, values = torch.randn(40, 3, 4), torch.randn(40, 3, 5)
-    cache.write(1, torch.tensor(order), keys, values)
+    cache.write(1, torch.tensor(order), by_head(keys), by_head(values))
     found_keys, found_values = cache.read(1, 10, 40)
     assert found_keys.shape == (1, 3, 40, 4)
     assert found_values.shape == (1, 3, 40, 5)
@@ -132,7 +137,9 @@ def test_padding_has_a_row_of_its_own() -> None:
     last = cache.allocate(64)
     assert last is not None
     assert cache.scratch_row >= last.start + last.num_rows
-    cache.write(0, torch.tensor([cache.scratch_row]), torch.ones(1, 3, 4), torch.ones(1, 3, 5))
+    cache.write(
+        0, torch.tensor([cache.scratch_row]), *(torch.ones(1, 3, 1, size) for size in (4, 5))
+    )
     assert not cache.read(0, 0, 64)[0].any()
     assert cache.read(0, 32, 512)[0].shape[2] == 512
 

@@ -175,6 +175,20 @@ def test_bad_paths_are_errors_of_the_configuration(tmp_path: Path) -> None:
         assert str(path) in caught.value.message
 
 
+def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
+    """They can run code; the error says what to set."""
+    module = llama()
+    path = save(module, tmp_path)
+    (path / "model.safetensors").unlink()
+    torch.save(module.state_dict(), path / "pytorch_model.bin")
+    config = ModelConfig(name="a", model=str(path), engine=EngineConfig(dtype="float32"))
+    with pytest.raises(ConfigError, match="load_format: auto"):
+        load_model(config)
+    loaded = load_model(config.model_copy(update={"load_format": "auto"}))
+    for name, weight in loaded.module.named_parameters():
+        assert torch.equal(weight, module.get_parameter(name))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
     """``cuda`` without such a device is refused; ``auto`` takes the CPU."""

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteFallback, Fuse, Sequence
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -104,3 +108,24 @@ def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) ->
     """A directory without a tokenizer is named."""
     with pytest.raises(ConfigError, match="cannot load the tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@given(st.text(max_size=40))
+def test_token_bytes_are_those_of_the_text(text: str) -> None:
+    """Together the tokens' bytes are the text, wherever a token cuts a character."""
+    ids = TOKENIZER.encode(text)
+    whole = b"".join(TOKENIZER.token_bytes(token_id) for token_id in ids)
+    assert whole.decode() == TOKENIZER.decode(ids)
+
+
+def test_bytes_of_byte_fallback_tokens() -> None:
+    """``<0xNN>`` is one byte; special tokens are their names."""
+    names = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = Sequence([ByteFallback(), Fuse()])
+    backend.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    ids = tokenizer.encode("é")
+    assert [tokenizer.token_bytes(token_id) for token_id in ids] == [b"\xc3", b"\xa9"]
+    assert tokenizer.token_bytes(1) == b"<s>"

@@ -1,0 +1,59 @@
+"""Signing in to the gateway."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.responses import error_body
+from hdserve.access import Access, Identity
+from hdserve.errors import Forbidden, Unauthorized
+
+_OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/metrics", "/version", "/docs", "/redoc", "/openapi.json"}
+)
+
+
+class SignIn:
+    """ASGI middleware: identifies who sent a request before anything of its body is read."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        try:
+            identity = self._access.identify(values[0].decode("latin-1") if values else "")
+        except Unauthorized as error:
+            response = JSONResponse(
+                error_body(error), error.status, headers={"www-authenticate": "Bearer"}
+            )
+            await response(scope, receive, send)
+            return
+        scope.setdefault("state", {})["identity"] = identity
+        await self._app(scope, receive, send)
+
+
+def identity_of(request: Request) -> Identity:
+    """Who sent ``request``, as :class:`SignIn` found."""
+    identity: Identity = request.state.identity
+    return identity
+
+
+def require_admin(request: Request) -> None:
+    """
+    Raises:
+        Forbidden: the request was not sent with the key of the administrator.
+    """
+    if not identity_of(request).is_admin:
+        raise Forbidden("this needs the key of the administrator (HDSERVE_ADMIN_KEY)")
+
+
+def _is_open(scope: Scope) -> bool:
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in _OPEN_PATHS

@@ -1,0 +1,170 @@
+"""The routes of the administrator: looking into the model databases, and changing them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import StreamingResponse
+from ray.exceptions import RayError, RayTaskError
+
+from actors import model_database
+from deployments.access import require_admin
+from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import (
+    DatabaseError,
+    HdserveError,
+    InvalidRequest,
+    ModelNotFound,
+    SnapshotError,
+)
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The archive or a parameter is wrong"},
+    401: {"description": "The API key is missing or wrong"},
+    403: {"description": "The key is not that of the administrator"},
+    404: {"description": "No such model or database"},
+}
+
+
+def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
+    """``/v1/speculation/databases``: list, show, flush, export and import model databases."""
+    router = APIRouter(
+        prefix="/v1/speculation/databases",
+        dependencies=[Depends(require_admin)],
+        responses=_RESPONSES,
+    )
+
+    @router.get("")
+    async def databases() -> dict[str, Any]:
+        """The model databases, and what they hold by namespace."""
+        names = [model.name for model in gateway.config.models]
+        found = await asyncio.gather(*(_open(gateway, name) for name in names))
+        return {"object": "list", "data": [await item.info() for item in found if item]}
+
+    @router.get("/{model:path}/export")
+    async def export(model: str, namespace: str | None = None) -> StreamingResponse:
+        """All outputs, or those of a namespace, as an archive of ``hdserve database``."""
+        database = await _existing(gateway, model)
+        namespaces = [namespace] if namespace else list((await database.info())["namespaces"])
+        records = database.export(namespaces)
+        return StreamingResponse(records, media_type="application/octet-stream")
+
+    @router.post("/{model:path}/import")
+    async def import_(model: str, request: Request) -> dict[str, int]:
+        """Add what an archive holds, but what is there already or was flushed here."""
+        database = await _existing(gateway, model)
+        return {"num_new_outputs": await database.import_(request.stream())}
+
+    @router.get("/{model:path}")
+    async def database(model: str) -> dict[str, Any]:
+        """One model's database."""
+        return await (await _existing(gateway, model)).info()
+
+    @router.delete("/{model:path}")
+    async def flush(model: str, namespace: str | None = None) -> dict[str, str]:
+        """Forget a namespace: in the actor, on its disk and in every replica."""
+        if not namespace:
+            raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
+        await (await _existing(gateway, model)).flush(namespace)
+        return {"model": gateway.model(model).name, "flushed": namespace}
+
+    api.include_router(router)
+
+
+class _Database:
+    """The model database of one model, through its actor."""
+
+    def __init__(self, key: DatabaseKey, actor: Any) -> None:
+        self._key = key
+        self._actor = actor
+
+    async def info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await _ask(self._actor.info.remote())
+        return {
+            "id": info["model"],
+            "object": "speculation.database",
+            "tokenizer_fingerprint": info["fingerprint"],
+            "num_bytes": info["num_bytes"],
+            "num_readers": info["num_readers"],
+            "directory": info["directory"],
+            "namespaces": {
+                name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
+                for name, item in sorted(info["namespaces"].items())
+            },
+        }
+
+    async def flush(self, namespace: str) -> None:
+        await _ask(self._actor.flush.remote(namespace))
+
+    async def export(self, namespaces: list[str]) -> AsyncIterator[bytes]:
+        """The records of an archive; at least one, so that an empty one says whose it is."""
+        for namespace in namespaces or ["default"]:
+            cursor, is_last = 0, False
+            while not is_last:
+                message, cursor, is_last = await _ask(self._actor.export.remote(namespace, cursor))
+                yield pack_record(message)
+
+    async def import_(self, chunks: AsyncIterator[bytes]) -> int:
+        """Add the records of an archive as they come; return how many outputs were new.
+
+        Raises:
+            InvalidRequest: the archive is corrupt, cut off or of another tokenizer.
+        """
+        buffer, num_new = b"", 0
+        async for chunk in chunks:
+            buffer += chunk
+            try:
+                while (taken := take_record(buffer)) is not None:
+                    body, buffer = taken
+                    num_new += await _ask(self._actor.import_.remote(body))
+            except SnapshotError as error:
+                raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
+        if buffer:
+            raise InvalidRequest("the archive is cut off")
+        return num_new
+
+
+async def _open(gateway: Gateway, model: str) -> _Database | None:
+    """The database of a served model, if it has one.
+
+    Raises:
+        ModelNotFound: the model is not served.
+    """
+    name = gateway.model(model).name
+    key = DatabaseKey(name, (await gateway.describe(name)).tokenizer_fingerprint)
+    try:
+        return _Database(key, await asyncio.to_thread(model_database.get, key))
+    except ValueError:
+        return None
+
+
+async def _existing(gateway: Gateway, model: str) -> _Database:
+    """
+    Raises:
+        ModelNotFound: there is no such model, or it has no model database.
+    """
+    database = await _open(gateway, model)
+    if database is None:
+        raise ModelNotFound(f"{model[:100]!r} has no model database", "model")
+    return database
+
+
+async def _ask(reference: Any) -> Any:
+    """
+    Raises:
+        HdserveError: what the actor raised, or that it is out of reach.
+    """
+    try:
+        return await reference
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, HdserveError):
+            raise cause from error
+        raise DatabaseError("the model database is out of reach; try again") from error

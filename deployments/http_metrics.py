@@ -1,0 +1,83 @@
+"""What a gateway counts of the HTTP requests it answers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from deployments.metrics import CONTENT_TYPE, Histogram, Sample
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from deployments.gateway import Gateway
+
+_FIRST_BYTE = "hdserve_http_first_byte_seconds"
+_WHOLE = "hdserve_http_request_seconds"
+_UNKNOWN_ROUTE = "unknown"
+
+
+class HttpMetrics:
+    """Requests by route and status; used from one event loop."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
+        self._requests[route, str(status)] += 1
+        for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
+            self._histograms.setdefault((name, route), Histogram(name)).observe(value)
+
+    def samples(self) -> tuple[Sample, ...]:
+        counts = [
+            Sample("hdserve_http_requests", count, labels)
+            for labels, count in self._requests.items()
+        ]
+        histograms = [item.sample(route) for (_, route), item in self._histograms.items()]
+        return (*counts, *histograms)
+
+
+class MeasuredRequests:
+    """ASGI middleware that tells ``metrics`` of each request that was answered."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        status, first_byte_s = 0, 0.0
+
+        async def measured(message: Message) -> None:
+            nonlocal status, first_byte_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not first_byte_s:
+                first_byte_s = time.monotonic() - started_s
+            await send(message)
+
+        try:
+            await self._app(scope, receive, measured)
+        finally:
+            if status:
+                route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
+                whole_s = time.monotonic() - started_s
+                self._metrics.observe(route, status, first_byte_s or whole_s, whole_s)
+
+
+def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:
+    """``GET /metrics``, and the middleware that feeds it."""
+    api.add_middleware(MeasuredRequests, metrics=gateway.http_metrics)
+
+    @api.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The metrics of all replicas in the Prometheus text format."""
+        return Response(await gateway.metrics_text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,241 @@
+"""Every metric there is: one catalogue, which both exporters and the tests of the dashboards read.
+
+A replica describes itself in a :class:`Report`.  The gateway renders the reports of all replicas
+as Prometheus text at ``/metrics``; ``deployments/ray_metrics.py`` gives the same samples to Ray's
+own metrics port.  Names and meanings that vLLM has are vLLM's, so that its dashboards and
+``vllm bench serve`` read them; the others begin with ``hdserve``.  Counters get ``_total`` when
+they are rendered.
+
+Each series carries the labels ``model_name`` and ``engine``, the replica: sums over replicas are
+left to the reader, because a sum would fall, and look like a restart, when a replica goes away.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """One metric.
+
+    Attributes:
+        labels: those besides the ones that name the series' owner.
+        bounds: upper ends of a histogram's buckets, without infinity.
+        is_of_gateway: reported by gateways, with the label ``gateway`` instead of the replica's.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    is_of_gateway: bool = False
+
+    @property
+    def owner_labels(self) -> tuple[str, ...]:
+        return ("gateway",) if self.is_of_gateway else ("model_name", "engine")
+
+
+class HistogramValue(NamedTuple):
+    """Observations in buckets: ``counts`` has one entry more than the metric has bounds."""
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class Sample(NamedTuple):
+    """One series at one time; ``labels`` are the values of the metric's own labels."""
+
+    name: str
+    value: float | HistogramValue
+    labels: tuple[str, ...] = ()
+
+
+class Report(NamedTuple):
+    """What one replica, of a model or of the gateway, says of itself."""
+
+    replica: str
+    samples: tuple[Sample, ...]
+
+
+class Histogram:
+    """Counts observations of one metric; not thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bounds = METRICS[name].bounds
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def sample(self, *labels: str) -> Sample:
+        return Sample(self._name, HistogramValue(tuple(self._counts), self._total), labels)
+
+
+def _series(first: float, last: float) -> tuple[float, ...]:
+    """1, 2.5 and 5 times each power of ten from ``first`` to ``last``."""
+    bounds, power = [], first
+    while power <= last:
+        bounds += [factor * power for factor in (1, 2.5, 5) if factor * power <= last]
+        power *= 10
+    return tuple(round(bound, 6) for bound in bounds)
+
+
+_STEP_S = _series(0.0001, 10)
+_REQUEST_S = _series(0.001, 1000)
+_TOKENS = tuple(float(2**power) for power in range(18))
+
+
+def _catalogue() -> Iterator[MetricInfo]:
+    yield MetricInfo("vllm:num_requests_running", "gauge", "Sequences that are decoded.")
+    yield MetricInfo("vllm:num_requests_waiting", "gauge", "Sequences that wait for a slot.")
+    yield MetricInfo("vllm:kv_cache_usage_perc", "gauge", "Used share of the KV cache, 0 to 1.")
+    yield MetricInfo("vllm:prompt_tokens", "counter", "Prompt tokens processed.")
+    yield MetricInfo("vllm:generation_tokens", "counter", "Tokens generated.")
+    yield MetricInfo("vllm:request_success", "counter", "Ended sequences.", ("finished_reason",))
+    yield MetricInfo("vllm:admission_rejections", "counter", "Refused requests.", ("reason",))
+    yield MetricInfo("vllm:spec_decode_num_drafts", "counter", "Verified draft trees.")
+    yield MetricInfo("vllm:spec_decode_num_draft_tokens", "counter", "Drafted tokens verified.")
+    yield MetricInfo("vllm:spec_decode_num_accepted_tokens", "counter", "Drafted tokens accepted.")
+    yield MetricInfo(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "counter",
+        "Drafts whose token at this depth, from 0, was accepted.",
+        ("position",),
+    )
+    yield from _latencies()
+    yield from _own_metrics()
+    yield from _gateway_metrics()
+
+
+def _latencies() -> Iterator[MetricInfo]:
+    for name, text, bounds in (
+        ("time_to_first_token_seconds", "Arrival to first token.", _REQUEST_S),
+        ("inter_token_latency_seconds", "Between the steps of one sequence.", _STEP_S),
+        ("request_time_per_output_token_seconds", "Mean per token after the first.", _STEP_S),
+        ("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_S),
+        ("request_queue_time_seconds", "Arrival to slot.", _REQUEST_S),
+        ("request_prefill_time_seconds", "Slot to first token.", _REQUEST_S),
+        ("request_decode_time_seconds", "First to last token.", _REQUEST_S),
+        ("request_prompt_tokens", "Prompt tokens of a sequence.", _TOKENS),
+        ("request_generation_tokens", "Generated tokens of a sequence.", _TOKENS),
+        ("request_max_num_generation_tokens", "The same; one sequence a choice.", _TOKENS),
+    ):
+        yield MetricInfo(f"vllm:{name}", "histogram", text, bounds=bounds)
+
+
+def _own_metrics() -> Iterator[MetricInfo]:
+    for name, text, *labels in (
+        ("steps", "Engine steps: one forward each."),
+        ("step_seconds", "Time of the steps by part.", "part"),
+        ("draft_tokens", "Drafted tokens verified, by source.", "source"),
+        ("accepted_tokens", "Drafted tokens accepted, by source.", "source"),
+        ("drafter_seconds", "Time in drafters; `propose` is the look-up.", "drafter", "call"),
+        ("drafter_failures", "Failed calls of drafters.", "drafter", "call"),
+        ("budget_proposed_tokens", "Drafted tokens before the budget cut the trees."),
+        ("budget_kept_tokens", "Drafted tokens the budget kept."),
+        ("mirror_outputs", "Outputs shared with the cluster.", "direction"),
+        ("database_fallbacks", "Times a database was done without.", "reason"),
+    ):
+        yield MetricInfo(f"hdserve_{name}", "counter", text, tuple(labels))
+    for name, text, *labels in (
+        ("slots", "Sequences that can be decoded together."),
+        ("kv_cache_tokens", "Size of the KV cache."),
+        ("database_entries", "Texts or contexts in a database.", "database"),
+        ("database_bytes", "Memory of a database.", "database"),
+        ("mirror_age_seconds", "Since the last answer of the model database's actor."),
+        ("mirror_queued_bytes", "Waiting to be published."),
+    ):
+        yield MetricInfo(f"hdserve_{name}", "gauge", text, tuple(labels))
+
+
+def _gateway_metrics() -> Iterator[MetricInfo]:
+    yield MetricInfo(
+        "hdserve_http_requests",
+        "counter",
+        "Answered HTTP requests.",
+        ("route", "status"),
+        is_of_gateway=True,
+    )
+    for name, text in (
+        ("hdserve_http_first_byte_seconds", "Request to the first byte of the body."),
+        ("hdserve_http_request_seconds", "Request to the last byte of the body."),
+    ):
+        yield MetricInfo(name, "histogram", text, ("route",), _REQUEST_S, is_of_gateway=True)
+
+
+METRICS: Mapping[str, MetricInfo] = {metric.name: metric for metric in _catalogue()}
+"""All metrics by name."""
+
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_FAMILIES: Mapping[Kind, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def render(models: Mapping[str, Iterable[Report]], gateways: Iterable[Report] = ()) -> bytes:
+    """Reports in the Prometheus text format.
+
+    Args:
+        models: by model name, one report per replica.
+    """
+    families: dict[str, _Family] = {}
+    owned = [((name, item.replica), item) for name, reports in models.items() for item in reports]
+    for owner, report in [*owned, *(((item.replica,), item) for item in gateways)]:
+        for sample in report.samples:
+            info = METRICS[sample.name]
+            if info.name not in families:
+                labels = (*info.owner_labels, *info.labels)
+                families[info.name] = _FAMILIES[info.kind](info.name, info.help, labels=labels)
+            _add(families[info.name], info, (*owner, *sample.labels), sample.value)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)
+
+
+def _add(
+    family: _Family, info: MetricInfo, labels: tuple[str, ...], value: float | HistogramValue
+) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, HistogramValue)
+        buckets, num = [], 0
+        ends = (*map(str, info.bounds), "+Inf")
+        for end, count in zip(ends, value.counts, strict=True):
+            num += count
+            buckets.append((end, num))
+        family.add_metric(labels, buckets, value.total)
+    else:
+        assert not isinstance(value, HistogramValue)
+        family.add_metric(labels, value)
+
+
+class _Families(Collector):
+    """Hands ready families to ``generate_latest``."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -1,0 +1,101 @@
+"""How a gateway gets the reports of all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.exceptions import RayServeException
+
+from deployments.metrics import METRICS, Report, Sample, render
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+KEEP_S = 300.0
+
+_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: Report
+    at_s: float
+
+
+class ReportBook:
+    """The last report of each replica of one deployment.
+
+    What a replica had counted is kept for ``KEEP_S`` after it was last heard, so that a reader's
+    next visit finds its last counts, and no sum over replicas falls before that.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[str, _Heard] = {}
+
+    def hear(self, reports: Iterable[Report], now_s: float) -> None:
+        for report in reports:
+            self._heard[report.replica] = _Heard(report, now_s)
+        for replica in [key for key, item in self._heard.items() if now_s - item.at_s > KEEP_S]:
+            del self._heard[replica]
+
+    def reports(self, since_s: float) -> list[Report]:
+        """Reports heard since then, and the counters of older ones."""
+        return [
+            item.report if item.at_s >= since_s else _without_gauges(item.report)
+            for item in self._heard.values()
+        ]
+
+
+class MetricsPoll:
+    """Asks all replicas when somebody asks it, at most once a second.
+
+    Args:
+        handles: by model name.
+        gateways: of all gateways, this one too.
+    """
+
+    def __init__(self, handles: Mapping[str, Any], gateways: Any) -> None:
+        self._handles = dict(handles)
+        self._gateways = gateways
+        self._books: defaultdict[str, ReportBook] = defaultdict(ReportBook)
+        self._gateway_book = ReportBook()
+        self._lock = asyncio.Lock()
+        self._polled_s = -POLL_INTERVAL_S
+
+    async def text(self) -> bytes:
+        """The reports of all, as Prometheus text."""
+        async with self._lock:
+            if time.monotonic() - self._polled_s >= POLL_INTERVAL_S:
+                await self._poll_all()
+            models = {name: book.reports(self._polled_s) for name, book in self._books.items()}
+            gateways = self._gateway_book.reports(self._polled_s)
+        return await asyncio.to_thread(render, models, gateways)  # some ms a replica
+
+    async def _poll_all(self) -> None:
+        self._polled_s = time.monotonic()
+        polls = [_poll(handle, self._books[name]) for name, handle in self._handles.items()]
+        await asyncio.gather(_poll(self._gateways, self._gateway_book), *polls)
+
+
+async def _poll(handle: Any, book: ReportBook) -> None:
+    """Hear what every replica behind ``handle`` reports; one that cannot is left out."""
+    answers: list[Any] = []
+    try:
+        broadcast = handle.broadcast("report")
+        answers = await broadcast.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
+    except (TimeoutError, RayServeException) as error:
+        logger.debug("no metrics: %s", error)
+    book.hear((item for item in answers if isinstance(item, Report)), time.monotonic())
+
+
+def _without_gauges(report: Report) -> Report:
+    def is_kept(sample: Sample) -> bool:
+        return METRICS[sample.name].kind != "gauge"
+
+    return Report(report.replica, tuple(filter(is_kept, report.samples)))

@@ -1,0 +1,128 @@
+"""What a replica of a model reports of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from deployments.metrics import Report, Sample
+from deployments.request_metrics import RequestMetrics
+from deployments.sharing import ClusterSharing
+from hdserve.core import DraftCounts, FinishReason, Source
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.engine import Engine
+from hdserve.engine.host import ModelHost
+from hdserve.errors import EngineStopped
+
+_ENGINE_TIMEOUT_S = 1.0
+
+
+class ReplicaMetrics:
+    """Collects from the engine, its databases, the mirror and the requests.
+
+    Args:
+        sharing: ``None`` where nothing is shared with the cluster.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        host: ModelHost,
+        engine: AsyncEngine,
+        requests: RequestMetrics,
+        sharing: ClusterSharing | None,
+    ) -> None:
+        self._replica = replica
+        self._host = host
+        self._engine = engine
+        self._requests = requests
+        self._sharing = sharing
+        self._of_engine: tuple[Sample, ...] = ()
+
+    async def report(self) -> Report:
+        """The state of now; what the engine says is that of the last answer when it is stuck in a
+        long step, or has failed."""
+        try:
+            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+                self._of_engine = await self._engine.ask(self._ask_engine)
+        except (TimeoutError, EngineStopped):
+            pass
+        samples = (*self._of_engine, *self._requests.samples(), *self._mirror_samples())
+        return Report(self._replica, samples)
+
+    def _ask_engine(self, engine: Engine) -> tuple[Sample, ...]:
+        """In the engine's thread, which owns the databases."""
+        return (*self._engine_samples(engine), *self._database_samples())
+
+    def _engine_samples(self, engine: Engine) -> Iterator[Sample]:
+        stats = engine.stats
+        yield Sample("vllm:num_requests_running", stats.num_running)
+        yield Sample("vllm:num_requests_waiting", stats.num_waiting)
+        yield Sample("vllm:kv_cache_usage_perc", stats.kv_cache_usage)
+        yield Sample("vllm:prompt_tokens", stats.num_prompt_tokens)
+        yield Sample("vllm:generation_tokens", stats.num_output_tokens)
+        for reason in FinishReason:
+            yield Sample("vllm:request_success", stats.num_finished.get(reason, 0), (reason,))
+        yield Sample("hdserve_steps", stats.num_steps)
+        for part, seconds in asdict(stats.times).items():
+            if seconds:
+                yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
+        yield Sample("hdserve_slots", self._host.config.engine.max_num_sequences)
+        yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
+        yield from _draft_samples(stats.drafts)
+        for (drafter, call), seconds in stats.drafter_times_s.items():
+            yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))
+            num_failures = stats.num_drafter_failures.get(f"{drafter}.{call}", 0)
+            yield Sample("hdserve_drafter_failures", num_failures, (drafter, call))
+        yield Sample("hdserve_budget_proposed_tokens", stats.num_proposed_tokens)
+        yield Sample("hdserve_budget_kept_tokens", stats.num_kept_tokens)
+
+    def _database_samples(self) -> Iterator[Sample]:
+        own, *others = self._host.databases.values()
+        found: list[tuple[str, int, int]] = [("model", own.num_entries, own.num_bytes)]
+        if others:
+            entries = sum(database.num_entries for database in others)
+            found.append(("other_models", entries, sum(other.num_bytes for other in others)))
+        statistics = self._host.statistics
+        if statistics is not None:
+            found.append(("statistics", statistics.info.num_contexts, statistics.rows.nbytes))
+        for name, num_entries, num_bytes in found:
+            yield Sample("hdserve_database_entries", num_entries, (name,))
+            yield Sample("hdserve_database_bytes", num_bytes, (name,))
+
+    def _mirror_samples(self) -> Iterator[Sample]:
+        if self._sharing is None:
+            return
+        stats = self._sharing.stats()
+        for direction, count in (
+            ("published", stats.num_published_outputs),
+            ("received", stats.num_received_outputs),
+            ("dropped", stats.num_dropped_outputs),
+            ("refilled", stats.num_refilled_outputs),
+        ):
+            yield Sample("hdserve_mirror_outputs", count, (direction,))
+        yield Sample("hdserve_database_fallbacks", stats.num_failures, ("actor_call_failed",))
+        yield Sample("hdserve_database_fallbacks", stats.num_receiver_failures, ("not_taken",))
+        yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)
+        if stats.last_poll_age_s is not None:
+            yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
+
+
+def _draft_samples(drafts: DraftCounts) -> Iterator[Sample]:
+    yield Sample("vllm:spec_decode_num_drafts", drafts.num_drafts)
+    yield Sample("vllm:spec_decode_num_draft_tokens", drafts.num_draft_tokens)
+    yield Sample("vllm:spec_decode_num_accepted_tokens", drafts.num_accepted_tokens)
+    num_reaching = 0
+    by_position = []
+    for count in reversed(drafts.num_drafts_by_accepted[1:]):
+        num_reaching += count
+        by_position.append(num_reaching)
+    for position, count in enumerate(reversed(by_position)):
+        yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (str(position),))
+    for source in Source:
+        if source is not Source.PLAIN:
+            num_drafted = drafts.draft_tokens_by_source.get(source, 0)
+            yield Sample("hdserve_draft_tokens", num_drafted, (source.label,))
+            num_accepted = drafts.accepted_by_source.get(source, 0)
+            yield Sample("hdserve_accepted_tokens", num_accepted, (source.label,))

@@ -1,0 +1,131 @@
+"""Structured output: the parameters by which clients ask for it, as one grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hdserve import grammar
+from hdserve.errors import InvalidRequest
+
+Schema = Mapping[str, Any]
+Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class JsonSchema(_Part):
+    """``json_schema`` of a response format; ``strict`` or not, the schema is always held."""
+
+    name: str
+    description: str | None = None
+    schema_: Schema = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    """``response_format`` of the OpenAI API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> str | None:
+        """The grammar; ``None`` is any text.
+
+        Raises:
+            InvalidRequest: ``json_schema`` is missing.
+        """
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise InvalidRequest("response_format.json_schema is missing", "response_format")
+            return _of_schema(self.json_schema.schema_, "response_format")
+        return grammar.json_object() if self.type == "json_object" else None
+
+
+class StructuredOutputs(_Part):
+    """``structured_outputs`` of vLLM; exactly one of its fields."""
+
+    json_: Schema | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+
+    def grammars(self, param: str = "structured_outputs") -> list[str]:
+        """One for each field that is set."""
+        found = []
+        if self.json_ is not None:
+            found.append(_of_schema(self.json_, param))
+        if self.json_object:
+            found.append(grammar.json_object())
+        if self.regex is not None:
+            found.append(grammar.regex(self.regex))
+        if self.choice is not None:
+            found.append(grammar.choice(self.choice))
+        return found
+
+
+class Constraint(NamedTuple):
+    """A grammar and the parameter that asked for it."""
+
+    grammar: str
+    param: str
+
+
+class StructuredFields(BaseModel):
+    """The parameters of a generation request that hold its output to a form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+
+    def constraint(self) -> Constraint | None:
+        """What the output must match; ``None`` is any text.
+
+        Raises:
+            InvalidRequest: there is more than one demand, or one is incomplete.
+        """
+        found = list(self._constraints())
+        return one_of(*found)
+
+    def _constraints(self) -> list[Constraint]:
+        found = []
+        if self.response_format and (text := self.response_format.grammar()) is not None:
+            found.append(Constraint(text, "response_format"))
+        if self.structured_outputs:
+            texts = self.structured_outputs.grammars()
+            if not texts:
+                raise InvalidRequest("structured_outputs names no form", "structured_outputs")
+            found += [Constraint(text, "structured_outputs") for text in texts]
+        for name in ("json", "regex", "choice"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                param = f"guided_{name}"
+                (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
+                found.append(Constraint(text, param))
+        return found
+
+
+def one_of(*constraints: Constraint | None) -> Constraint | None:
+    """The one that there is, if any.
+
+    Raises:
+        InvalidRequest: there are several.
+    """
+    found = [constraint for constraint in constraints if constraint is not None]
+    if len(found) > 1:
+        names = " and ".join(item.param for item in found[:2])
+        raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
+    return found[0] if found else None
+
+
+def _of_schema(schema: Schema, param: str) -> str:
+    try:
+        return grammar.json_schema(schema)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param) from error

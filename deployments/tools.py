@@ -1,0 +1,105 @@
+"""The parameters by which a client offers tools and says which the model must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.structured import Constraint
+from deployments.tool_parsers import Function, ToolParser
+from hdserve.errors import InvalidRequest, Unsupported
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FunctionDefinition(_Part):
+    """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Part):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(_Part):
+    """Which function is meant."""
+
+    name: str
+
+
+class NamedTool(_Part):
+    """The one function to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)]
+
+
+class ToolFields(BaseModel):
+    """The parameters of a chat that are about tools."""
+
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether the model is shown the tools, and its calls are read."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def template_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools as chat templates take them."""
+        if not self.may_call_tools:
+            return ()
+        return tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+
+    def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
+        """What the output must match, because a call is required.
+
+        Args:
+            parser: reads the calls of the model; ``None`` where nothing can.
+
+        Raises:
+            Unsupported: there are tools, but nothing that reads calls.
+            InvalidRequest: the required tool is not among the tools.
+        """
+        if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
+            return None
+        if not self.tools:
+            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+        if parser is None:
+            raise Unsupported("tool calls of this model cannot be read (tool_parser)", "tools")
+        functions = self._required_functions()
+        if not functions:
+            return None
+        is_one = isinstance(self.tool_choice, NamedTool) or self.parallel_tool_calls is False
+        try:
+            return Constraint(parser.grammar(functions, is_one=is_one), "tools")
+        except RecursionError as error:
+            raise InvalidRequest("the parameters of a tool are too deep", "tools") from error
+
+    def _required_functions(self) -> list[Function]:
+        functions = [
+            Function(tool.function.name, tool.function.parameters or {"type": "object"})
+            for tool in self.tools or ()
+        ]
+        if not isinstance(self.tool_choice, NamedTool):
+            return functions if self.tool_choice == "required" else []
+        wanted = self.tool_choice.function.name
+        found = [function for function in functions if function.name == wanted]
+        if not found:
+            raise InvalidRequest(f"there is no tool {wanted[:64]!r}", "tool_choice")
+        return found

@@ -1,0 +1,128 @@
+"""API keys, each mapped to a namespace, and the key of the administrator.
+
+Keys are compared by their SHA-256, all of them and in constant time; only digests leave the
+process that builds the application, and no key is ever logged or repeated in an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from hdserve.config import AccessConfig
+from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.errors import ConfigError, Unauthorized
+
+MIN_KEY_CHARACTERS = 16
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A client's key; ``digest`` is its SHA-256."""
+
+    digest: bytes
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what.
+
+    Attributes:
+        keys: without any, everybody may generate, in the default namespace.
+        admin_digest: without one, nobody may administer.
+    """
+
+    keys: tuple[ApiKey, ...] = ()
+    admin_digest: bytes | None = None
+
+    def identify(self, authorization: str) -> Identity:
+        """Who sends this ``authorization`` header.
+
+        Raises:
+            Unauthorized: keys are needed, and this is none of them.
+        """
+        scheme, _, key = authorization.partition(" ")
+        presented = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        namespaces = [
+            item.namespace for item in self.keys if hmac.compare_digest(item.digest, presented)
+        ]
+        admin_digest = self.admin_digest
+        is_admin = admin_digest is not None and hmac.compare_digest(admin_digest, presented)
+        if namespaces or is_admin or not self.keys:
+            return Identity(next(iter(namespaces), DEFAULT_NAMESPACE), is_admin)
+        if not authorization:
+            reason = "an API key is needed: send the header 'authorization: Bearer KEY'"
+            raise Unauthorized(reason)
+        raise Unauthorized("the API key is wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sent a request.
+
+    Attributes:
+        namespace: whose generated text it reads and feeds.
+    """
+
+    namespace: str = DEFAULT_NAMESPACE
+    is_admin: bool = False
+
+
+def read_access(config: AccessConfig) -> Access:
+    """Read the keys that ``config`` names.
+
+    Raises:
+        ConfigError: a file cannot be read or is wrong; the message holds no key.
+    """
+    keys = () if config.api_keys_file is None else _read_keys(config.api_keys_file)
+    admin = None if config.admin_key is None else _secret_digest(config.admin_key)
+    if any(key.digest == admin for key in keys):
+        raise ConfigError("the key of the administrator is among the API keys")
+    return Access(keys, admin)
+
+
+def _read_keys(path: Path) -> tuple[ApiKey, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API keys in {path}: {type(error).__name__}") from error
+    keys = [
+        _parse_line(path, number, line.split())
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not keys:
+        raise ConfigError(f"{path} holds no API key")
+    if len({key.digest for key in keys}) < len(keys):
+        raise ConfigError(f"{path} holds an API key twice")
+    return tuple(keys)
+
+
+def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
+    key, namespace = words[0], words[1] if len(words) > 1 else DEFAULT_NAMESPACE
+    where = f"{path}, line {number}"
+    if len(words) > 2:
+        raise ConfigError(f"{where}: a key and its namespace are expected")
+    if len(key) < MIN_KEY_CHARACTERS:
+        raise ConfigError(f"{where}: a key needs at least {MIN_KEY_CHARACTERS} characters")
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError(f"{where}: a namespace consists of letters, digits, '_', '.' and '-'")
+    return ApiKey(_digest(key), namespace)
+
+
+def _secret_digest(secret: SecretStr) -> bytes:
+    if len(secret.get_secret_value()) < MIN_KEY_CHARACTERS:
+        raise ConfigError(f"access.admin_key needs at least {MIN_KEY_CHARACTERS} characters")
+    return _digest(secret.get_secret_value())
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,120 @@
+"""``hdserve database``: look into model databases on disk and carry them between clusters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hdserve.databases import archive as archives
+from hdserve.databases.snapshot import DatabaseKey
+
+app = typer.Typer(
+    help="Look into model databases and carry them between clusters.", no_args_is_help=True
+)
+
+Root = Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
+Model = Annotated[str | None, typer.Option(help="Which model, if there are several.")]
+Archive = Annotated[Path, typer.Argument(help="The archive.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def database() -> None:
+    """Look into model databases and carry them between clusters."""
+
+
+@app.command()
+def info(root: Root, model: Model = None, as_json: Json = False) -> None:
+    """Show what the databases hold; they may be in use."""
+    keys = archives.find_databases(root)
+    if model is not None:
+        keys = [archives.find_database(root, model)]
+    found = [archives.describe(root, key) for key in keys]
+    if as_json:
+        typer.echo(json.dumps([_to_json(item) for item in found], indent=1))
+        return
+    table = Table("model", "tokenizer", "namespace", "outputs", "tokens", "calibrated")
+    for item in found:
+        for part in item.namespaces:
+            table.add_row(
+                item.key.model,
+                item.key.fingerprint[:16],
+                part.name,
+                f"{part.num_outputs:,}",
+                f"{part.num_tokens:,}",
+                "yes" if part.has_calibration else "no",
+            )
+    refused = sum(item.num_refused_files for item in found)
+    table.caption = f"{refused} files could not be used" if refused else None
+    Console().print(table)
+
+
+@app.command("export")
+def export(root: Root, archive: Archive, model: Model = None, as_json: Json = False) -> None:
+    """Copy a database, which may be in use, into a new file."""
+    key = archives.find_database(root, model)
+    total = archives.describe(root, key).num_outputs
+    with _progress() as bar:
+        task = bar.add_task(key.model, total=total)
+        num = archives.export_database(root, key, archive, lambda count: bar.advance(task, count))
+    _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, as_json)
+
+
+@app.command("import")
+def import_(archive: Archive, root: Root, model: Model = None, as_json: Json = False) -> None:
+    """Add what a file holds to a database that is not in use.
+
+    `--model` names the model that is to have it, if that is not the one that generated it; the
+    tokenizer must be the same.
+    """
+    found = archives.read_archive_key(archive)
+    key = DatabaseKey(model or found.model, found.fingerprint)
+    with _progress() as bar:
+        task = bar.add_task(key.model, total=None)
+        num = archives.import_archive(archive, root, key, lambda count: bar.advance(task, count))
+    _report(key, {"num_new_outputs": num}, as_json)
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _report(key: DatabaseKey, numbers: dict[str, int], as_json: bool) -> None:
+    if as_json:
+        facts = {"model": key.model, "tokenizer_fingerprint": key.fingerprint, **numbers}
+        typer.echo(json.dumps(facts))
+        return
+    told = ", ".join(
+        f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        for name, value in numbers.items()
+    )
+    typer.echo(f"{key.model}: {told}")
+
+
+def _to_json(item: archives.DatabaseInfo) -> dict[str, Any]:
+    return {
+        "model": item.key.model,
+        "tokenizer_fingerprint": item.key.fingerprint,
+        "directory": str(item.directory),
+        "num_refused_files": item.num_refused_files,
+        "namespaces": {
+            part.name: {
+                "num_outputs": part.num_outputs,
+                "num_tokens": part.num_tokens,
+                "has_calibration": part.has_calibration,
+            }
+            for part in item.namespaces
+        },
+    }

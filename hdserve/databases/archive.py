@@ -1,0 +1,225 @@
+"""Model databases as they lie on disk: listed, copied into one file, and taken from one.
+
+An archive is an append log of :class:`~hdserve.databases.messages.Publish` messages, each with
+its own checksum, model and tokenizer fingerprint.  It carries what a model generated from one
+cluster to another; an output that is taken twice counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdserve.databases import snapshot
+from hdserve.databases.append_log import AppendLog, read_records
+from hdserve.databases.messages import Publish
+from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError, SnapshotError
+
+MAX_ARCHIVE_BYTES = 4 * 2**30
+MESSAGE_BYTES = 2**22
+
+_SENDER = "archive"
+_UNBOUNDED = 2**62
+
+Progress = Callable[[int], None]
+"""Told how many outputs were handled since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """What a database holds of one namespace."""
+
+    name: str
+    num_outputs: int
+    num_tokens: int
+    has_calibration: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """One database on disk."""
+
+    key: DatabaseKey
+    directory: Path
+    num_refused_files: int
+    namespaces: tuple[NamespaceInfo, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(item.num_outputs for item in self.namespaces)
+
+
+def find_databases(root: Path) -> list[DatabaseKey]:
+    """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
+
+    Raises:
+        DatabaseError: ``root`` is no directory, or holds no database.
+    """
+    files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
+    if not files:
+        raise DatabaseError(f"{root} holds no model database")
+    return [snapshot.read_key(path.read_bytes()) for path in files]
+
+
+def find_database(root: Path, model: str | None) -> DatabaseKey:
+    """The database of ``model``, or the only one there is.
+
+    Raises:
+        DatabaseError: there is none, or more than one.
+    """
+    keys = find_databases(root)
+    found = [key for key in keys if model in (None, key.model)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{key.model} (tokenizer {key.fingerprint[:16]})" for key in keys)
+    problem = "more than one database fits" if found else f"no database of {model!r}"
+    raise DatabaseError(f"{root}: {problem}; there are: {known}")
+
+
+def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
+    """What a database holds; it may be in use.
+
+    Raises:
+        DatabaseError: it cannot be read.
+    """
+    store, log = _open_to_read(root, key)
+    namespaces = []
+    for name in sorted(log.namespaces()):
+        partition = log.partition(name)
+        num_tokens = sum(segment.num_tokens for _, segment in partition.segments())
+        namespaces.append(
+            NamespaceInfo(name, partition.num_outputs, num_tokens, bool(partition.calibration))
+        )
+    return DatabaseInfo(key, store.directory, store.num_refused, tuple(namespaces))
+
+
+def export_database(
+    root: Path, key: DatabaseKey, archive: Path, on_progress: Progress = lambda num: None
+) -> int:
+    """Write a database, which may be in use, into the new file ``archive``.
+
+    Returns:
+        How many outputs it has.
+
+    Raises:
+        DatabaseError: the database cannot be read, or the archive not written.
+    """
+    _, log = _open_to_read(root, key)
+    if archive.exists():
+        raise DatabaseError(f"{archive} exists already")
+    partial = archive.with_name(f".{archive.name}.partial")
+    num_outputs = 0
+    try:
+        partial.unlink(missing_ok=True)
+        target = AppendLog(partial)
+        for message in _messages(log):
+            target.append(message.encode(key))
+            num = sum(map(len, message.outputs.values()))
+            num_outputs += num
+            on_progress(num)
+        target.sync()
+        partial.rename(archive)
+        snapshot.sync_directory(archive.absolute().parent)
+    except OSError as error:
+        raise DatabaseError(f"{archive} cannot be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return num_outputs
+
+
+def read_archive_key(archive: Path) -> DatabaseKey:
+    """Whose output an archive holds.
+
+    Raises:
+        SnapshotError: it cannot be read, or is no archive.
+    """
+    return snapshot.read_key(_records(archive)[0])
+
+
+def import_archive(
+    archive: Path, root: Path, key: DatabaseKey, on_progress: Progress = lambda num: None
+) -> int:
+    """Add what ``archive`` holds to the database of ``key`` below ``root``, made if need be.
+
+    Calibration is taken where there is none yet.
+
+    Args:
+        key: the model may be another than the archive's, the tokenizer may not.
+
+    Returns:
+        How many outputs were new.
+
+    Raises:
+        SnapshotError: the archive is corrupt or of another tokenizer; nothing was added.
+        DatabaseError: the database is in use, or cannot be written.
+    """
+    messages = [Publish.decode(data, key.fingerprint, model=None) for data in _records(archive)]
+    store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
+    if not store.is_writable:
+        raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
+    try:
+        log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
+        store.restore(log)
+        num_new = 0
+        for message in messages:
+            num_new += _take(message, log, store)
+            on_progress(sum(map(len, message.outputs.values())))
+        if not store.sync(log) or store.num_failures:
+            raise DatabaseError(f"{store.directory} cannot be written; the log says why")
+        return num_new
+    finally:
+        store.close()
+
+
+def _take(message: Publish, log: OutputLog, store: OutputStore) -> int:
+    num_new = 0
+    for namespace, segment in message.outputs.items():
+        for appended in log.append(namespace, segment):
+            num_new += len(appended.segment)
+            store.append(namespace, appended)
+    for namespace, calibration in message.calibrations.items():
+        if not log.partition(namespace).calibration:
+            log.set_calibration(namespace, _SENDER, calibration)
+            store.state_changed(namespace)
+    return num_new
+
+
+def _messages(log: OutputLog) -> Iterator[Publish]:
+    """At least one, so that an empty archive says whose it is."""
+    calibrations = {
+        name: log.partition(name).calibration
+        for name in log.namespaces()
+        if log.partition(name).calibration
+    }
+    yield Publish(_SENDER, calibrations=calibrations)
+    for name in log.namespaces():
+        for _, segment in log.partition(name).segments():
+            for part in segment.split(MESSAGE_BYTES):
+                yield Publish(_SENDER, {name: part})
+
+
+def _records(archive: Path) -> list[bytes]:
+    records = read_records(archive, MAX_ARCHIVE_BYTES)
+    if records.is_torn or records.error or not records.bodies:
+        raise SnapshotError(f"{archive}: truncated or corrupt: {records.error or 'it ends early'}")
+    return records.bodies
+
+
+def _open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
+    directory = database_directory(root, key)
+    if not directory.is_dir():
+        raise DatabaseError(f"there is no database at {directory}")
+    store = OutputStore(directory, key, is_read_only=True)
+    log = OutputLog(_UNBOUNDED, _UNBOUNDED)
+    try:
+        store.restore(log)
+    except OSError as error:
+        raise DatabaseError(f"{directory} cannot be read: {error}") from error
+    return store, log

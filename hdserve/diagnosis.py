@@ -1,0 +1,249 @@
+"""What ``hdserve doctor`` looks at: each check finds things, and says how to mend what is wrong.
+
+The checks run the code that serving runs where they can, so that they fail for its reasons.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from hdserve.config import ModelConfig, ServeConfig
+from hdserve.databases.statistics import read_info
+from hdserve.engine.hardware import describe_hardware
+from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.errors import ConfigError, SnapshotError
+from hdserve.models import bundled_statistics, resolve_model
+
+MIN_SHARED_MEMORY_BYTES = 2**30
+
+_MIN_PYTHON = (3, 11)
+_IMPORT_TIMEOUT_S = 120.0
+_HTTP_TIMEOUT_S = 2.0
+
+
+class Verdict(StrEnum):
+    """How bad it is: a warning costs speed or comfort, a failure keeps it from serving."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        remedy: a command, or a key of the configuration, that mends it; empty when all is well.
+    """
+
+    subject: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+
+
+def diagnose(config: ServeConfig, port: int) -> Iterator[Finding]:
+    """Everything that ``serve run deployments:app`` needs, in the order in which it needs it."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        check_python,
+        check_packages,
+        check_ray,
+        lambda: check_port(port),
+        lambda: check_model_database(config),
+    )
+    for check in checks:
+        yield from check()
+    for model in config.models:
+        yield from check_device(model)
+        yield from check_model(model)
+
+
+def check_python() -> Iterator[Finding]:
+    found = sys.version.split()[0]
+    if sys.version_info < _MIN_PYTHON:
+        yield _failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
+    else:
+        yield _ok("Python", found)
+
+
+def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
+    """Whether each dependency is installed, in a version the project takes."""
+    remedy = "python -m pip install --constraint constraints.txt --editable ."
+    try:
+        lines = requires(distribution) or []
+    except PackageNotFoundError:
+        yield _failure("packages", f"{distribution} itself is not installed", remedy)
+        return
+    num_right = 0
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            yield _failure("packages", f"{requirement} is not installed", remedy)
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            num_right += 1
+        else:
+            yield _failure("packages", f"{requirement} is needed; {found} is installed", remedy)
+    yield _ok("packages", f"{num_right} dependencies fit")
+
+
+def check_ray(
+    shared_memory: Path = Path("/dev/shm"), min_free_bytes: int = MIN_SHARED_MEMORY_BYTES
+) -> Iterator[Finding]:
+    """Whether Ray Serve can be imported, in a process of its own, and has room for objects."""
+    command = [sys.executable, "-c", "import ray, ray.serve; print(ray.__version__)"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        yield _failure("Ray", f"its import took over {_IMPORT_TIMEOUT_S:.0f} s", "ray stop --force")
+        return
+    if result.returncode:
+        last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        remedy = 'python -m pip install --constraint constraints.txt "ray[serve]"'
+        yield _failure("Ray", f"Ray Serve cannot be imported: {last_line}", remedy)
+        return
+    yield _ok("Ray", result.stdout.strip())
+    if shared_memory.is_dir():
+        free_bytes = shutil.disk_usage(shared_memory).free
+        text = f"{free_bytes / 2**30:.1f} GiB free in {shared_memory}"
+        if free_bytes < min_free_bytes:
+            remedy = "docker run --shm-size=2g ..., or a larger emptyDir with medium: Memory"
+            yield _warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
+        else:
+            yield _ok("shared memory", text)
+
+
+def check_port(port: int) -> Iterator[Finding]:
+    """Whether ``serve run`` can listen, or hdserve does already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            yield _taken_port(port)
+            return
+    yield _ok("port", f"{port} is free")
+
+
+def _taken_port(port: int) -> Finding:
+    try:
+        url = f"http://127.0.0.1:{port}/version"
+        with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
+            if b'"version"' in answer.read(1000):
+                return _ok("port", f"hdserve answers on {port}")
+    except (OSError, ValueError, urllib.error.URLError):
+        pass
+    return _failure("port", f"another program listens on {port}", f"ss -ltnp 'sport = :{port}'")
+
+
+def check_model_database(config: ServeConfig) -> Iterator[Finding]:
+    """Whether generated text survives a restart."""
+    database, subject = config.model_database, "model database"
+    if not database.is_enabled:
+        yield _warning(subject, "is off: replicas share nothing", "model_database.is_enabled: true")
+        return
+    directory = database.snapshot_dir
+    if directory is None:
+        remedy = "model_database.snapshot_dir: /var/lib/hdserve"
+        yield _warning(subject, "is kept in memory only, and lost with its actor", remedy)
+        return
+    place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        remedy = f"sudo install -d -o $USER {directory}"
+        yield _failure(subject, f"{directory} cannot be written", remedy)
+    else:
+        yield _ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
+
+
+def check_device(model: ModelConfig) -> Iterator[Finding]:
+    subject = f"{model.name}: device"
+    try:
+        found = describe_hardware(model.engine.device)
+    except ConfigError as error:
+        yield _failure(subject, error.message, "engine.device: auto")
+        return
+    if found.has_unused_gpu:
+        index = "https://download.pytorch.org/whl/cu130"
+        text = f"torch {found.torch_version} cannot use this machine's NVIDIA GPU"
+        yield _warning(subject, text, f"make setup TORCH_INDEX={index}")
+        return
+    yield _ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
+    weights = sum(path.stat().st_size for path in _weight_files(model))
+    if weights > found.free_bytes:
+        text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
+        yield _failure(f"{model.name}: memory", text, "engine.dtype: bfloat16, or a smaller model")
+
+
+def check_model(model: ModelConfig) -> Iterator[Finding]:
+    """Whether tokenizer, weights and statistics are there and belong together."""
+    subject = f"{model.name}: model"
+    try:
+        tokenizer = load_tokenizer(
+            model.model, model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except ConfigError as error:
+        yield _failure(subject, error.message, f"hf download {model.model}")
+        return
+    place = Path(resolve_model(model.model))
+    if place.is_dir() and not _weight_files(model):
+        text = f"{place} has no *.safetensors"
+        yield _failure(subject, text, f"hf download {model.model} --local-dir {place}")
+        return
+    yield _ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
+    yield _statistics(model, tokenizer.fingerprint)
+
+
+def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
+    subject = f"{model.name}: statistics"
+    build = f"hdserve statistics build --tokenizer {model.model} --input TEXTS --output"
+    if model.statistics is None:
+        return _ok(subject, "are off")
+    if model.statistics == "bundled":
+        for directory in bundled_statistics():
+            if read_info(directory).tokenizer == fingerprint:
+                return _ok(subject, f"bundled, {read_info(directory).num_tokens:,} tokens")
+        return _warning(subject, "none ships for this tokenizer", f"{build} statistics/own")
+    try:
+        info = read_info(Path(model.statistics))
+    except SnapshotError as error:
+        return _failure(subject, error.message, f"{build} {model.statistics}")
+    if info.tokenizer != fingerprint:
+        text = f"{model.statistics} was made with another tokenizer"
+        return _failure(subject, text, f"{build} {model.statistics}")
+    return _ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
+
+
+def _weight_files(model: ModelConfig) -> list[Path]:
+    """Of a local model; those of the hub are not asked for."""
+    return list(Path(resolve_model(model.model)).glob("*.safetensors"))
+
+
+def _ok(subject: str, text: str) -> Finding:
+    return Finding(subject, Verdict.OK, text)
+
+
+def _warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Verdict.WARNING, text, remedy)
+
+
+def _failure(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Verdict.FAILURE, text, remedy)

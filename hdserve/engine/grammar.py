@@ -1,0 +1,136 @@
+"""Structured output: which tokens a grammar allows after those that were chosen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from hdserve.engine.tokenizer import Tokenizer
+from hdserve.errors import InvalidRequest, Unsupported
+
+logger = logging.getLogger(__name__)
+
+_MAX_COMPILED = 128
+_MAX_REASON_CHARACTERS = 200
+
+
+class Grammars:
+    """Compiles grammars for one model and keeps those used last; thread-safe.
+
+    Compiling takes up to a second, so it is done where a request is prepared, not by the engine.
+
+    Args:
+        step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        ending_token_ids: Iterable[int],
+        step_fuel: int = 200_000,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._step_fuel = step_fuel
+        self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, grammar: str) -> None:
+        """Compile ``grammar`` (:mod:`hdserve.grammar`) and keep it.
+
+        Raises:
+            InvalidRequest: it is wrong, too large, or uses what is not supported; says what.
+            Unsupported: the bytes of this model's tokens are not known.
+        """
+        self._matcher(grammar)
+
+    def state(self, grammar: str) -> GrammarState:
+        """The beginning of a text of ``grammar``.
+
+        Raises:
+            InvalidRequest, Unsupported: as ``check``.
+        """
+        return GrammarState(self._matcher(grammar).deep_copy(), self._vocab_size)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        if self._tokenizer is None:
+            raise Unsupported("structured output is not supported for this tokenizer", "grammar")
+        limits = LLParserLimits(step_lexer_fuel=self._step_fuel, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be used: {_reason(matcher)}", "grammar")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+class GrammarState:
+    """How far one sequence has come in its grammar.
+
+    The verifier asks for choices along one path from the root of a draft tree, and every choice
+    becomes part of the sequence, so the state only ever moves on: a draft costs no copy and no
+    way back, and nodes that are not visited cost nothing.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[1, vocab_size]``: ``logits`` with what the grammar forbids at minus infinity."""
+        if self._matcher.is_stopped():
+            return logits
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        bits = np.unpackbits(words, count=self._vocab_size, bitorder="little")
+        is_forbidden = torch.from_numpy(bits == 0).to(logits.device)
+        return logits.masked_fill(is_forbidden, -torch.inf)
+
+    def push(self, token_id: int) -> None:
+        """``token_id`` was chosen."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> InvalidRequest | None:
+        """Why the grammar cannot be followed any more: it needs too much time or memory."""
+        if not self._matcher.is_error():
+            return None
+        return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
+
+
+def _make_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, ending_token_ids: Iterable[int]
+) -> LLTokenizer | None:
+    try:
+        return LLTokenizer(
+            tokenizer.backend.to_str(),
+            n_vocab=max(vocab_size, tokenizer.vocab_size),
+            eos_token=sorted(ending_token_ids) or tokenizer.eos_token_id,
+        )
+    except Exception as error:  # the library raises nothing more specific
+        logger.warning("no structured output with this tokenizer: %s", error)
+        return None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What the library complains of, in one line."""
+    text = matcher.get_error().replace("<non-verbose/>", "")
+    return " ".join(text.split())[:_MAX_REASON_CHARACTERS]

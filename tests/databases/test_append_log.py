@@ -1,0 +1,33 @@
+"""Records that come in pieces are taken whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_record
+from hdserve.errors import SnapshotError
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 20))
+def test_records_survive_any_cuts(bodies: list[bytes], size: int) -> None:
+    """Whatever the pieces, the records are those that were packed."""
+    data = b"".join(map(pack_record, bodies))
+    buffer, found = b"", []
+    for start in range(0, len(data), size):
+        buffer += data[start : start + size]
+        while (taken := take_record(buffer)) is not None:
+            body, buffer = taken
+            found.append(body)
+    assert (found, buffer) == (bodies, b"")
+
+
+def test_corrupt_records_are_refused() -> None:
+    """A wrong checksum, and a length no record has, before its bytes have come."""
+    record = bytearray(pack_record(b"abc"))
+    record[-1] ^= 1
+    with pytest.raises(SnapshotError, match="checksum"):
+        take_record(bytes(record))
+    with pytest.raises(SnapshotError, match="length"):
+        take_record((MAX_RECORD_BYTES + 1).to_bytes(4, "little") + bytes(4))

@@ -1,0 +1,138 @@
+"""A model database is carried from one cluster to another in one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.databases import archive as archives
+from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError, SnapshotError
+
+KEY = DatabaseKey("a-model", "f" * 32)
+
+
+def fill(root: Path, key: DatabaseKey = KEY, num_outputs: int = 30) -> OutputStore:
+    """Write a database of two namespaces; returns its store, which is still open."""
+    store = OutputStore(database_directory(root, key), key)
+    log = OutputLog(10**9, 10**9, first_version=store.first_version, chunk_bytes=500)
+    for namespace, origin in (("default", "r1"), ("tenant", "r2")):
+        outputs = [np.full(7, number, np.uint32) for number in range(num_outputs)]
+        for appended in log.append(namespace, Segment.from_outputs(origin, 0, outputs)):
+            store.append(namespace, appended)
+    log.set_calibration("default", "r1", b"learned")
+    store.state_changed("default")
+    assert store.sync(log)
+    return store
+
+
+def contents(root: Path, key: DatabaseKey = KEY) -> dict[str, list[list[int]]]:
+    store = OutputStore(database_directory(root, key), key, is_read_only=True)
+    log = OutputLog(10**9, 10**9)
+    store.restore(log)
+    return {
+        name: [
+            output.tolist()
+            for _, segment in log.partition(name).segments()
+            for output in segment.outputs()
+        ]
+        for name in log.namespaces()
+    }
+
+
+def test_export_and_import_carry_everything(tmp_path: Path) -> None:
+    """Outputs of all namespaces and calibration; a second import adds nothing."""
+    fill(tmp_path / "old").close()
+    archive, new = tmp_path / "a.archive", tmp_path / "new"
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.read_archive_key(archive) == KEY
+    assert archives.import_archive(archive, new, KEY) == 60
+    assert contents(new) == contents(tmp_path / "old")
+    assert archives.describe(new, KEY).namespaces == (
+        archives.NamespaceInfo("default", 30, 210, has_calibration=True),
+        archives.NamespaceInfo("tenant", 30, 210, has_calibration=False),
+    )
+    assert archives.import_archive(archive, new, KEY) == 0
+    assert contents(new) == contents(tmp_path / "old")
+
+
+def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
+    """A database in use is described and exported as it is, and not written to."""
+    store = fill(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert archives.describe(tmp_path, KEY).num_outputs == 60
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    (tmp_path / "copy").unlink()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    store.close()
+
+
+def test_import_into_a_database_in_use_is_refused(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    archives.export_database(tmp_path, KEY, tmp_path / "copy")
+    with pytest.raises(DatabaseError, match="in use"):
+        archives.import_archive(tmp_path / "copy", tmp_path, KEY)
+    store.close()
+    assert archives.import_archive(tmp_path / "copy", tmp_path, KEY) == 0
+
+
+def test_damaged_and_foreign_archives_are_refused(tmp_path: Path) -> None:
+    """Nothing of them is taken."""
+    fill(tmp_path / "old").close()
+    archive = tmp_path / "a.archive"
+    archives.export_database(tmp_path / "old", KEY, archive)
+    data = archive.read_bytes()
+    for damaged in (b"", data[:-1], data[:200] + bytes([data[200] ^ 1]) + data[201:]):
+        archive.write_bytes(damaged)
+        with pytest.raises(SnapshotError, match="corrupt"):
+            archives.import_archive(archive, tmp_path / "new", KEY)
+    archive.write_bytes(data)
+    other = DatabaseKey(KEY.model, "e" * 32)
+    with pytest.raises(SnapshotError, match="another tokenizer"):
+        archives.import_archive(archive, tmp_path / "new", other)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(DatabaseError, match="exists already"):
+        archives.export_database(tmp_path / "old", KEY, archive)
+
+
+def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
+    """And the message names those there are when it is not."""
+    with pytest.raises(DatabaseError, match="holds no model database"):
+        archives.find_databases(tmp_path)
+    fill(tmp_path).close()
+    assert archives.find_database(tmp_path, None) == KEY
+    fill(tmp_path, DatabaseKey("b-model", KEY.fingerprint)).close()
+    assert archives.find_database(tmp_path, "b-model").model == "b-model"
+    with pytest.raises(DatabaseError, match="more than one"):
+        archives.find_database(tmp_path, None)
+    with pytest.raises(DatabaseError, match=r"no database of 'c'.*a-model.*b-model"):
+        archives.find_database(tmp_path, "c")
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    """Export, import for another model of the tokenizer, and look at both."""
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["database", *arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    fill(tmp_path / "old").close()
+    old, new, archive = str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "file")
+    exported = json.loads(run("export", old, archive, "--json"))
+    assert exported["num_outputs"] == 60
+    assert exported["num_bytes"] == Path(archive).stat().st_size
+    assert "60 new outputs" in run("import", archive, new, "--model", "successor")
+    (found,) = json.loads(run("info", new, "--json"))
+    assert found["model"] == "successor"
+    assert found["namespaces"]["tenant"]["num_outputs"] == 30
+    assert "successor" in run("info", new)

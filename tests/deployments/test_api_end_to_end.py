@@ -1,0 +1,335 @@
+"""Sign-in, namespaces, structured output and tools, as clients of a shared server meet them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.messages import Publish
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.models import bundled_model_path
+from tests.serving import ServedApplication
+
+pytestmark = pytest.mark.ray
+
+MODEL = "assistant"
+QUESTION: list[Any] = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
+ADMIN_KEY = "the-key-of-the-administrator"
+ANNA_KEY, OTTO_KEY, OTHER_OTTO_KEY = (
+    "key-of-anna-0123456",
+    "key-of-otto-0123456",
+    "otto's-2nd-key-9",
+)
+TEMPLATE = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "restaurant": {"type": "string", "maxLength": 20},
+        "guests": {"type": "integer", "minimum": 1, "maximum": 12},
+        "day": {"enum": ["Monday", "Friday", "Sunday"]},
+        "wishes": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+    },
+    "required": ["restaurant", "guests", "day", "wishes"],
+    "additionalProperties": False,
+}
+BOOK: Any = {"type": "function", "function": {"name": "book_table", "parameters": SCHEMA}}
+CANCEL: Any = {
+    "type": "function",
+    "function": {
+        "name": "cancel",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    """One model whose template knows tools, two tenants, an administrator, strict requests."""
+    directory = tmp_path_factory.mktemp("serve")
+    keys = directory / "keys"
+    keys.write_text(f"# tenants\n{ANNA_KEY} anna\n{OTTO_KEY} otto\n\n{OTHER_OTTO_KEY}\totto\n")
+    config = {
+        "models": [{"name": MODEL, "model": str(_model(directory / "model")), "aliases": ["a"]}],
+        "gateway": {"strict_requests": True},
+    }
+    environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY": ADMIN_KEY}
+    served = ServedApplication(directory, config, environment=environment)
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+    log = served.log_path.read_text()
+    assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY))
+
+
+@pytest.fixture(scope="module")
+def client(application: ServedApplication) -> openai.OpenAI:
+    return application.client(ANNA_KEY)
+
+
+def _model(directory: Path) -> Path:
+    """The smallest bundled model with a chat template that knows tools."""
+    source = bundled_model_path("hdserve-mini")
+    assert source is not None
+    shutil.copytree(source, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def _drafts(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = answer.model_extra["metrics"]["speculative_decoding"]
+    return found
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", f"Basic {ANNA_KEY}", "Bearer é"])
+def test_a_key_is_needed(application: ServedApplication, authorization: str | None) -> None:
+    """Without a right key nothing but the state of the server is told, in OpenAI's shape."""
+    headers = {"authorization": authorization.encode()} if authorization else {}
+    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no")):
+        answer = httpx.request(method, f"{application.base_url}{path}", headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+    for path in ("/health", "/ready", "/version", "/openapi.json"):
+        assert httpx.get(f"{application.base_url}{path}", headers=headers).status_code == 200
+
+
+def test_clients_raise_their_own_error(application: ServedApplication) -> None:
+    """The openai client knows what a wrong key is; a right one works by any of its names."""
+    with pytest.raises(openai.AuthenticationError) as caught:
+        application.client("no-such-key").models.list()
+    assert caught.value.code == "invalid_api_key"
+    assert [model.id for model in application.client(OTTO_KEY).models.list()] == [MODEL, "a"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_structured_output(client: openai.OpenAI, seed: int) -> None:
+    """At temperature 1 the answer is what the schema allows, the same with drafts and without,
+    streamed and whole."""
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "seed": seed,
+        "temperature": 1.0,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "booking", "schema": SCHEMA, "strict": True},
+        },
+    }
+    plain = client.chat.completions.create(
+        **options, extra_body={"speculation": {"enabled": False}}
+    )
+    text = plain.choices[0].message.content or ""
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert plain.choices[0].finish_reason == "stop"
+    drafted = client.chat.completions.create(**options)
+    assert drafted.choices[0].message.content == text
+    assert _drafts(drafted)["num_draft_tokens"] > 0
+    chunks = client.chat.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+
+
+def test_forms_of_completions(client: openai.OpenAI) -> None:
+    """A pattern, a choice and any JSON object, by the names vLLM gives them."""
+    options: dict[str, Any] = {"model": MODEL, "prompt": "The answer:", "max_tokens": 40, "seed": 1}
+    found = client.completions.create(
+        **options, n=3, extra_body={"structured_outputs": {"choice": ["yes", "no", "perhaps"]}}
+    )
+    assert {choice.text for choice in found.choices} <= {"yes", "no", "perhaps"}
+    found = client.completions.create(**options, extra_body={"guided_regex": r"\d{3}-[a-f]+!"})
+    assert found.choices[0].text[3] == "-"
+    found = client.completions.create(
+        **options, extra_body={"response_format": {"type": "json_object"}}
+    )
+    assert found.choices[0].text.startswith("{")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
+    """A call that is required comes, its arguments are what the tool takes, streamed and whole."""
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "seed": seed,
+        "temperature": 1.0,
+        "tools": [BOOK, CANCEL],
+        "tool_choice": {"type": "function", "function": {"name": "book_table"}},
+    }
+    (choice,) = client.chat.completions.create(**options).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "book_table"
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert streamed.function is not None
+    assert streamed.function.arguments == call.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    options |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
+    (choice,) = client.chat.completions.create(**options).choices
+    assert len(choice.message.tool_calls or []) == 1
+
+
+def test_calls_the_model_chose(client: openai.OpenAI) -> None:
+    """With ``auto`` text and call are told apart, and the result of a call can be sent back."""
+    tools: Any = [CANCEL]
+    wanted = r'Well\. <tool_call>\n\{"name": "cancel", "arguments": \{\}\}\n</tool_call>'
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=tools, extra_body={"guided_regex": wanted}
+    )
+    message = answer.choices[0].message
+    assert message.content == "Well."
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert message.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}
+    history = [*QUESTION, message.model_dump(exclude_none=True), result]
+    again = client.chat.completions.create(model=MODEL, messages=history, tools=tools, max_tokens=5)
+    assert again.usage is not None
+    assert answer.usage is not None
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
+
+
+def test_strict_requests(client: openai.OpenAI) -> None:
+    """A field nobody documents is refused by name; a documented one without effect is not."""
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
+    client.chat.completions.create(**options, user="u", metadata={"a": "b"}, store=True)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**options, extra_body={"frobnicate": 1})
+    assert caught.value.param == "frobnicate"
+
+
+def test_request_ids_are_echoed(client: openai.OpenAI) -> None:
+    """The id a client sends comes back once, in the header and in the answer; else one is made."""
+    for headers in ({"x-request-id": "trace-7"}, {}):
+        raw = client.completions.with_raw_response.create(
+            model=MODEL, prompt="a", max_tokens=1, extra_headers=headers
+        )
+        echoed = raw.headers.get_list("x-request-id")
+        assert len(echoed) == 1
+        assert raw.parse().id == f"cmpl-{echoed[0]}"
+        if headers:
+            assert echoed == ["trace-7"]
+
+
+def test_large_prompts(client: openai.OpenAI) -> None:
+    """A prompt that is made tokens in a thread is answered, or refused, like any other."""
+    answer = client.completions.create(model=MODEL, prompt=" the" * 1500, max_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 1500
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt=" the" * 50_000, max_tokens=2)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_tenants_share_no_text_and_the_administrator_sees_all(
+    application: ServedApplication,
+) -> None:
+    """What one tenant generated drafts for it and not for the other, whatever key it uses; the
+    administrator lists, exports, flushes and imports it."""
+    url = f"{application.base_url}/v1/speculation/databases"
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+    def accepted(key: str) -> int:
+        answer = application.client(key).chat.completions.create(
+            model="a",
+            messages=[{"role": "user", "content": "Where can I find a quiet place to read?"}],
+            temperature=0.9,
+            seed=5,
+            max_tokens=40,
+            extra_body={"speculation": {"databases": ["model"]}},
+        )
+        return int(_drafts(answer)["accepted_by_source"].get("model", 0))
+
+    def num_outputs(namespace: str) -> int:
+        found = httpx.get(f"{url}/{MODEL}", headers=headers).json()["namespaces"]
+        return int(found.get(namespace, {"num_outputs": 0})["num_outputs"])
+
+    def wait_for(namespace: str, wanted: int) -> None:
+        deadline = time.monotonic() + 60
+        while num_outputs(namespace) < wanted and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert num_outputs(namespace) >= wanted
+
+    accepted(ANNA_KEY)
+    assert accepted(ANNA_KEY) > 10
+    assert accepted(OTTO_KEY) < 10
+    assert accepted(OTHER_OTTO_KEY) > 10
+    wait_for("anna", 1)
+    wait_for("otto", 1)
+    listed = httpx.get(url, headers=headers).json()["data"]
+    assert [item["id"] for item in listed] == [MODEL]
+    assert {"anna", "otto"} <= set(listed[0]["namespaces"])
+    archive = httpx.get(f"{url}/a/export", params={"namespace": "otto"}, headers=headers).content
+    before = num_outputs("otto")
+    params = {"namespace": "otto"}
+    assert httpx.delete(f"{url}/{MODEL}", params=params, headers=headers).status_code == 200
+    assert num_outputs("otto") == 0
+    assert num_outputs("anna") >= 1
+    for content, wanted in (
+        (archive, 0),  # what was flushed does not come back
+        (_moved(archive, listed[0]["tokenizer_fingerprint"], "new"), before),
+    ):
+        posted = httpx.post(f"{url}/{MODEL}/import", content=content, headers=headers)
+        assert posted.json() == {"num_new_outputs": wanted}
+    assert num_outputs("new") == before
+
+
+def _moved(archive: bytes, fingerprint: str, namespace: str) -> bytes:
+    """``archive`` with its outputs in another namespace."""
+    records = b""
+    while (taken := take_record(archive)) is not None:
+        body, archive = taken
+        (segment,) = Publish.decode(body, fingerprint, None).outputs.values()
+        message = Publish("test", {namespace: segment})
+        records += pack_record(message.encode(DatabaseKey(MODEL, fingerprint)))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "key", "content", "status", "code"),
+    [
+        ("GET", "", ANNA_KEY, b"", 403, "permission_denied"),
+        ("DELETE", f"/{MODEL}?namespace=anna", ANNA_KEY, b"", 403, "permission_denied"),
+        ("GET", "/nope", ADMIN_KEY, b"", 404, "model_not_found"),
+        ("DELETE", f"/{MODEL}", ADMIN_KEY, b"", 400, "invalid_value"),
+        ("POST", f"/{MODEL}/import", ADMIN_KEY, b"x" * 100, 400, "invalid_value"),
+        ("POST", f"/{MODEL}/import", ADMIN_KEY, b"\x05\x00\x00\x00", 400, "invalid_value"),
+    ],
+)
+def test_what_is_not_for_everybody(
+    application: ServedApplication,
+    method: str,
+    path: str,
+    key: str,
+    content: bytes,
+    status: int,
+    code: str,
+) -> None:
+    """A tenant's key does not administer, and the administrator's mistakes are named."""
+    url = f"{application.base_url}/v1/speculation/databases{path}"
+    headers = {"authorization": f"Bearer {key}"}
+    answer = httpx.request(method, url, headers=headers, content=content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

@@ -1,0 +1,177 @@
+"""Tools are checked, shown to the template, and turned into the grammar of a required call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.protocol import ChatBody
+from deployments.responses import ChatFormat, ResponseBuilder
+from deployments.tool_parsers import HermesToolParser
+from hdserve.core import DraftCounts
+from hdserve.errors import InvalidRequest, Unsupported
+
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "g", "description": "does it", "strict": True}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=DraftCounts(), replica="abc")
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+
+
+def request(**fields: Any) -> GenerationRequest:
+    return ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
+
+
+def test_tools_reach_the_template() -> None:
+    """In the form of the API, without what the client left out; not when none may be called."""
+    found = request(tools=[TOOL, OTHER])
+    assert found.tools == (TOOL, OTHER)
+    assert "grammar" not in found.sampling
+    assert found.sampling["skip_special_tokens"] is False
+    assert request(tools=[TOOL], skip_special_tokens=True).sampling["skip_special_tokens"] is True
+    for fields in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}):
+        assert request(**fields).tools == ()
+        assert request(**fields).sampling == {}
+
+
+def test_required_calls_have_a_grammar() -> None:
+    """Of all tools, or of the named one; one call where there may not be several."""
+    required = request(tools=[TOOL, OTHER], tool_choice="required").sampling["grammar"]
+    single = request(
+        tools=[TOOL, OTHER], tool_choice="required", parallel_tool_calls=False
+    ).sampling["grammar"]
+    named = request(tools=[TOOL, OTHER], tool_choice=NAMED)
+    assert '\\"const\\": \\"f\\"' in required
+    assert '\\"const\\": \\"f\\"' not in named.sampling["grammar"]
+    assert named.grammar_param == "tools"
+    assert ")*" in required
+    assert ")*" not in single
+    assert ")*" not in named.sampling["grammar"]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+    ({"tools": [TOOL] * 129}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice"),
+    (
+        {
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "response_format": {"type": "json_object"},
+        },
+        "tools",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "["}}]}]},
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG)
+def test_wrong_tools_are_refused(fields: dict[str, Any], param: str) -> None:
+    """By the name of the parameter, in a bounded message."""
+    with pytest.raises(InvalidRequest) as caught:
+        request(**fields)
+    assert caught.value.param == param
+    assert len(caught.value.message) <= 300
+
+
+def test_deep_parameters_are_refused() -> None:
+    """A schema deeper than can be written down is an error of the request."""
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    with pytest.raises(InvalidRequest) as caught:
+        request(tools=[tool], tool_choice="required")
+    assert caught.value.param == "tools"
+
+
+def test_models_whose_calls_cannot_be_read() -> None:
+    """Their tools are refused; a request without tools is not."""
+    body = ChatBody.parse({"model": "m", "messages": USER, "tools": [TOOL]})
+    with pytest.raises(Unsupported) as caught:
+        body.to_generation("r", None)
+    assert caught.value.param == "tools"
+    ChatBody.parse({"model": "m", "messages": USER, "tools": []}).to_generation("r", None)
+
+
+def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
+    """Clients send them as text, templates write them out."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    found = request(
+        messages=[
+            *USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "42"},
+        ]
+    ).messages
+    assert found[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert found[1]["content"] == ""
+    assert found[2] == {"role": "tool", "tool_call_id": "1", "content": "42"}
+
+
+def deltas(text: str, reason: str = "stop") -> list[Delta]:
+    """``text`` in pieces of seven characters."""
+    pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+    return [
+        Delta(0, 0, piece, (1,), (0,), None, reason if index == len(pieces) - 1 else None)
+        for index, piece in enumerate(pieces)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one_call", "content", "num_calls"),
+    [
+        (f"Wait. {CALL}\n{CALL}", False, "Wait.", 2),
+        (f"{CALL}{CALL}", True, None, 1),
+        ("just text", False, "just text", 0),
+    ],
+)
+def test_answers_with_calls(
+    text: str, is_one_call: bool, content: str | None, num_calls: int
+) -> None:
+    """Whole and streamed, as the real client reads them, the same calls."""
+
+    def builder() -> ResponseBuilder:
+        form = ChatFormat(HermesToolParser, is_one_call=is_one_call)
+        return ResponseBuilder(form, "m", "r", 1)
+
+    made = builder()
+    for delta in deltas(text):
+        made.collect(delta)
+    choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
+    calls = choice.message.tool_calls or []
+    assert choice.message.content == content
+    assert len(calls) == num_calls
+    assert choice.finish_reason == ("tool_calls" if num_calls else "stop")
+    streamed = builder()
+    chunks = [ChatCompletionChunk.model_validate(streamed.chunk(delta)) for delta in deltas(text)]
+    found = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
+    assert [call.index for call in found] == list(range(num_calls))
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason
+    assert len({call.id for call in found}) == num_calls
+    for call in calls:
+        assert call.type == "function"
+        assert json.loads(call.function.arguments) == {"a": "é"}
+
+
+def test_an_answer_that_is_cut_off_has_length_as_its_reason() -> None:
+    """Half a call is text."""
+    made = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    for delta in deltas(CALL[:30], "length"):
+        made.collect(delta)
+    choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("length", CALL[:30])

@@ -1,0 +1,219 @@
+"""Structured output holds what its grammar says, and drafts change none of its tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+import torch
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel as ByteLevelSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from hdserve import core, grammar
+from hdserve.core import FinishReason
+from hdserve.drafting.base import Drafter
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import Tokenizer
+from hdserve.errors import InvalidRequest
+from tests.drafters import JunkDrafter, OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, run
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["San Jose", "Seoul", "Zürich"]},
+        "guests": {"type": "integer", "minimum": 1, "maximum": 99},
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 3},
+        "smoking": {"type": ["boolean", "null"]},
+    },
+    "required": ["city", "guests", "name", "tags", "smoking"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": " ?"},
+    "$defs": {"tag": {"type": "string", "pattern": "^[a-z]{2,6}$"}},
+}
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token per byte, and one that ends a text."""
+    characters = bytes_to_unicode()
+    vocab = {character: byte for byte, character in characters.items()}
+    backend = tokenizers.Tokenizer(BPE(vocab={**vocab, "<end>": 256}, merges=[]))
+    backend.pre_tokenizer = ByteLevelSplit(add_prefix_space=False)
+    backend.decoder = ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>"))
+
+
+def make_byte_model() -> torch.nn.Module:
+    """A random model of that vocabulary, a little wider than it."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=256,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval().to(torch.float64)
+
+
+TOKENIZER = make_tokenizer()
+MODEL = make_byte_model()
+GRAMMARS = Grammars(TOKENIZER, 260, {256})
+PROMPT = TOKENIZER.encode("I would like to book a table.")
+
+
+def answers(
+    drafters: Iterable[Drafter], text: str, **options: Any
+) -> tuple[list[core.Sequence], list[str]]:
+    """What four seeds give in one batch."""
+    sequences = [
+        make_sequence(
+            str(seed), PROMPT, **{"max_tokens": 300, "seed": seed, "grammar": text, **options}
+        )
+        for seed in range(4)
+    ]
+    outputs = run(make_engine(drafters, model=MODEL, tokenizer=TOKENIZER), sequences)
+    texts = [
+        "".join(output.text for output in outputs if output.sequence is seq) for seq in sequences
+    ]
+    return sequences, texts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.0},
+        {"temperature": 1.5, "top_k": 40, "repetition_penalty": 1.2, "logprobs": 2},
+        {"temperature": 1.0, "ignore_eos": True, "min_tokens": 3},
+    ],
+    ids=str,
+)
+def test_valid_and_equal_with_drafts(options: dict[str, Any]) -> None:
+    """Every answer is what the schema allows, ends by itself, and is the same with right drafts,
+    with wrong ones and with none."""
+    text = grammar.json_schema(SCHEMA)
+    sequences, texts = answers((), text, **options)
+    for seq, answer in zip(sequences, texts, strict=True):
+        jsonschema.validate(json.loads(answer), SCHEMA)
+        assert seq.finish_reason is FinishReason.STOP
+    if options["temperature"]:
+        assert len(set(texts)) > 1
+    futures = {seq.request_id: seq.token_ids for seq in sequences}
+    for drafters in ([OracleDrafter(futures)], [JunkDrafter(260)]):
+        drafted, drafted_texts = answers(drafters, text, **options)
+        assert [seq.token_ids for seq in drafted] == [seq.token_ids for seq in sequences]
+        assert drafted_texts == texts
+        if isinstance(drafters[0], OracleDrafter):
+            assert sum(seq.counts.num_accepted_tokens for seq in drafted) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        (grammar.regex(r"[a-c]{3}/[0-9]{2}"), r"[a-c]{3}/[0-9]{2}"),
+        (grammar.choice(["yes", 'no "really"', "naïve\n"]), 'yes|no "really"|naïve\n'),
+        (grammar.lark('start: "a" inner "z"\ninner: "b" | "(" inner ")"'), r"a\(*b\)*z"),
+    ],
+    ids=["regex", "choice", "lark"],
+)
+def test_other_grammars(text: str, pattern: str) -> None:
+    """Regular expressions, choices and context-free grammars are matched as a whole."""
+    _, texts = answers((), text, temperature=1.0)
+    assert all(re.fullmatch(pattern, answer) for answer in texts)
+
+
+def test_a_json_object_is_one_as_far_as_it_goes() -> None:
+    """Without a schema the model may go on to the limit, but never off JSON."""
+    sequences, texts = answers((), grammar.json_object(), temperature=1.0, max_tokens=60)
+    for seq, answer in zip(sequences, texts, strict=True):
+        assert answer.startswith("{")
+        if seq.finish_reason is FinishReason.STOP:
+            assert isinstance(json.loads(answer), dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (grammar.json_schema({"not": {"type": "string"}}), '"not"'),
+        (grammar.json_schema({"type": "frob"}), "frob"),
+        (grammar.json_schema({"$ref": "#/$defs/none"}), "/$defs/none"),
+        (grammar.json_schema({"type": "string", "pattern": "("}), "unclosed group"),
+        (grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "minimum"),
+        (grammar.regex("("), "unclosed group"),
+        (grammar.lark("start: nothing"), "nothing"),
+        ("no grammar", "grammar"),
+    ],
+)
+def test_wrong_grammars_say_what_is_wrong(text: str, named: str) -> None:
+    """The error names the part at fault, in one bounded line, and nothing is queued."""
+    engine = make_engine(model=MODEL, tokenizer=TOKENIZER)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.add(make_sequence("a", [1, 2, 3], grammar=text))
+    assert caught.value.param == "grammar"
+    assert named in caught.value.message
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+    assert not engine.has_work
+
+
+def test_deep_schemas_are_refused() -> None:
+    """Nesting beyond what the library reads is an error of the request."""
+    schema: dict[str, Any] = {}
+    for _ in range(900):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest):
+        GRAMMARS.check(grammar.json_schema(schema))
+    for _ in range(200_000):
+        schema = {"items": schema}
+    with pytest.raises(ValueError, match="too deep"):
+        grammar.json_schema(schema)
+
+
+def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
+    """A grammar that turns out to need too much time is the error of its own sequence."""
+    exploding = grammar.regex("(a|b)*a(a|b){40}")
+    grammars = Grammars(TOKENIZER, 260, {256}, step_fuel=200)
+    other = make_sequence("other", [5, 6, 7], temperature=0.0, ignore_eos=True)
+    failing = make_sequence("failing", [5, 6, 7], grammar=exploding)
+    engine = make_engine(model=MODEL, tokenizer=TOKENIZER, grammars=grammars)
+    outputs = run(engine, [failing, other])
+    assert failing.finish_reason is FinishReason.ERROR
+    (error,) = [output.error for output in outputs if output.error is not None]
+    assert isinstance(error, InvalidRequest)
+    assert "too complex" in error.message
+    assert other.num_output_tokens > failing.num_output_tokens
+    assert other.finish_reason is not FinishReason.ERROR
+
+
+def test_masks_are_of_the_model() -> None:
+    """A mask has the model's width, also where that is more than the tokenizer's."""
+    grammars = Grammars(TOKENIZER, 260 + 37, {2})
+    state = grammars.state(grammar.choice(["a"]))
+    masked = state.apply(torch.zeros(1, 260 + 37))
+    allowed = masked.isfinite().nonzero()[:, 1].tolist()
+    assert [TOKENIZER.token_text(token_id) for token_id in allowed] == ["a"]
+    state.push(allowed[0])
+    assert state.is_complete
+    assert state.error is None
+
+
+def test_engines_without_text_have_no_grammars() -> None:
+    """Token ids alone cannot be held to a grammar."""
+    with pytest.raises(InvalidRequest, match="tokenizer"):
+        make_engine().add(make_sequence("a", make_prompt(3), grammar=grammar.json_object()))

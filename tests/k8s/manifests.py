@@ -1,0 +1,120 @@
+"""The rendered manifests, and the rules they are held against."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+OVERLAYS = ("cpu-dev", "gpu", "multi-model")
+TARGETS = (*(f"overlays/{name}" for name in OVERLAYS), "statistics-job")
+CRD = ROOT.parent / "shared" / "data" / "kuberay" / "ray.io_rayservices.yaml"
+
+Manifest = dict[str, Any]
+
+
+@cache
+def render(target: str) -> tuple[Manifest, ...]:
+    """What ``kubectl kustomize`` makes of a directory below ``k8s``."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl to render the manifests")
+    command = ["kubectl", "kustomize", str(K8S / target)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return tuple(yaml.load_all(result.stdout, Loader=yaml.CSafeLoader))
+
+
+def of_kind(manifests: tuple[Manifest, ...], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def ray_service(overlay: str) -> Manifest:
+    (service,) = of_kind(render(f"overlays/{overlay}"), "RayService")
+    return service
+
+
+def serve_config(service: Manifest) -> Manifest:
+    config: Manifest = yaml.safe_load(service["spec"]["serveConfigV2"])
+    return config
+
+
+def groups(service: Manifest) -> list[Manifest]:
+    """The head group and the worker groups."""
+    cluster = service["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def pod_specs(manifests: tuple[Manifest, ...]) -> list[Manifest]:
+    """Of everything that starts pods."""
+    found = [
+        manifest["spec"]["template"]["spec"]
+        for manifest in manifests
+        if manifest["kind"] in ("StatefulSet", "Job")
+    ]
+    for service in of_kind(manifests, "RayService"):
+        found += [group["template"]["spec"] for group in groups(service)]
+    return found
+
+
+def containers(pod: Manifest) -> list[Manifest]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+@cache
+def ray_service_validator() -> Draft202012Validator:
+    """Checks a RayService by KubeRay's schema, and refuses unknown fields."""
+    if not CRD.exists():
+        pytest.skip("the KubeRay custom resource definition is not here")
+    definition = yaml.load(CRD.read_text(), Loader=yaml.CSafeLoader)
+    (version,) = (item for item in definition["spec"]["versions"] if item["name"] == "v1")
+    schema: Manifest = version["schema"]["openAPIV3Schema"]
+    schema["properties"]["metadata"] = {"type": "object"}
+    _refuse_unknown(schema)
+    return Draft202012Validator(schema)
+
+
+def _refuse_unknown(schema: Any) -> None:
+    if isinstance(schema, list):
+        for item in schema:
+            _refuse_unknown(item)
+    if not isinstance(schema, dict):
+        return
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields", False)
+    if "properties" in schema and "additionalProperties" not in schema and not is_open:
+        schema["additionalProperties"] = False
+    if schema.pop("x-kubernetes-int-or-string", False):
+        schema.pop("type", None)
+        schema["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    for value in schema.values():
+        _refuse_unknown(value)
+
+
+def unknown_keys(model: type[BaseModel], data: Any, where: str = "") -> list[str]:
+    """Keys of ``data`` that a pydantic model passes over in silence."""
+    if not isinstance(data, dict):
+        return []
+    fields = {**model.model_fields}
+    found = [f"{where}{key}" for key in data if key not in fields]
+    for name, field in fields.items():
+        inner = _model_in(field.annotation)
+        if inner is not None and name in data:
+            values = data[name] if isinstance(data[name], list) else [data[name]]
+            for value in values:
+                found += unknown_keys(inner, value, f"{where}{name}.")
+    return found
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((model for model in inner if model is not None), None)

@@ -1,0 +1,275 @@
+"""The manifests are what Kubernetes, KubeRay and Ray Serve take, and what this package is."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from ray import serve
+from ray.serve.schema import ServeDeploySchema
+
+from hdserve.config import parse_config
+from tests.k8s.manifests import (
+    K8S,
+    OVERLAYS,
+    ROOT,
+    TARGETS,
+    Manifest,
+    containers,
+    groups,
+    of_kind,
+    pod_specs,
+    ray_service,
+    ray_service_validator,
+    render,
+    serve_config,
+    unknown_keys,
+)
+from tests.k8s.operator_rules import violations
+
+KUBERNETES_VERSION = "1.34"
+BUILT_IN = re.compile(r"v1|(apps|batch|policy)/v1|networking\.k8s\.io/v1")
+GRACE_S = 20.0
+"""Ray Serve's default ``graceful_shutdown_timeout_s``."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_built_in_kinds_are_valid(target: str) -> None:
+    """Each, strictly, by the schemas of Kubernetes."""
+    built_in = [item for item in render(target) if BUILT_IN.fullmatch(item["apiVersion"])]
+    assert built_in
+    for manifest in built_in:
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pod_templates_are_valid(overlay: str) -> None:
+    """Those of the RayService as those of a Pod, which the schema of KubeRay looks at loosely."""
+    for group in groups(ray_service(overlay)):
+        pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ray_service_has_kuberays_schema(overlay: str) -> None:
+    """And no field the schema does not know."""
+    ray_service_validator().validate(ray_service(overlay))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["spec.serveConfig", "spec.rayClusterConfig.autoscalerOptions.versoin", "spec.x"],
+)
+def test_unknown_fields_are_found(path: str) -> None:
+    """A misspelt field is refused, or the test above could not fail."""
+    service = copy.deepcopy(ray_service("gpu"))
+    *parents, name = path.split(".")
+    place: Any = service
+    for parent in parents:
+        place = place[parent]
+    place[name] = "v2"
+    with pytest.raises(jsonschema.ValidationError, match=name):
+        ray_service_validator().validate(service)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_operator_takes_it(overlay: str) -> None:
+    assert list(violations(ray_service(overlay))) == []
+
+
+def _set(path: str, value: Any) -> Callable[[Manifest], None]:
+    def change(service: Manifest) -> None:
+        *parents, name = path.split(".")
+        place: Any = service
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        place[name] = value
+
+    return change
+
+
+HEAD = "spec.rayClusterConfig.headGroupSpec"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("metadata.name", "1-hdserve"),
+        _set("metadata.annotations", {"ray.io/ft-enabled": "true"}),
+        _set("spec.upgradeStrategy.type", "Recreate"),
+        _set("spec.rayClusterConfig.rayVersion", "2.40.0"),
+        _set(f"{HEAD}.headService", {"metadata": {"name": "head"}}),
+        _set(f"{HEAD}.template.spec.restartPolicy", "Always"),
+        _set(f"{HEAD}.rayStartParams.redis-password", "x"),
+        _set(f"{HEAD}.resources", {"cpu": "1"}),
+        _set(
+            f"{HEAD}.template.spec.containers.0.env",
+            [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}],
+        ),
+        _set("spec.rayClusterConfig.workerGroupSpecs.0.minReplicas", 9),
+    ],
+)
+def test_the_operators_rules_find_mistakes(change: Callable[[Manifest], None]) -> None:
+    """Each of these is refused by the operator, and by the rules here."""
+    service = copy.deepcopy(ray_service("gpu"))
+    change(service)
+    assert list(violations(service))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_serve_config(overlay: str) -> None:
+    """Ray Serve takes it, and passes over no key of it."""
+    config = serve_config(ray_service(overlay))
+    ServeDeploySchema.model_validate(config)
+    assert unknown_keys(ServeDeploySchema, config) == []
+    config["applications"][0]["num_replica"] = 3
+    assert unknown_keys(ServeDeploySchema, config) == ["applications.num_replica"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_application_is_built(overlay: str) -> None:
+    """The import path leads to a builder that takes the manifest's arguments."""
+    (application,) = serve_config(ray_service(overlay))["applications"]
+    module, _, name = application["import_path"].partition(":")
+    builder = getattr(importlib.import_module(module), name)
+    args = builder.__annotations__["args"].model_validate(application["args"])
+    assert isinstance(builder(args), serve.Application)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_models_fit_the_worker_groups(overlay: str) -> None:
+    """For each model there is a group on one of whose pods a replica has room."""
+    service = ray_service(overlay)
+    config = parse_config(serve_config(service)["applications"][0]["args"]["config"])
+    limits = [
+        group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for group in groups(service)[1:]
+    ]
+    for model in config.models:
+        assert any(
+            model.num_gpus <= float(limit.get("nvidia.com/gpu", 0))
+            and model.num_cpus <= float(limit["cpu"])
+            for limit in limits
+        ), model.name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_serving_stays_off_the_head(overlay: str) -> None:
+    """And the pods live longer than a replica may take to end."""
+    service = ray_service(overlay)
+    head, *workers = groups(service)
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert service["spec"]["excludeHeadPodFromServeSvc"] is True
+    for worker in workers:
+        assert worker["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_S
+    for group in (head, *workers):
+        (container,) = group["template"]["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["serve"] == serve_config(service)["http_options"]["port"]
+        assert str(ports["metrics"]) == group["rayStartParams"]["metrics-export-port"]
+        assert "readinessProbe" not in container, "KubeRay's own probes would not be added"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_pods_are_restricted(target: str) -> None:
+    """Not root, a root that cannot be written, no privileges; memory is bounded."""
+    pods = pod_specs(render(target))
+    assert pods
+    for pod in pods:
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] >= 100
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(pod):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_references_lead_somewhere(target: str) -> None:
+    """Volumes are mounted that exist; selectors select; only the one secret is used."""
+    manifests = (*render("overlays/cpu-dev"), *render(target))
+    claims = {claim["metadata"]["name"] for claim in of_kind(manifests, "PersistentVolumeClaim")}
+    for pod in pod_specs(render(target)):
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+        for container in containers(pod):
+            mounted = {mount["name"] for mount in container.get("volumeMounts", ())}
+            assert mounted <= volumes.keys() | {"data"}
+            for item in container.get("env", ()):
+                reference = item.get("valueFrom", {}).get("secretKeyRef")
+                assert reference is None or reference["name"] == "hdserve-secrets"
+
+
+def test_disruption_budgets_and_policies_select_the_pods() -> None:
+    """Each selector matches the labels of a pod template."""
+    manifests = render("overlays/gpu")
+    templates = [group["template"] for group in groups(ray_service("gpu"))]
+    templates += [item["spec"]["template"] for item in of_kind(manifests, "StatefulSet")]
+    labels = [template["metadata"]["labels"] for template in templates]
+    selectors = [
+        item["spec"]["selector"]["matchLabels"]
+        for kind in ("PodDisruptionBudget", "PodMonitor")
+        for item in of_kind(manifests, kind)
+    ]
+    selectors += [
+        item["spec"]["podSelector"]["matchLabels"] for item in of_kind(manifests, "NetworkPolicy")
+    ]
+    assert len(selectors) == 5
+    for selector in selectors:
+        assert any(selector.items() <= found.items() for found in labels), selector
+
+
+def test_versions_agree() -> None:
+    """Of image, constraints, project and manifest."""
+    constraints = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()
+    )
+    project = (ROOT / "pyproject.toml").read_text()
+    found = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert found is not None
+    tag = f"hdserve:{found[1]}-ray{constraints['ray']}"
+    for overlay in OVERLAYS:
+        service = ray_service(overlay)
+        assert service["spec"]["rayClusterConfig"]["rayVersion"] == constraints["ray"]
+        flavour = "cpu" if overlay == "cpu-dev" else "cuda"
+        for group in groups(service):
+            for container in containers(group["template"]["spec"]):
+                assert container["image"] == f"{tag}-{flavour}"
+    (job,) = pod_specs(render("statistics-job"))
+    assert job["containers"][0]["image"] == f"{tag}-cpu"
+    dockerfile = (K8S / "Dockerfile").read_text()
+    assert f"-t {tag}-cpu" in dockerfile
+    assert f"-t {tag}-cuda" in dockerfile
+
+
+def test_dockerfile() -> None:
+    """Two stages, another user than root at the end, what the probes call, and a warm cache."""
+    lines = (K8S / "Dockerfile").read_text().splitlines()
+    text = "\n".join(lines)
+    assert len([line for line in lines if line.startswith("FROM ")]) == 2
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    user, _, group = users[-1].partition(":")
+    for overlay in OVERLAYS:
+        for worker in groups(ray_service(overlay)):
+            security = worker["template"]["spec"]["securityContext"]
+            assert (str(security["runAsUser"]), str(security["runAsGroup"])) == (user, group)
+    assert re.search(r"apt-get install .*\bbash\b.*\bwget\b", text)
+    assert "--constraint constraints.txt" in text
+    cache = re.search(r"NUMBA_CACHE_DIR=(\S+)", text)
+    assert cache is not None
+    (init,) = groups(ray_service("gpu"))[1]["template"]["spec"]["initContainers"]
+    assert init["command"] == ["cp", "-a", f"{cache[1]}/.", "/var/cache/numba"]
+    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for path in copied.split():
+            assert (ROOT / path).exists(), path

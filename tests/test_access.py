@@ -1,0 +1,97 @@
+"""Keys are read strictly, compared whole, and never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from hdserve.access import Access, Identity, read_access
+from hdserve.config import AccessConfig
+from hdserve.errors import ConfigError, Unauthorized
+
+KEY, OTHER, ADMIN = "a-key-of-sixteen-characters", "another-key-0123456", "admin-key-0123456"
+
+
+def access_of(directory: Path, text: str, admin: str | None = ADMIN) -> Access:
+    path = directory / "keys"
+    path.write_text(text)
+    secret = None if admin is None else SecretStr(admin)
+    return read_access(AccessConfig(api_keys_file=path, admin_key=secret))
+
+
+def test_keys_have_namespaces(tmp_path: Path) -> None:
+    """A key without one has the default; several may share one; comments are no keys."""
+    access = access_of(
+        tmp_path, f"# comment\n\n{KEY}\n{OTHER} team.b-1\nthird-key-0123456\tteam.b-1"
+    )
+    assert access.identify(f"Bearer {KEY}") == Identity("default")
+    assert access.identify(f"bearer  {OTHER} ") == Identity("team.b-1")
+    assert access.identify("Bearer third-key-0123456") == Identity("team.b-1")
+    assert access.identify(f"Bearer {ADMIN}") == Identity("default", is_admin=True)
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        KEY,
+        f"Basic {KEY}",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        "Bearer é",
+    ],
+)
+def test_wrong_keys(tmp_path: Path, authorization: str) -> None:
+    """Anything but a whole key is refused, and not repeated."""
+    with pytest.raises(Unauthorized) as caught:
+        access_of(tmp_path, f"{KEY}\n").identify(authorization)
+    assert KEY[:8] not in caught.value.message
+
+
+def test_without_keys_everybody_may_generate_and_nobody_administer() -> None:
+    """The administrator needs a key even then."""
+    assert Access().identify("") == Identity()
+    assert Access().identify(f"Bearer {KEY}") == Identity()
+    closed = read_access(AccessConfig(admin_key=SecretStr(ADMIN)))
+    assert closed.identify(f"Bearer {ADMIN}").is_admin
+    assert not closed.identify(f"Bearer {KEY}").is_admin
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("short", "line 1: a key needs at least 16"),
+        (f"{KEY} a b", "line 1: a key and its namespace"),
+        (f"# x\n{KEY} ../etc", "line 2: a namespace consists of"),
+        (f"{KEY}\n{KEY} b", "twice"),
+        (ADMIN, "administrator is among"),
+        ("# nothing\n", "holds no API key"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    """The line is named, its content is not."""
+    with pytest.raises(ConfigError) as caught:
+        access_of(tmp_path, text)
+    assert reason in caught.value.message
+    assert KEY not in caught.value.message
+    assert ADMIN not in caught.value.message
+
+
+def test_unreadable_files_and_short_admin_keys(tmp_path: Path) -> None:
+    """A configuration that cannot be held starts nothing."""
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_access(AccessConfig(api_keys_file=tmp_path / "none"))
+    with pytest.raises(ConfigError, match="admin_key"):
+        read_access(AccessConfig(admin_key=SecretStr("short")))
+
+
+def test_keys_are_not_in_what_is_kept(tmp_path: Path) -> None:
+    """Neither digests nor configuration show a key."""
+    access = access_of(tmp_path, f"{KEY}\n")
+    assert KEY not in repr(access)
+    assert ADMIN not in repr(access)
+    assert ADMIN not in repr(AccessConfig(admin_key=SecretStr(ADMIN)))

@@ -1,0 +1,155 @@
+"""``hdserve doctor`` finds nothing here, and finds what is broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve import diagnosis
+from hdserve.cli import app
+from hdserve.config import ModelConfig, parse_config
+from hdserve.diagnosis import Finding, Verdict
+from hdserve.models import bundled_model_path, bundled_statistics
+
+
+def verdicts(findings: Iterable[Finding]) -> list[str]:
+    found = list(findings)
+    for finding in found:
+        assert bool(finding.remedy) == (finding.verdict is not Verdict.OK), finding
+    return [finding.verdict.value for finding in found]
+
+
+def configured(**model: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"name": "m", "model": "hdserve-mini", **model})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_the_command_on_this_machine(tmp_path: Path) -> None:
+    """All is well: every check runs, and none fails."""
+    config = tmp_path / "config.yaml"
+    models = [{"name": "m", "model": "hdserve-mini"}]
+    snapshots = str(tmp_path / "not" / "yet")
+    config.write_text(json.dumps({"models": models, "model_database": {"snapshot_dir": snapshots}}))
+    arguments = ["doctor", "--config", str(config), "--port", str(free_port())]
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    findings = json.loads(result.stdout)
+    subjects = {finding["subject"] for finding in findings}
+    assert subjects >= {"Python", "packages", "Ray", "port", "model database", "m: device"}
+    assert subjects >= {"m: model", "m: statistics"}
+    failures = [finding for finding in findings if finding["verdict"] == "failure"]
+    assert failures == []
+    assert result.exit_code == 0
+
+
+def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
+    """And is the exit status."""
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"models": [{"name": "m", "model": str(tmp_path / "none")}]}))
+    result = CliRunner().invoke(app, ["doctor", "--config", str(config)])
+    assert result.exit_code == 1
+    assert "failure  m: model" in result.stdout
+    assert f"mend it with: hf download {tmp_path / 'none'}" in result.stdout
+
+
+def test_packages() -> None:
+    """What is not installed, or not fit, is named."""
+    assert verdicts(diagnosis.check_packages()) == ["ok"]
+    assert verdicts(diagnosis.check_packages("no-such-distribution")) == ["failure"]
+
+
+def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little shared memory is a warning, a Ray that cannot be imported a failure."""
+    assert verdicts(diagnosis.check_ray(tmp_path, min_free_bytes=2**62)) == ["ok", "warning"]
+    (tmp_path / "ray.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (finding,) = diagnosis.check_ray(tmp_path)
+    assert finding.verdict is Verdict.FAILURE
+    assert "broken on purpose" in finding.text
+
+
+def test_port() -> None:
+    """A free one is fine; one at which a stranger listens is not."""
+    port = free_port()
+    assert verdicts(diagnosis.check_port(port)) == ["ok"]
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        assert verdicts(diagnosis.check_port(port)) == ["failure"]
+
+
+def test_model_database(tmp_path: Path) -> None:
+    """Off and in memory are warnings; a place that is no directory is a failure."""
+
+    def check(**options: Any) -> list[str]:
+        models = [{"name": "m", "model": "hdserve-mini"}]
+        config = parse_config({"models": models, "model_database": options})
+        return verdicts(diagnosis.check_model_database(config))
+
+    assert check(is_enabled=False) == ["warning"]
+    assert check() == ["warning"]
+    assert check(snapshot_dir=tmp_path / "new") == ["ok"]
+    (tmp_path / "file").touch()
+    assert check(snapshot_dir=tmp_path / "file") == ["failure"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    config = parse_config(
+        {
+            "models": [{"name": "m", "model": "hdserve-mini"}],
+            "model_database": {"snapshot_dir": tmp_path / "new"},
+        }
+    )
+    assert verdicts(diagnosis.check_model_database(config)) == ["failure"]
+
+
+def test_device() -> None:
+    """A GPU that is wanted and not there is a failure."""
+    (finding, *_) = diagnosis.check_device(configured(engine={"device": "auto"}))
+    assert finding.verdict is not Verdict.FAILURE
+    import torch
+
+    if not torch.cuda.is_available():
+        wanted = configured(engine={"device": "cuda"})
+        assert verdicts(diagnosis.check_device(wanted)) == ["failure"]
+
+
+def test_model_and_statistics(tmp_path: Path) -> None:
+    """Each part that is missing, or belongs to another tokenizer, is named."""
+    (statistics, *_) = bundled_statistics()
+    assert verdicts(diagnosis.check_model(configured())) == ["ok", "ok"]
+    assert verdicts(diagnosis.check_model(configured(statistics=None))) == ["ok", "ok"]
+    found = configured(statistics=str(statistics))
+    assert verdicts(diagnosis.check_model(found)) == ["ok", "ok"]
+    missing = configured(statistics=str(tmp_path / "none"))
+    assert verdicts(diagnosis.check_model(missing)) == ["ok", "failure"]
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    info = json.loads((statistics / "info.json").read_text())
+    (foreign / "info.json").write_text(json.dumps({**info, "tokenizer": "0" * 64}))
+    other = configured(statistics=str(foreign))
+    assert verdicts(diagnosis.check_model(other)) == ["ok", "failure"]
+
+
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    """A directory with a tokenizer alone is no model."""
+    source = bundled_model_path("hdserve-mini")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    bare = configured(model=str(tmp_path / "m"))
+    assert verdicts(diagnosis.check_model(bare)) == ["failure"]

@@ -1,0 +1,78 @@
+"""What the README shows works, and its tables are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from hdserve.config import ModelConfig, ServeConfig, load_config
+from hdserve.drafting.base import Drafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import make_model
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """The dotted names of all fields that are no models themselves."""
+    keys = set()
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys |= _keys(kind, f"{prefix}{name}.")
+        else:
+            keys.add(prefix + name)
+    return keys
+
+
+def _table_keys() -> set[str]:
+    """The keys in the first column of the tables; after the first, a short one has its prefix."""
+    keys = set()
+    for line in README.splitlines():
+        prefix = ""
+        for key in re.findall(r"`([\w.]+)`", line.split("|")[1]) if line.startswith("|") else ():
+            prefix = key.rpartition(".")[0] if "." in key else prefix
+            keys.add(key if "." in key or not prefix else f"{prefix}.{key}")
+    return keys
+
+
+@pytest.mark.parametrize("model", [ModelConfig, ServeConfig])
+def test_every_key_is_in_the_tables(model: type[BaseModel]) -> None:
+    assert _keys(model) - {"models"} - _table_keys() == set()
+
+
+def test_the_configuration_is_one(tmp_path: Path) -> None:
+    (text,) = _blocks("yaml")
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert [model.name for model in load_config(path).models] == [
+        model["name"] for model in yaml.safe_load(text)["models"]
+    ]
+
+
+def test_the_draft_source_drafts() -> None:
+    (program,) = [block for block in _blocks("python") if "(Drafter)" in block]
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(program, names)
+    drafter: Drafter = names["RepeatDrafter"]()
+    model = make_model()
+    options: dict[str, Any] = {"logit_bias": {7: 100.0}, "temperature": 0.0}
+    seq = make_sequence("a", make_prompt(8), **options)
+    wanted = plain_tokens(model, [seq])["a"]
+    run(make_engine([drafter], model=model), [seq])
+    assert seq.token_ids == wanted
+    assert seq.counts.num_accepted_tokens > 10
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
+def test_links_lead_somewhere(path: str) -> None:
+    assert (Path(__file__).parent.parent / path).exists()
