@@ -49,6 +49,10 @@ STAMPS_PER_TURNOVER = 128
 """By so many stamps the age of a row grows while as many contexts come as the table holds."""
 
 PREFIX_BLOCK_TOKENS = 32
+_NUM_COUNTED = "model_database"
+"""Entry of a sequence's ``drafter_state``: output tokens counted, or that it was recorded."""
+
+_EVERYTHING = True
 MAX_PREFIX_BLOCKS = 1 << 16
 
 
@@ -100,18 +104,25 @@ class Partition:
         starts = np.flatnonzero(tokens == START)
         return [part[part != START].tolist() for part in np.split(tokens, starts)]
 
-    def insert(self, tokens: Tokens) -> None:
-        """Count a text that begins with ``START`` and append it to the log."""
+    def insert(self, tokens: Tokens, num_counted: int = 0) -> None:
+        """Count a text that begins with ``START`` and append it to the log.
+
+        Args:
+            num_counted: tokens after ``START`` that :meth:`count` was given before.
+        """
+        self.count(tokens, 1 + num_counted)
+        self._append(tokens)
+        self.num_texts += 1
+
+    def count(self, tokens: Tokens, begin: int) -> None:
+        """Count ``tokens[begin:]``, each after what stands before it."""
         while self.table.is_reserve_low:
             self.table.reserve_more()
             self.version += 1
-        insert_tokens(
-            self.table.rows, self.table.size, tokens, 1, len(tokens), self._orders, self._stamp, 0
-        )
+        rows, size, end = self.table.rows, self.table.size, len(tokens)
+        insert_tokens(rows, size, tokens, begin, end, self._orders, self._stamp, 0)
         self._advance_stamp()
-        self._append(tokens)
-        self.num_tokens += len(tokens) - 1
-        self.num_texts += 1
+        self.num_tokens += max(0, end - begin)
 
     def _advance_stamp(self) -> None:
         if int(self.table.size[NUM_ADDED]) < self._next_stamp_at:
@@ -177,6 +188,7 @@ class ModelDatabase:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
         self._orders = tuple(orders)
+        self._longest_order = max(orders)
         self._partitions: dict[str, Partition] = {}
         self._prefixes: dict[str, set[int]] = {}
 
@@ -209,14 +221,12 @@ class ModelDatabase:
 
         Ids that no token can have (negative, or above 1,048,575) end the text before them.
         """
-        tokens = np.empty(len(token_ids) + 1, np.int64)
-        tokens[0] = START
-        tokens[1:] = token_ids
-        wrong = np.flatnonzero((tokens[1:] < 0) | (tokens[1:] > MAX_TOKEN_ID))
-        if len(wrong):
-            tokens = tokens[: 1 + wrong[0]]
+        self._insert(namespace, token_ids, 0)
+
+    def _insert(self, namespace: str, token_ids: TokenIds, num_counted: int) -> None:
+        tokens = _text(token_ids)
         if len(tokens) > 1:
-            self._used(namespace).insert(tokens.astype(np.int32))
+            self._used(namespace).insert(tokens, num_counted)
 
     def apply(self, namespace: str, outputs: Iterable[TokenIds]) -> None:
         """Add finished outputs of other replicas, oldest first."""
@@ -228,12 +238,32 @@ class ModelDatabase:
 
         Does nothing for a sequence that does not share its output or was recorded before.
         """
-        if not seq.speculation.is_output_shared or "model_database" in seq.drafter_state:
+        num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
+        if not seq.speculation.is_output_shared or num_counted is _EVERYTHING:
             return
-        seq.drafter_state["model_database"] = True
+        seq.drafter_state[_NUM_COUNTED] = _EVERYTHING
         if self.share_prompts:
             self.insert_prompt(seq.namespace, seq.token_ids[: seq.num_prompt_tokens])
-        self.insert(seq.namespace, seq.output_token_ids)
+        self._insert(seq.namespace, seq.output_token_ids, num_counted)
+
+    def record_running(self, seq: RequestSequence) -> None:
+        """Count what a running sequence has said since the last call, so that others can draft it.
+
+        Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
+        for a sequence that does not share its output.
+        """
+        num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
+        if not seq.speculation.is_output_shared or num_counted is _EVERYTHING:
+            return
+        first = max(0, num_counted - self._longest_order)
+        text = seq.token_ids[seq.num_prompt_tokens + first :]
+        begin = num_counted - first
+        if len(text) <= begin or not all(0 <= token <= MAX_TOKEN_ID for token in text):
+            return
+        if first == 0:
+            text, begin = [START, *text], begin + 1
+        self._used(seq.namespace).count(np.array(text, np.int32), begin)
+        seq.drafter_state[_NUM_COUNTED] = num_counted + len(text) - begin
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
         """Add what of a prompt does not repeat the beginning of an earlier prompt.
@@ -272,3 +302,14 @@ class ModelDatabase:
         while len(self._partitions) > 1 and self.num_bytes > self.max_bytes:
             self.clear(next(iter(self._partitions)))
         return partition
+
+
+def _text(token_ids: TokenIds) -> Tokens:
+    """``START`` and the tokens up to the first id that no token can have."""
+    tokens = np.empty(len(token_ids) + 1, np.int64)
+    tokens[0] = START
+    tokens[1:] = token_ids
+    wrong = np.flatnonzero((tokens[1:] < 0) | (tokens[1:] > MAX_TOKEN_ID))
+    if len(wrong):
+        tokens = tokens[: 1 + wrong[0]]
+    return tokens.astype(np.int32)

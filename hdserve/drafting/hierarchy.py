@@ -157,6 +157,7 @@ class Hierarchy(Drafter):
         self._sources: dict[str, _Sources] = {}
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
+        self._num_running = 0
         self._num_shared_tokens: dict[str, int] = {}
 
     def _available_levels(self) -> int:
@@ -230,6 +231,7 @@ class Hierarchy(Drafter):
         request = _Request(context, calibration, state, self._levels_of(seq))
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
+        self._num_running += 1
 
     def _levels_of(self, seq: Sequence) -> int:
         levels = self._levels
@@ -343,6 +345,8 @@ class Hierarchy(Drafter):
         request.calibration.num_tokens += num_new
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
+        if self._num_running > 1 and self._resources.model_database is not None:
+            self._resources.model_database.record_running(seq)
 
     def _commit(self, request: _Request, token_ids: TokenIds) -> int:
         """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
@@ -368,6 +372,7 @@ class Hierarchy(Drafter):
         request: _Request | None = seq.drafter_state.pop(self.name, None)
         if request is not None:
             request.context.release()
+            self._num_running -= 1
 
 
 def _order_table() -> Ints:

@@ -137,6 +137,40 @@ def test_record_takes_outputs_once_and_only_shared_ones() -> None:
     assert _next(database, "default", [7, 8]) == []
 
 
+@given(
+    output=st.lists(st.integers(0, 20), min_size=1, max_size=60),
+    steps=st.lists(st.integers(1, 9), max_size=20),
+)
+@settings(max_examples=60, deadline=None)
+def test_running_output_counts_as_if_it_had_come_at_once(
+    output: list[int], steps: list[int]
+) -> None:
+    whole, parts = ModelDatabase(1 << 20), ModelDatabase(1 << 20)
+    whole.record(_sequence([7, 8, 9], output))
+    seq = _sequence([7, 8, 9], [])
+    done = 0
+    for step in steps:
+        seq.token_ids += output[done : done + step]
+        done += step
+        parts.record_running(seq)
+        parts.record_running(seq)
+    seq.token_ids += output[done:]
+    parts.record(seq)
+    parts.record_running(seq)
+    first, second = whole.partition("default"), parts.partition("default")
+    assert first is not None
+    assert second is not None
+    assert (first.num_tokens, first.num_texts) == (second.num_tokens, second.num_texts)
+    assert np.array_equal(first.table.rows, second.table.rows)
+    assert np.array_equal(first.log, second.log)
+
+
+def test_running_output_that_is_not_shared_stays_out() -> None:
+    database = ModelDatabase()
+    database.record_running(_sequence([1], [2, 3], is_output_shared=False))
+    assert database.num_tokens == 0
+
+
 def test_record_with_prompts_skips_repeated_histories() -> None:
     """The second turn of a conversation adds only what is new in its prompt."""
     database = ModelDatabase(share_prompts=True)

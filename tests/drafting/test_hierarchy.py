@@ -259,6 +259,25 @@ def test_text_of_another_request_is_seen_as_soon_as_it_is_recorded() -> None:
     assert 13 in propose(drafter, seq).token_ids
 
 
+def test_concurrent_requests_see_each_others_output_at_once() -> None:
+    """The second of two answers to one prompt copies the first, which is still running."""
+    database = ModelDatabase(1 << 20)
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, database))
+    first, second = make_sequence([1, 2]), make_sequence([1, 2])
+    drafter.start(first)
+    follow(drafter, first, DraftTree(2, 0), PHRASE[:1])
+    assert database.num_tokens == 0, "nobody else is there to read it"
+    drafter.start(second)
+    for token in PHRASE[1:]:
+        follow(drafter, first, DraftTree(2, 0), [token])
+    follow(drafter, second, DraftTree(2, 0), PHRASE[:1])
+    tree = propose(drafter, second)
+    assert PHRASE[1:4] in [path[:3] for path in paths(tree)]
+    assert Source.MODEL in tree.sources
+    drafter.finish(first)
+    drafter.finish(second)
+
+
 def test_floor_and_small_budgets() -> None:
     resources = make_resources([5, 6, 7, 8] * 5)
     drafter = Hierarchy(resources, HierarchyOptions(min_score=0.2))
