@@ -30,6 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) --editable '.[test,dev]'
+	@echo "compiling the drafting kernels, once"
+	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')" 2>/dev/null
 	@touch $(STAMP)
 
 serve: setup
