@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
-PARALLEL := --numprocesses 2 --dist loadgroup
+PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .PHONY: setup serve test test-all check

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+RAY_DIRECTORIES = ("tests/actors/", "tests/deployments/")
 
 settings.register_profile(
     "hdserve",
@@ -15,9 +19,15 @@ settings.register_profile(
 settings.load_profile("hdserve")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parallel runs: one Ray cluster at a time, and the tests of a file share their fixtures."""
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Parallel runs: the tests of a file share their fixtures, and one process has all of those
+    that start a Ray cluster."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "ray" if path.startswith(RAY_DIRECTORIES) else path
+
+    return Scheduler(config, log)
