@@ -28,6 +28,7 @@ class GenerationRequest:
         speculation: fields of ``SpeculationParams`` the client set.
         prediction: the text the client expects in the answer.
         namespace: which model databases the request may read and feed.
+        includes_sources: whether deltas carry ``texts`` and ``draft``.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class GenerationRequest:
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
+    includes_sources: bool = False
 
     @property
     def num_characters(self) -> int:
@@ -65,10 +67,22 @@ class TokenInfo(NamedTuple):
     top: tuple[Alternative, ...]
 
 
+class DraftedToken(NamedTuple):
+    """One node of a draft tree; ``parent`` is the node before it, 0 for those that come first."""
+
+    text: str
+    source: int
+    parent: int
+    is_accepted: bool
+
+
 class Delta(NamedTuple):
     """What one verification step added to one choice.
 
-    ``sources`` are the values of :class:`hdserve.core.Source`, one per token.
+    Attributes:
+        sources: values of :class:`hdserve.core.Source`, one per token.
+        texts: if asked for, one per token; together they are ``text``.
+        draft: if asked for, the tree that was verified, from node 1 on.
     """
 
     prompt_index: int
@@ -78,6 +92,8 @@ class Delta(NamedTuple):
     sources: tuple[int, ...]
     logprobs: tuple[TokenInfo, ...] | None
     finish_reason: str | None
+    texts: tuple[str, ...] | None = None
+    draft: tuple[DraftedToken, ...] = ()
 
 
 class Summary(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -14,6 +14,7 @@ from ray import serve
 from deployments.generation import (
     Alternative,
     Delta,
+    DraftedToken,
     GenerationRequest,
     ModelInfo,
     Summary,
@@ -37,6 +38,7 @@ from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest
+from hdserve.tree import DraftTree
 
 T = TypeVar("T")
 
@@ -109,7 +111,7 @@ class ModelServer:
                 if item is None:
                     num_open -= 1
                 else:
-                    yield self._delta(item)
+                    yield self._delta(item, includes_sources=request.includes_sources)
             yield _summary(request, sequences, self._replica)
         finally:
             for task in tasks:
@@ -229,7 +231,7 @@ class ModelServer:
             )
         return SpeculationParams(**request.speculation, prediction=prediction)
 
-    def _delta(self, output: StepOutput) -> Delta:
+    def _delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
         seq = output.sequence
         _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
         return Delta(
@@ -240,12 +242,40 @@ class ModelServer:
             sources=tuple(int(source) for source in output.sources),
             logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
             finish_reason=output.finish_reason and str(output.finish_reason),
+            texts=output.texts if includes_sources else None,
+            draft=self._draft(output) if includes_sources else (),
+        )
+
+    def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:
+        tree = output.draft
+        if tree is None:
+            return ()
+        accepted = set(_path(tree, output.token_ids))
+        return tuple(
+            DraftedToken(
+                text=self._tokenizer.token_text(tree.token_ids[node]),
+                source=int(tree.sources[node]),
+                parent=tree.parents[node],
+                is_accepted=node in accepted,
+            )
+            for node in range(1, len(tree))
         )
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._tokenizer.token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
+    """The nodes that ``token_ids`` leads through, as far as the tree has them."""
+    node = 0
+    for token_id in token_ids:
+        child = tree.child(node, token_id)
+        if child is None:
+            return
+        yield child
+        node = child
 
 
 async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:

@@ -63,6 +63,9 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
+    include_sources: bool = False
+    """Whether chunks say where each token came from; an extension of hdserve."""
+
 
 class Speculation(BaseModel):
     """How this request is drafted for; an extension of hdserve."""
@@ -157,6 +160,10 @@ class GenerationBody(Body, StructuredFields):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def includes_sources(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_sources
+
     def sampling(
         self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
     ) -> dict[str, Any]:
@@ -239,6 +246,7 @@ class ChatBody(GenerationBody, ToolFields):
             grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
+            includes_sources=self.includes_sources,
             prediction=None if self.prediction is None else joined(self.prediction.content),
         )
 
@@ -288,6 +296,7 @@ class CompletionBody(GenerationBody):
             grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
+            includes_sources=self.includes_sources,
         )
 
 

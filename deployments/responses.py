@@ -12,6 +12,7 @@ from typing import Any
 from deployments.generation import Delta, Summary, TokenInfo
 from deployments.tool_parsers import ToolParser
 from deployments.tool_reader import ToolReader
+from hdserve.core import Source
 from hdserve.errors import HdserveError, Overloaded, RequestError
 
 STREAM_END = b"data: [DONE]\n\n"
@@ -67,6 +68,32 @@ def metrics(summary: Summary) -> dict[str, Any]:
                 source.label: count for source, count in sorted(counts.accepted_by_source.items())
             },
         },
+    }
+
+
+def _sources(delta: Delta) -> dict[str, Any]:
+    """Where the tokens of a chunk came from, and the draft they were verified with, if the request
+    asked for it.
+
+    In ``draft`` the ``parent`` of an entry is the index of the entry before it on its path, and -1
+    for those that follow the last token.
+    """
+    if delta.texts is None:
+        return {}
+    tokens = zip(delta.texts, delta.sources, strict=True)
+    return {
+        "token_sources": [
+            {"text": text, "source": Source(source).label} for text, source in tokens
+        ],
+        "draft": [
+            {
+                "text": token.text,
+                "source": Source(token.source).label,
+                "parent": token.parent - 1,
+                "accepted": token.is_accepted,
+            }
+            for token in delta.draft
+        ],
     }
 
 
@@ -246,7 +273,7 @@ class ResponseBuilder:
         index = self._index(delta)
         is_first = index not in self._answers
         self._answers.setdefault(index, Answer(delta.prompt_index))
-        choice = self._form.delta(delta, index, is_first=is_first)
+        choice = self._form.delta(delta, index, is_first=is_first) | _sources(delta)
         return {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
 
     def last_chunk(self, summary: Summary) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.http_metrics import add_metrics_route
 from deployments.json_body import read_json
+from deployments.page import add_page_routes
 from deployments.protocol import (
     ChatBody,
     CompletionBody,
@@ -71,6 +72,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     _add_operation_routes(api, gateway)
     add_metrics_route(api, gateway)
     add_admin_routes(api, gateway)
+    add_page_routes(api)
     return api
 
 

@@ -28,14 +28,19 @@ Device = Literal["auto", "cpu", "cuda"]
 class StrictModel(BaseModel):
     """A frozen pydantic model that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 class DrafterConfig(StrictModel):
     """One draft source and its options, which the source itself checks."""
 
     name: str
+    """One of the registered sources."""
+
     options: dict[str, Any] = Field(default_factory=dict)
+    """See the options of the sources."""
 
 
 class DraftingConfig(StrictModel):
@@ -61,6 +66,8 @@ class EngineConfig(StrictModel):
     """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
 
     device: Device = "auto"
+    """``auto``: a GPU where there is one."""
+
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""
 
@@ -94,11 +101,17 @@ class ModelConfig(StrictModel):
     """A bundled model's name, a local directory or a Hugging Face id."""
 
     revision: str | None = None
+    """Of a Hugging Face id: a branch, tag or commit."""
+
     trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+
     load_format: Literal["safetensors", "auto"] = "safetensors"
     """``auto`` also loads weights that are pickled, which can run code."""
 
     aliases: tuple[str, ...] = ()
+    """Further names a request may use."""
+
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
     statistics: str | None = "bundled"
@@ -115,18 +128,27 @@ class ModelConfig(StrictModel):
     """Whether finished outputs enter the cluster's model database."""
 
     num_replicas: int = Field(default=1, ge=1)
+    """How many processes serve this model."""
+
     autoscaling: dict[str, Any] | None = None
     """Ray Serve ``autoscaling_config``; replaces ``num_replicas``."""
 
     num_cpus: float = Field(default=0.5, ge=0)
+    """What Ray reserves for a replica; says nothing about its threads."""
+
     num_gpus: float = Field(default=0, ge=0)
+    """What Ray reserves for a replica."""
+
     resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources of a replica."""
 
 
 class ModelDatabaseConfig(StrictModel):
     """The cluster-wide database of generated text."""
 
     is_enabled: bool = True
+    """Whether replicas share what they generate."""
+
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
     """Most bytes of text one model and namespace keeps, in the actor and in each replica."""
 
@@ -143,20 +165,33 @@ class ModelDatabaseConfig(StrictModel):
     """How much a power failure may lose; a killed actor loses nothing it acknowledged."""
 
     publish_interval_s: float = Field(default=0.2, gt=0)
+    """How often a replica publishes what it generated."""
+
     poll_interval_s: float = Field(default=0.5, gt=0)
+    """How often a replica asks for what others generated."""
+
     num_cpus: float = Field(default=0.1, ge=0)
+    """What Ray reserves for the actor."""
 
 
 class GatewayConfig(StrictModel):
     """The HTTP side."""
 
     num_replicas: int = Field(default=1, ge=1)
+    """How many processes take requests."""
+
     num_cpus: float = Field(default=0.2, ge=0)
+    """What Ray reserves for each."""
+
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    """A larger request is refused with 413."""
+
     max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
     """Most bytes of an archive the administrator imports."""
 
     max_ongoing_requests: int = Field(default=1000, ge=1)
+    """Most requests a gateway answers at a time."""
+
     strict_requests: bool = False
     """Whether a request with a field nobody documents is refused; otherwise the field is named in
     the header ``x-hdserve-ignored``."""
@@ -177,6 +212,8 @@ class ServeConfig(StrictModel):
     """A whole application: the models, their databases, and the gateway."""
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
+    """The first one is the default of clients that take the first of ``/v1/models``."""
+
     access: AccessConfig = AccessConfig()
     gateway: GatewayConfig = GatewayConfig()
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()

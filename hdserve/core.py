@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hdserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from hdserve.tree import DraftTree
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
@@ -273,8 +276,9 @@ class StepOutput:
     Attributes:
         token_ids: the tokens decided in this step.
         sources: one per token, where it was drafted.
-        text: what can be shown now; the text of a token may come with a later step, when a
-            character or a possible stop string is complete.
+        texts: one per token, what it let be shown; the text of a token may come with a later one,
+            when a character or a possible stop string is complete.
+        draft: the tree that was verified.
         logprobs: one per token if they were asked for.
         finish_reason: set in the last output of a sequence.
         error: the reason when ``finish_reason`` is ``ERROR``.
@@ -283,7 +287,13 @@ class StepOutput:
     sequence: Sequence
     token_ids: tuple[int, ...] = ()
     sources: tuple[Source, ...] = ()
-    text: str = ""
+    texts: tuple[str, ...] = ()
+    draft: DraftTree | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        """What can be shown now."""
+        return "".join(self.texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,19 +70,46 @@ class LLM:
             InvalidRequest: a prompt or parameter cannot be used; nothing was generated.
         """
         sequences = [self._sequence(prompt, params, speculation) for prompt in prompts]
-        outputs: dict[str, list[StepOutput]] = {}
+        outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
+        for output in self._decode(sequences):
+            outputs[output.sequence.request_id].append(output)
+        return [_completion(seq, outputs[seq.request_id]) for seq in sequences]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+    ) -> Iterator[StepOutput]:
+        """Answer ``prompt`` step by step; the last output has the finish reason.
+
+        Closing the iterator early ends the answer.
+
+        Raises:
+            InvalidRequest: the prompt or a parameter cannot be used.
+        """
+        return self._decode([self._sequence(prompt, params, speculation)])
+
+    def sampling(self, **chosen: Any) -> SamplingParams:
+        """Sampling parameters: ``chosen`` over the model's own defaults, with a random seed.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        return self._host.params(chosen)
+
+    def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
+        added = []
         try:
             for seq in sequences:
                 self._engine.add(seq)
-                outputs[seq.request_id] = []
+                added.append(seq)
             while self._engine.has_work:
-                for output in self._engine.step():
-                    outputs[output.sequence.request_id].append(output)
+                yield from self._engine.step()
         finally:
-            for seq in sequences:
+            for seq in added:
                 if seq.finish_reason is None:
                     self._engine.abort(seq.request_id)
-        return [_completion(seq, outputs[seq.request_id]) for seq in sequences]
 
     def _sequence(
         self,

@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from hdserve.cli import bench, config, database, doctor, lossless, statistics
+from hdserve.cli import bench, config, database, doctor, generate, lossless, serve, statistics
 from hdserve.errors import HdserveError
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(statistics.app, name="statistics")
 app.add_typer(database.app, name="database")

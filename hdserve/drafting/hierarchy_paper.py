@@ -34,7 +34,10 @@ class HierarchyPaperOptions(StrictModel):
     """Options of the ``hierarchy-paper`` drafter."""
 
     num_chains: int = Field(default=7, ge=1)
+    """Most guesses in one step."""
+
     chain_tokens: int = Field(default=4, ge=1)
+    """Length of a guess."""
 
     order: str = Field(default="cms", pattern="^[cms]{1,3}$")
     """Which databases are asked, and in which order: context, model, statistics."""

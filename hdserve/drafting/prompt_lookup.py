@@ -21,7 +21,10 @@ class PromptLookupOptions(StrictModel):
     """Options of the ``prompt-lookup`` drafter."""
 
     max_ngram_tokens: int = Field(default=3, ge=1)
+    """Longest ending of the text that is looked for in it."""
+
     max_draft_tokens: int = Field(default=10, ge=1)
+    """Longest copy."""
 
 
 class PromptLookup(Drafter):

@@ -84,16 +84,16 @@ class SequenceDecoder:
         Returns:
             The acceptance as far as it was used, and what to tell the request.
         """
-        seq, text = self.seq, ""
+        seq, texts = self.seq, list[str]()
         num_used = 0
         for token_id in acceptance.token_ids:
             grammar_end = self._grammar_ends[num_used] if self.grammar else None
             num_used += 1
             seq.token_ids.append(token_id)
-            text += self._push(token_id)
+            texts.append(self._push(token_id))
             seq.finish_reason = grammar_end or self._finish_reason(token_id)
             if seq.finish_reason is not None:
-                text += self.detokenizer.finish() if self.detokenizer else ""
+                texts[-1] += self.detokenizer.finish() if self.detokenizer else ""
                 break
         used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])
         drafted = [tree.sources[node] for node in acceptance.path[1 : num_used + 1]]
@@ -102,7 +102,8 @@ class SequenceDecoder:
             seq,
             token_ids=tuple(used.token_ids),
             sources=(*drafted, *plain),
-            text=text,
+            texts=tuple(texts),
+            draft=tree,
             logprobs=None if seq.params.logprobs is None else tuple(self._logprobs[:num_used]),
             finish_reason=seq.finish_reason,
             error=self._error,

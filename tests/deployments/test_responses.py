@@ -9,7 +9,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from deployments.generation import Alternative, Delta, Summary, TokenInfo
+from deployments.generation import Alternative, Delta, DraftedToken, Summary, TokenInfo
 from deployments.responses import (
     STREAM_END,
     ChatFormat,
@@ -279,3 +279,26 @@ def test_tokens_that_are_parts_of_characters() -> None:
     assert found.top_logprobs is not None
     assert set(found.top_logprobs[0]) == {"bytes:\\xc3", "bytes:\\xe4"}
     assert found.text_offset == [0, 0, 1]
+
+
+def test_chunks_with_sources() -> None:
+    """Where each token came from, and the tree it was verified with, when it was asked for."""
+    made = builder(ChatFormat())
+    draft = (
+        DraftedToken(" a", 1, 0, True),
+        DraftedToken(" b", 2, 1, False),
+        DraftedToken(" c", 3, 0, False),
+    )
+    asked = delta(" a!", token_ids=(5, 6), sources=(1, 0), texts=(" a", "!"), draft=draft)
+    (choice,) = made.chunk(asked)["choices"]
+    assert choice["token_sources"] == [
+        {"text": " a", "source": "context"},
+        {"text": "!", "source": "plain"},
+    ]
+    assert choice["draft"] == [
+        {"text": " a", "source": "context", "parent": -1, "accepted": True},
+        {"text": " b", "source": "model", "parent": 0, "accepted": False},
+        {"text": " c", "source": "statistics", "parent": -1, "accepted": False},
+    ]
+    (choice,) = made.chunk(delta("b"))["choices"]
+    assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}

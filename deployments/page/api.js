@@ -1,0 +1,82 @@
+// The gateway as the page uses it: the same routes as any other client.
+
+const KEY = "hdserve-key";
+
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+async function call(path, options = {}) {
+  const headers = { ...options.headers };
+  if (key.get()) headers.authorization = `Bearer ${key.get()}`;
+  const response = await fetch(path, { ...options, headers, credentials: "omit" });
+  if (!response.ok) {
+    const body = await response.json().catch(() => null);
+    throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+  }
+  return response;
+}
+
+export const getJson = async (path) => (await call(path)).json();
+export const getText = async (path) => (await call(path)).text();
+
+// The chunks of a streamed chat; throws what the server reports in mid-stream.
+export async function* streamChat(body, signal) {
+  const response = await call("v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({
+      ...body,
+      stream: true,
+      stream_options: { include_usage: true, include_sources: true },
+    }),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    signal.throwIfAborted(); // what has arrived already is not shown either
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message, 500);
+    yield chunk;
+  }
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+const SERIES = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+
+// The series of `GET /metrics`: [{name, labels, value}].
+export function parseMetrics(text) {
+  const found = [];
+  for (const line of text.split("\n")) {
+    const match = line.startsWith("#") ? null : SERIES.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, name, value] of (match[2] ?? "").matchAll(LABEL)) labels[name] = value;
+    found.push({ name: match[1], labels, value: Number(match[3]) });
+  }
+  return found;
+}

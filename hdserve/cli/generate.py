@@ -1,0 +1,172 @@
+"""``hdserve generate``: answers on the terminal, without Ray and without a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from hdserve.core import SpeculationParams, StepOutput
+from hdserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from hdserve.llm import Prompt
+
+_STYLES = {
+    "plain": "",
+    "context": "black on yellow",
+    "model": "black on cyan",
+    "statistics": "black on magenta",
+    "recycled": "black on green",
+    "other": "black on blue",
+}
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask; `-` reads standard input.")
+    ] = None,
+    input_path: Annotated[
+        Path | None,
+        typer.Option("--input", help="JSONL file of rows with `prompt` or `messages`."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
+    ] = "hdserve-tiny",
+    completes: Annotated[
+        bool, typer.Option("--complete", help="Continue the text instead of answering it.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 256,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; default: the model's own.", min=0.0)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None,
+    drafts: Annotated[bool, typer.Option(help="Decode with drafts, or plainly.")] = True,
+    shows_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
+) -> None:
+    """Answer a prompt, or each row of a file, as it is generated.
+
+    Rows of a file are answered one after the other with the same model, so later answers are
+    drafted from earlier ones.  With --json each row is printed with its `text`, `finish_reason`
+    and what drafting did.
+    """
+    rows = list(_rows(prompt, input_path, completes=completes))
+    from hdserve.llm import LLM
+
+    llm = LLM(model)
+    chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    sampling = {name: value for name, value in chosen.items() if value is not None}
+    printer = _JsonPrinter() if as_json else _TextPrinter(shows_drafts)
+    for row in rows:
+        outputs = llm.stream(
+            _prompt(row), llm.sampling(**sampling), SpeculationParams(is_enabled=drafts)
+        )
+        printer.print(row, outputs)
+
+
+class _TextPrinter:
+    """Writes the text as it comes; with ``shows_drafts`` in colours, and with the figures."""
+
+    def __init__(self, shows_drafts: bool) -> None:
+        self._shows_drafts = shows_drafts
+        self._console = Console(highlight=False, soft_wrap=True)
+        if shows_drafts:
+            names = [name for name in _STYLES if name not in ("recycled", "other")]
+            legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
+            self._console.print(legend)
+
+    def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
+        last = None
+        for last in outputs:
+            if not self._shows_drafts:
+                typer.echo(last.text, nl=False)
+                sys.stdout.flush()
+                continue
+            for text, source in zip(last.texts, last.sources, strict=True):
+                self._console.print(Text(text, _STYLES[source.label]), end="")
+        typer.echo()
+        if last is not None and self._shows_drafts:
+            self._console.print(_summary(last), style="dim")
+
+
+class _JsonPrinter:
+    """One object a row, when its answer is complete."""
+
+    def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
+        collected = list(outputs)
+        seq = collected[-1].sequence
+        counts = seq.counts
+        answer = {
+            **row,
+            "text": "".join(output.text for output in collected),
+            "finish_reason": seq.finish_reason,
+            "num_tokens": seq.num_output_tokens,
+            "num_steps": counts.num_steps,
+            "num_drafts": counts.num_drafts,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted_tokens": counts.num_accepted_tokens,
+            "accepted_by_source": {
+                source.label: count for source, count in sorted(counts.accepted_by_source.items())
+            },
+        }
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _summary(last: StepOutput) -> str:
+    seq = last.sequence
+    counts = seq.counts
+    told = f"{seq.num_output_tokens} tokens in {counts.num_steps} steps"
+    if counts.num_drafts:
+        length = 1 + counts.num_accepted_tokens / counts.num_drafts
+        told += f", mean acceptance length {length:.2f}"
+    return told
+
+
+def _rows(
+    prompt: str | None, input_path: Path | None, *, completes: bool
+) -> Iterator[dict[str, Any]]:
+    """What to answer, each with ``prompt`` or ``messages``."""
+    if (prompt is None) == (input_path is None):
+        raise InvalidRequest("give a prompt or --input, and not both")
+    if prompt is not None:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        yield {"prompt": text} if completes else {"messages": [_message(text)]}
+        return
+    assert input_path is not None
+    try:
+        lines = input_path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read {input_path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _checked(line, f"{input_path}, line {number}", completes=completes)
+
+
+def _checked(line: str, where: str, *, completes: bool) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: not valid JSON") from error
+    if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
+        return row
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise InvalidRequest(f"{where}: an object with `prompt` or `messages` is expected")
+    return row if completes else {**row, "messages": [_message(row["prompt"])]}
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    found: Prompt = row.get("messages") or row["prompt"]
+    return found
+
+
+def _message(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,36 @@
+"""A headless Chromium for tests of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+_FLAGS = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-sandbox",
+)
+
+
+@contextmanager
+def browser_context(profile: Path, **options: Any) -> Iterator[Any]:
+    """A browser with a profile of its own; ``options`` as ``launch_persistent_context`` takes
+    them."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=CHROMIUM, headless=True, args=_FLAGS, **options
+        )
+        try:
+            yield context
+        finally:
+            context.close()

@@ -1,0 +1,319 @@
+"""The page at ``/`` in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from deployments.gateway import Gateway
+from deployments.routes import build_api
+from hdserve.access import Access, ApiKey
+from hdserve.config import default_config
+from tests.browser import CHROMIUM, browser_context
+from tests.serving import ServedApplication
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+]
+
+MODELS = ["hdserve-tiny", "hdserve-mini"]
+QUESTION = "I want to book a table for two in San Jose."
+KEY = "a-key-of-the-tests"
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    """The bundled models, with drafts even where this machine is too busy for them to pay."""
+    settings = {"engine": {"exact": True}, "drafting": {"adapts_budget": False}}
+    models = [{"name": name, "model": name, **settings} for name in MODELS]
+    served = ServedApplication(tmp_path_factory.mktemp("serve"), {"models": models})
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser_context(tmp_path_factory.mktemp("profile"), color_scheme="light") as context:
+        context.set_default_timeout(TIMEOUT_MS)
+        yield context
+
+
+@pytest.fixture(scope="module")
+def locked_url() -> Iterator[str]:
+    """A gateway without models that wants a key."""
+    access = Access((ApiKey(hashlib.sha256(KEY.encode()).digest(), "default"),))
+    api = build_api(Gateway(default_config(), {}, access))
+    server = uvicorn.Server(uvicorn.Config(api, port=0, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def page(application: ServedApplication, context: Any) -> Iterator[Any]:
+    """A new tab with the page; whatever the console reports as an error fails the test."""
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    page.goto(application.base_url)
+    page.locator("#model option").first.wait_for(state="attached")
+    yield page
+    page.close()
+    assert problems == []
+
+
+def ask(page: Any, question: str = QUESTION, **settings: str) -> Any:
+    """Send a message; the element of the answer that begins."""
+    page.locator(".settings").evaluate("settings => { settings.open = true }")
+    for name, value in settings.items():
+        page.locator(f"#{name}").fill(value)
+    page.get_by_label("Message").fill(question)
+    page.get_by_role("button", name="Send").click()
+    return page.locator(".answer").last
+
+
+def wait_for_end(page: Any) -> None:
+    page.locator("#again:enabled").wait_for()
+
+
+def test_files_and_headers(locked_url: str) -> None:
+    """Everything comes from this server, needs no key, may load nothing from elsewhere, and is not
+    sent twice."""
+    found = httpx.get(f"{locked_url}/playground", follow_redirects=True)
+    assert found.url == f"{locked_url}/"
+    policy = found.headers["content-security-policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert not [rule for rule in policy if "unsafe" in rule or "http" in rule or "*" in rule]
+    linked = re.findall(r'(?:href|src)="(page/[^"]+)"', found.text)
+    assert linked
+    for path in linked:
+        answer = httpx.get(f"{locked_url}/{path}")
+        assert answer.headers["content-security-policy"] == "; ".join(policy)
+        etag = {"if-none-match": answer.headers["etag"]}
+        assert httpx.get(f"{locked_url}/{path}", headers=etag).status_code == 304
+    for path in ("page/__init__.py", "page/none.js", "page/..%2fgateway.py"):
+        assert httpx.get(f"{locked_url}/{path}").status_code == 404
+
+
+def test_the_stream_says_where_tokens_come_from(application: ServedApplication) -> None:
+    """Texts of the tokens are the answer, what was accepted is in the draft, and by default nothing
+    is said."""
+    options: dict[str, Any] = {
+        "model": MODELS[0],
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "stream": True,
+    }
+    client = application.client()
+    asked = {"include_usage": True, "include_sources": True}
+    *chunks, last = client.chat.completions.create(**options, stream_options=asked)
+    choices = [chunk.choices[0] for chunk in chunks]
+    extra = [choice.model_extra or {} for choice in choices]
+    tokens = [token for step in extra for token in step["token_sources"]]
+    content = "".join(choice.delta.content or "" for choice in choices)
+    assert "".join(token["text"] for token in tokens) == content
+    assert last.usage is not None
+    assert len(tokens) == last.usage.completion_tokens
+    counts = (last.model_extra or {})["metrics"]["speculative_decoding"]
+    *before, end = tokens  # the last token of a step counts as its bonus, drafted or not
+    for source, count in counts["accepted_by_source"].items():
+        assert sum(token["source"] == source for token in before) == count
+    drafts = [node for step in extra for node in step["draft"]]
+    assert len(drafts) == counts["num_draft_tokens"]
+    num_accepted = sum(node["accepted"] for node in drafts) - (end["source"] != "plain")
+    assert num_accepted == counts["num_accepted_draft_tokens"] > 0
+    for chunk in client.chat.completions.create(**options):
+        assert not {"token_sources", "draft"} & set(chunk.choices[0].model_extra or {})
+
+
+def test_a_chat_is_coloured_by_source(page: Any) -> None:
+    """Tokens stream with classes, numbers follow, the draft shows on focus, arrows move on."""
+    answer = ask(page)
+    wait_for_end(page)
+    text = answer.inner_text()
+    assert len(text) > 10
+    ask(page)  # what was generated is in the model database now
+    wait_for_end(page)
+    drafted = page.locator(".token.context, .token.model, .token.statistics")
+    assert drafted.count() > 0
+    plain, coloured = page.locator(".token.plain").first, drafted.first
+    background = "element => getComputedStyle(element).backgroundColor"
+    assert plain.evaluate(background) != coloured.evaluate(background)
+    dials = page.locator("#chat-meter dd").all_inner_texts()
+    assert all(re.fullmatch(r"[\d.,]+", dial) for dial in dials), dials
+    assert float(dials[1]) > 1
+    step = page.locator(".answer").last.locator(".step").first
+    step.focus()
+    popover = page.get_by_role("tooltip")
+    assert popover.inner_text().startswith("Step 1:")
+    page.keyboard.press("ArrowRight")
+    assert popover.inner_text().startswith("Step 2:")
+    page.keyboard.press("Escape")
+    assert not popover.is_visible()
+
+
+def test_regenerate_and_new_chat(page: Any) -> None:
+    """The answer is replaced under another seed; a new chat is empty."""
+    ask(page, temperature="1.2", **{"max-tokens": "40"})
+    wait_for_end(page)
+    first = page.locator(".answer").inner_text()
+    page.get_by_role("button", name="Regenerate").click()
+    wait_for_end(page)
+    assert page.locator(".answer").count() == 1
+    assert page.locator(".answer").inner_text() != first
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".answer").count() == 0
+    assert page.locator("#hello").is_visible()
+
+
+def test_stop(page: Any, application: ServedApplication) -> None:
+    """Stopping ends the answer here and in the engine."""
+    page.locator("#model").select_option("hdserve-mini")
+    page.evaluate(
+        """new MutationObserver(() => {
+            if (document.querySelector(".step")) document.getElementById("stop").click();
+        }).observe(document.getElementById("turns"), { childList: true, subtree: true })"""
+    )
+    answer = ask(page, "Go on and on.", **{"max-tokens": "2000"})
+    wait_for_end(page)
+    assert page.locator(".answer-end").inner_text().endswith("stopped")
+    assert answer.get_attribute("aria-busy") == "false"
+    for _ in range(100):
+        model = httpx.get(f"{application.base_url}/v1/models/hdserve-mini").json()
+        if not model["num_running"]:
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("the engine goes on")
+
+
+def test_side_by_side(page: Any) -> None:
+    """Both lanes show the same text; only one of them drafted."""
+    page.get_by_role("tab", name="Side by side").click()
+    page.get_by_role("button", name="Race").click()
+    page.get_by_text("The same text").wait_for()
+    texts = page.locator(".lanes .answer").all_inner_texts()
+    assert texts[0] == texts[1] != ""
+    assert page.locator("#lane-plain .token:not(.plain)").count() == 0
+    assert page.locator("#lane-drafts .token:not(.plain)").count() > 0
+
+
+def test_the_model_is_chosen(page: Any) -> None:
+    """Both models can be picked, and the request names the one that was."""
+    assert page.locator("#model option").all_inner_texts() == MODELS
+    page.locator("#model").select_option("hdserve-mini")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, **{"max-tokens": "5"})
+    assert sent.value.post_data_json["model"] == "hdserve-mini"
+    wait_for_end(page)
+
+
+def test_the_key_is_asked_for_and_kept_in_the_tab(context: Any, locked_url: str) -> None:
+    """A wrong one is asked for again; the right one is kept nowhere else, and can be forgotten."""
+    page = context.new_page()
+    page.goto(locked_url)
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.wait_for()
+    for key in ("wrong", KEY):
+        dialog.get_by_label("Key", exact=True).fill(key)
+        with page.expect_response("**/v1/models") as answered:
+            dialog.get_by_role("button", name="Use it").click()
+        assert answered.value.status == (200 if key == KEY else 401)
+    page.locator("#model option").first.wait_for(state="attached")
+    assert not dialog.is_visible()
+    assert page.evaluate("[...Object.values(sessionStorage)]") == [KEY]
+    assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie")
+    page.get_by_role("button", name="Key").click()
+    dialog.get_by_role("button", name="Forget it").click()
+    dialog.wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+    page.close()
+
+
+def test_databases_and_replicas(page: Any) -> None:
+    """Each model has its databases with sizes, and its replicas."""
+    page.get_by_role("tab", name="Databases").click()
+    for model in MODELS:
+        rows = page.get_by_role("region", name=f"Databases of {model}").locator("tbody tr")
+        rows.first.wait_for()
+        names = rows.locator("th").all_inner_texts()
+        assert names == ["model", "statistics", "context"]
+        statistics = rows.nth(1).locator("td").all_inner_texts()
+        assert int(statistics[0].replace(",", "")) > 1000
+        assert re.fullmatch(r"[\d.,]+ [KM]iB", statistics[1])
+        replicas = page.get_by_role("region", name=f"Replicas of {model}").locator("tbody tr")
+        assert replicas.count() == 1
+
+
+@pytest.mark.parametrize("view", ["Chat", "Side by side", "Databases"])
+def test_a_narrow_window_does_not_scroll_sideways(page: Any, view: str) -> None:
+    """On a phone every view fits the width."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.get_by_role("tab", name=view).click()
+    if view == "Databases":
+        page.get_by_role("table").first.wait_for()
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 360
+
+
+def test_dark_and_light(page: Any) -> None:
+    """The page follows the system until it is told otherwise; text can be read in both."""
+    ink = "getComputedStyle(document.documentElement).color"
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(paper)
+    assert contrast(page.evaluate(ink), light) > 7
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(paper)
+    assert dark != light
+    assert contrast(page.evaluate(ink), dark) > 7
+    page.get_by_role("button", name="Theme: auto").click()
+    assert page.evaluate(paper) == light
+    page.get_by_role("button", name="Theme: light").click()
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(paper) == dark
+    page.get_by_role("button", name="Theme: dark").click()
+    assert page.evaluate(paper) == light
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two opaque CSS colours (WCAG 2.2, 1.4.3)."""
+    low, high = sorted(_luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(c * w for c, w in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_the_programs_of_the_quick_start(
+    application: ServedApplication, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They print an answer, what was accepted, and the source of each token."""
+    text = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    first, second = [block for block in blocks if "OpenAI" in block]
+    for program in (first, second):
+        assert "http://localhost:8000" in program
+        exec(program.replace("http://localhost:8000", application.base_url), {"__name__": "it"})
+        assert capsys.readouterr().out.count("\n") >= 2

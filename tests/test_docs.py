@@ -1,0 +1,134 @@
+"""What the documentation shows works, is complete and leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from deployments.gateway import Gateway
+from deployments.protocol import ChatBody, CompletionBody, Speculation, StreamOptions
+from deployments.routes import build_api
+from hdserve.cli import app as command
+from hdserve.config import default_config, parse_config
+from tests.engines import make_engine, make_sequence, plain_tokens, run
+from tests.models import make_model
+from tools.config_reference import reference
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[str]:
+    text = read(ROOT / "docs" / name)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def links() -> list[tuple[Path, str]]:
+    return [
+        (path, target)
+        for path in DOCS
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", read(path))
+    ]
+
+
+@pytest.mark.parametrize(("path", "target"), links())
+def test_links_lead_somewhere(path: Path, target: str) -> None:
+    assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_readme_names_every_guide() -> None:
+    readme = read(ROOT / "README.md")
+    assert [path.name for path in GUIDES if f"](docs/{path.name})" not in readme] == []
+
+
+def test_the_configuration_reference_is_current() -> None:
+    """``python -m tools.config_reference > docs/configuration.md`` writes it."""
+    assert read(ROOT / "docs" / "configuration.md") == reference()
+
+
+def test_every_field_is_explained() -> None:
+    """No row of the configuration reference lacks its sentence."""
+    assert re.findall(r"^\|.*\|\s*\|$", reference().replace("| |\n|---", ""), re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_configurations_are_valid(path: Path) -> None:
+    """Each YAML block that names models is a configuration."""
+    for block in blocks(path.name, "yaml"):
+        data = yaml.safe_load(block)
+        if "models" not in data:
+            continue
+        names = {"hierarchy"}
+        for model in data["models"]:
+            names |= {item["name"] for item in model.get("drafting", {}).pop("drafters", [])}
+        parse_config(data)
+        assert names <= {"hierarchy", "phrase"}
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_commands_exist(path: Path) -> None:
+    """Each ``hdserve`` command and option a guide shows is one."""
+    from typer.main import get_command
+
+    shown = re.sub(r"\\\n", " ", read(path))
+    for line in re.findall(r"(?:^|`)hdserve ([a-z][^`#\n]*)", shown, re.MULTILINE):
+        current: Any = get_command(command)
+        words = line.split()
+        while hasattr(current, "commands") and words:
+            assert words[0] in current.commands, line
+            current = current.commands[words.pop(0)]
+        known = {option for item in current.params for option in item.opts + item.secondary_opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_every_route_is_documented() -> None:
+    """And no other is."""
+    api = build_api(Gateway(default_config(), {}))
+    routes = {
+        f"{method.upper()} {path}"
+        for path, methods in api.openapi()["paths"].items()
+        for method in methods
+    }
+    documented = set(re.findall(r"`((?:GET|POST|PUT|DELETE) /[^`]*)`", read(ROOT / "docs/http.md")))
+    pages = {"GET /", "GET /playground"}
+    assert {route.replace(":path", "") for route in routes} == documented - pages
+
+
+@pytest.mark.parametrize("model", [ChatBody, CompletionBody, Speculation, StreamOptions])
+def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
+    text = read(ROOT / "docs/http.md")
+    assert [name for name in model.model_fields if f"`{name}`" not in text] == []
+
+
+def test_the_draft_source_drafts() -> None:
+    """The class of the guide guesses right, and changes nothing."""
+    (program,) = blocks("adding-a-draft-source.md", "python")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(program, names)
+    drafter = names["PhraseDrafter"]()
+    model = make_model()
+    seq = make_sequence("a", [3, 9, 4] * 4, logit_bias={7: 100.0}, temperature=0.0)
+    wanted = plain_tokens(model, [seq])["a"]
+    run(make_engine([drafter], model=model), [seq])
+    assert seq.token_ids == wanted
+    assert seq.counts.num_accepted_tokens > 10
+    assert drafter._next == {}
+
+
+def test_the_offline_program_of_the_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second answer takes fewer steps."""
+    (program,) = [block for block in blocks("quickstart.md", "python") if "LLM(" in block]
+    exec(program, {"__name__": "example"})
+    first, again = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["first", again.split()[1]]
+    assert int(again.split()[4]) < int(first.split()[4])

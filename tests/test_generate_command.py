@@ -1,0 +1,67 @@
+"""``hdserve generate`` on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.errors import InvalidRequest
+
+OPTIONS = ["--model", "hdserve-mini", "--temperature", "0", "--max-tokens", "24"]
+QUESTION = "I want to book a table for two."
+
+
+def generate(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["generate", *arguments, *OPTIONS], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    """Each row becomes an object; the second answer is drafted from the first, and equal to it."""
+    path = tmp_path / "prompts.jsonl"
+    chat = [{"role": "user", "content": QUESTION}]
+    rows = [{"id": 1, "prompt": QUESTION}, {"id": 2, "messages": chat}]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    first, second = map(json.loads, generate("--input", str(path), "--json").splitlines())
+    assert (first["id"], second["id"]) == (1, 2)
+    assert first["text"] == second["text"] != ""
+    assert second["num_steps"] < first["num_steps"] <= first["num_tokens"] <= 24
+    assert second["accepted_by_source"]["model"] > 0
+    plain = json.loads(generate(QUESTION, "--json", "--no-drafts"))
+    assert plain["text"] == first["text"]
+    assert plain["num_drafts"] == 0
+
+
+def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is the same in colours, between a legend and the figures."""
+    text = generate(QUESTION).strip()
+    assert text
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = generate(QUESTION, "--show-drafts")
+    assert "\x1b[30;4" in coloured
+    legend, *lines = re.sub(r"\x1b\[[\d;]*m", "", coloured).strip().splitlines()
+    assert legend.split() == ["plain", "context", "model", "statistics"]
+    assert "\n".join(lines[:-1]) == text
+    assert "tokens in" in lines[-1]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"prompt": 3}', '{"messages": []}'])
+def test_wrong_rows(tmp_path: Path, line: str) -> None:
+    """A row that cannot be answered is named by its line."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{line}\n')
+    with pytest.raises(InvalidRequest, match="line 2"):
+        CliRunner().invoke(app, ["generate", "--input", str(path)], catch_exceptions=False)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    """A prompt or a file, one of them, and a file that is there."""
+    for arguments in ([], ["a", "--input", "b"], ["--input", str(tmp_path / "none")]):
+        with pytest.raises(InvalidRequest):
+            CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
