@@ -23,7 +23,7 @@ def generate(*arguments: str) -> str:
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
-    """Each row becomes an object; the second answer is drafted from the first, and equal to it."""
+    """Each row becomes an object; what is asked again is answered equally, drafted or not."""
     path = tmp_path / "prompts.jsonl"
     chat = [{"role": "user", "content": QUESTION}]
     rows = [{"id": 1, "prompt": QUESTION}, {"id": 2, "messages": chat}]
@@ -31,8 +31,10 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     first, second = map(json.loads, generate("--input", str(path), "--json").splitlines())
     assert (first["id"], second["id"]) == (1, 2)
     assert first["text"] == second["text"] != ""
-    assert second["num_steps"] < first["num_steps"] <= first["num_tokens"] <= 24
-    assert second["accepted_by_source"]["model"] > 0
+    for answer in (first, second):
+        num_accepted = sum(answer["accepted_by_source"].values())
+        assert answer["num_steps"] <= answer["num_tokens"] <= 24
+        assert answer["num_tokens"] <= answer["num_steps"] + num_accepted + 1
     plain = json.loads(generate(QUESTION, "--json", "--no-drafts"))
     assert plain["text"] == first["text"]
     assert plain["num_drafts"] == 0

@@ -67,7 +67,14 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     keys = directory / "keys"
     keys.write_text(f"# tenants\n{ANNA_KEY} anna\n{OTTO_KEY} otto\n\n{OTHER_OTTO_KEY}\totto\n")
     config = {
-        "models": [{"name": MODEL, "model": str(_model(directory / "model")), "aliases": ["a"]}],
+        "models": [
+            {
+                "name": MODEL,
+                "model": str(_model(directory / "model")),
+                "aliases": ["a"],
+                "drafting": {"adapts_budget": False},
+            }
+        ],
         "gateway": {"strict_requests": True},
     }
     environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY": ADMIN_KEY}

@@ -30,7 +30,15 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     directory = tmp_path_factory.mktemp("serve")
     config = {
-        "models": [{"name": MODEL, "model": MODEL, "num_replicas": 2, "num_cpus": 0.2}],
+        "models": [
+            {
+                "name": MODEL,
+                "model": MODEL,
+                "num_replicas": 2,
+                "num_cpus": 0.2,
+                "drafting": {"adapts_budget": False},
+            }
+        ],
         "model_database": {"snapshot_dir": str(directory / "database")},
     }
     served = ServedApplication(directory, config, cluster.address)

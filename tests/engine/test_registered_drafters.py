@@ -94,7 +94,8 @@ def test_bundled_model_in_float32(bundled: str) -> None:
         "max_num_sequences": 4,
         "prefill_chunk_tokens": 64,
     }
-    config = {"name": bundled, "model": bundled, "engine": engine_options}
+    drafting = {"adapts_budget": False}
+    config = {"name": bundled, "model": bundled, "engine": engine_options, "drafting": drafting}
     host = ModelHost(ModelConfig.model_validate(config), max_database_bytes=1 << 22)
     engine = host.make_engine()
     texts = ("Can you find me a hotel in Paris?", "Explain what a list is.", "Hello!")
