@@ -266,7 +266,7 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
             temperature=0.9,
             seed=5,
             max_tokens=40,
-            extra_body={"speculation": {"databases": ["model"]}},
+            extra_body={"ignore_eos": True, "speculation": {"databases": ["model"]}},
         )
         return int(_drafts(answer)["accepted_by_source"].get("model", 0))
 
