@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) --editable '.[test,dev]'
 	@echo "compiling the drafting kernels, once"
-	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')" 2>/dev/null
+	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')"
 	@touch $(STAMP)
 
 serve: setup

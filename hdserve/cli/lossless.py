@@ -1,4 +1,4 @@
-"""``hdserve check-lossless``: prove on this machine that drafts change no token."""
+"""``hdserve check-lossless``: count on this machine whether drafts change a token."""
 
 from __future__ import annotations
 
