@@ -16,7 +16,7 @@ from typing import Any
 
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
-from hdserve.bench.replay_setup import largest_id
+from hdserve.bench.replay_setup import ending_token_ids, largest_id
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
@@ -65,7 +65,10 @@ class Tables:
     def _run(self, drafter: str, options: dict[str, Any], mib: int, part: float) -> dict[str, Any]:
         database = ModelDatabase(mib << 20, share_prompts=True)
         vocab_size = max(map(largest_id, (self._rows, self._fill, self._corpus))) + 1
-        resources = DraftResources(vocab_size, database, self._counted(part))
+        ending = ending_token_ids([*self._rows, *self._fill])
+        resources = DraftResources(
+            vocab_size, database, self._counted(part), ending_token_ids=ending
+        )
         config = DraftingConfig(drafters=(DrafterConfig(name=drafter, options=options),))
         drafters = build_drafters(config, resources)
         drafters[0].warm_up()

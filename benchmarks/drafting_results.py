@@ -16,7 +16,12 @@ from typing import Any
 
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
-from hdserve.bench.replay_setup import largest_id, open_statistics, with_min_score
+from hdserve.bench.replay_setup import (
+    ending_token_ids,
+    largest_id,
+    open_statistics,
+    with_min_score,
+)
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase
@@ -92,7 +97,9 @@ def run(
     config = DraftingConfig(drafters=(DrafterConfig(name=drafter),))
     if floor:
         config = with_min_score(config, floor)
-    drafters = build_drafters(config, DraftResources(vocab_size, database, statistics))
+    ending = ending_token_ids([*rows, *fill])
+    resources = DraftResources(vocab_size, database, statistics, ending_token_ids=ending)
+    drafters = build_drafters(config, resources)
     drafters[0].warm_up()
     replay = Replay(drafters, database, mode, budget, config.max_depth)
     if mode is ReplayMode.WARM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
 def largest_id(rows: Sequence[ReplayRow]) -> int:
     """The largest token id of ``rows``; -1 without any."""
     return max((max((*row.prompt, *row.response), default=-1) for row in rows), default=-1)
+
+
+def ending_token_ids(rows: Sequence[ReplayRow]) -> frozenset[int]:
+    """The token that ends at least half of the responses and stands nowhere else in them; empty
+    when there is none."""
+    last = Counter(row.response[-1] for row in rows if row.response)
+    inside = {token for row in rows for token in row.response[:-1]}
+    return frozenset(
+        token
+        for token, count in last.items()
+        if token not in inside and count >= 2 and 2 * count >= last.total()
+    )
 
 
 def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase | None:

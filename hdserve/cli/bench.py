@@ -14,6 +14,7 @@ from rich.table import Table
 from hdserve.bench.replay import Replay, ReplayMode, ReplayResult
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import (
+    ending_token_ids,
     largest_id,
     load_drafting,
     open_statistics,
@@ -85,7 +86,9 @@ def replay(
     vocab_size = max(largest_id(rows), largest_id(fills)) + 1
     if corpus is not None and corpus.directory is not None:
         vocab_size = max(vocab_size, corpus.info.vocab_size)
-    drafters = build_drafters(drafting, DraftResources(vocab_size, database, corpus))
+    ending = ending_token_ids([*rows, *fills])
+    resources = DraftResources(vocab_size, database, corpus, ending_token_ids=ending)
+    drafters = build_drafters(drafting, resources)
     for each in drafters:
         each.warm_up()
     run = Replay(drafters, database, mode, budget, drafting.max_depth)

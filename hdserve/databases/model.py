@@ -33,6 +33,7 @@ from hdserve.databases.ngram import (
     insert_tokens,
     rebase_stamps,
 )
+from hdserve.databases.recycled import RecycledDatabase
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
@@ -40,6 +41,9 @@ MODEL_ORDERS = (0, 1, 2, 4)
 """Context lengths in tokens, ascending."""
 
 MIN_RESERVE_BYTES = 1 << 15
+RECYCLED_SHARE = 16
+"""One part in so many of a database's bytes is for what the model thought likely."""
+
 LOG_SHARE = 8
 """One part in so many of a partition's bytes is for its log and the index of it."""
 
@@ -190,6 +194,7 @@ class ModelDatabase:
         self._orders = tuple(orders)
         self._longest_order = max(orders)
         self._partitions: dict[str, Partition] = {}
+        self._recycled: dict[str, RecycledDatabase] = {}
         self._prefixes: dict[str, set[int]] = {}
 
     @property
@@ -215,6 +220,17 @@ class ModelDatabase:
     def partition(self, namespace: str) -> Partition | None:
         """The tables of a namespace; ``None`` while nothing was inserted."""
         return self._partitions.get(namespace)
+
+    def recycled(self, namespace: str) -> RecycledDatabase | None:
+        """What the model thought likely in a namespace; ``None`` while nothing was kept."""
+        return self._recycled.get(namespace)
+
+    def recycling(self, namespace: str) -> RecycledDatabase:
+        """The same, made if there is none."""
+        found = self._recycled.get(namespace)
+        if found is None:
+            found = self._recycled[namespace] = RecycledDatabase(self.max_bytes // RECYCLED_SHARE)
+        return found
 
     def insert(self, namespace: str, token_ids: TokenIds) -> None:
         """Add one finished output of the model.
@@ -288,9 +304,11 @@ class ModelDatabase:
         """Forget one namespace, or all."""
         if namespace is None:
             self._partitions.clear()
+            self._recycled.clear()
             self._prefixes.clear()
         else:
             self._partitions.pop(namespace, None)
+            self._recycled.pop(namespace, None)
             self._prefixes.pop(namespace, None)
 
     def _used(self, namespace: str) -> Partition:

@@ -38,6 +38,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hdserve.databases.kernel_cache import keep_compiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -97,16 +99,15 @@ def jit(function: _F) -> _F:
     Without reference counts (``_nrt``) a function may not allocate or return arrays; measured on
     drafting, they made calls three times slower.
     """
-    compiled: _F = numba.njit(
-        cache=True, nogil=True, fastmath=True, error_model="numpy", _nrt=False
-    )(function)
+    compiled: _F = numba.njit(nogil=True, fastmath=True, error_model="numpy", _nrt=False)(function)
+    keep_compiled(compiled)
     return compiled
 
 
 def inlined(function: _F) -> _F:
     """As :func:`jit`, for the parts that entry points are made of."""
     compiled: _F = numba.njit(
-        cache=True, nogil=True, fastmath=True, error_model="numpy", _nrt=False, forceinline=True
+        nogil=True, fastmath=True, error_model="numpy", _nrt=False, forceinline=True
     )(function)
     return compiled
 

@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.databases.ngram import NUM_SLOTS, Ints, Rows, Tokens, new_lines
+from hdserve.databases.recycled import NUM_TOP
 
 Floats = npt.NDArray[np.float32]
 Hashes = npt.NDArray[np.uint64]
 
-NUM_LEVELS = 4
-CONTEXT, MODEL, OTHERS, STATISTICS = range(NUM_LEVELS)
+NUM_LEVELS = 5
+CONTEXT, MODEL, OTHERS, STATISTICS, RECYCLED = range(NUM_LEVELS)
 ROWS_PER_LEVEL = 3
-MAX_ROWS = NUM_LEVELS * ROWS_PER_LEVEL
+"""Of ``RECYCLED``, the last level, only the longest known context counts."""
+
+MAX_ROWS = (NUM_LEVELS - 1) * ROWS_PER_LEVEL + 1
 POINTER_INPUT = MAX_ROWS
 BIAS_INPUT = POINTER_INPUT + 2
 NUM_INPUTS = 16
@@ -67,7 +70,8 @@ class Databases(NamedTuple):
     """The arrays that candidates of one sequence come from.
 
     ``state`` holds one number each, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
-    NUM_ORDERS]``, context lengths ascending, -1 where there are no more.
+    NUM_ORDERS]``, context lengths ascending, -1 where there are no more; ``ending`` are the token
+    ids that nothing follows.
     """
 
     tokens: Tokens
@@ -83,7 +87,10 @@ class Databases(NamedTuple):
     others_size: Ints
     statistics: Rows
     statistics_size: Ints
+    recycled: Rows
+    recycled_size: Ints
     orders: Ints
+    ending: Ints
     state: Ints
 
 
@@ -128,6 +135,9 @@ class Scratch(NamedTuple):
     queue_scores: Floats
     new_tokens: Ints
     drafted: Ints
+    verified: Ints
+    top_tokens: Tokens
+    top_shares: Floats
 
 
 NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_CONFIDENCE, NODE_PREDICTED = range(6)
@@ -135,6 +145,7 @@ NODE_POINTERS = NODE_PREDICTED + 2
 NODE_SIZE = NODE_POINTERS + 2 * POINTER_SIZE
 CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
 EVENT_CANDIDATE, EVENT_INPUT, EVENT_CELL = 0, 1, 2
+VERIFIED_TOKEN, VERIFIED_PARENT = range(2)
 DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
 MAX_NEW_TOKENS = 1024
 
@@ -169,4 +180,7 @@ def new_scratch(max_nodes: int) -> Scratch:
         queue_scores=np.zeros(max_nodes + 2, np.float32),
         new_tokens=np.zeros(MAX_NEW_TOKENS, np.int64),
         drafted=np.zeros((4, max_nodes), np.int64),
+        verified=np.zeros((2, max_nodes + 1), np.int64),
+        top_tokens=np.zeros((max_nodes + 1, NUM_TOP), np.int32),
+        top_shares=np.zeros((max_nodes + 1, NUM_TOP), np.float32),
     )

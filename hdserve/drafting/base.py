@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hdserve.config import StrictModel
 from hdserve.core import Sequence
 from hdserve.tree import Acceptance, DraftTree
@@ -21,8 +24,14 @@ class Forward(Protocol):
     Nodes are those of the tree, rejected ones included.
     """
 
-    def top_tokens(self, node: int, k: int) -> list[tuple[int, float]]:
-        """The ``k`` likeliest next tokens after ``node`` with their log probabilities."""
+    def top_tokens(
+        self, k: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The ``k`` likeliest next tokens after every node and their logits.
+
+        Returns:
+            Two arrays ``[num_nodes, k]``, the likeliest first.
+        """
         ...
 
     def hidden(self, node: int) -> Any:
@@ -42,12 +51,14 @@ class DraftResources:
         model_database: what this model generated before; ``None`` when it is switched off.
         statistics: the corpus of the model's tokenizer; ``None`` when there is none.
         draft_from: model databases of other models of the same tokenizer, ranked lower.
+        ending_token_ids: nothing follows one of these.
     """
 
     vocab_size: int
     model_database: ModelDatabase | None = None
     statistics: StatisticsDatabase | None = None
     draft_from: tuple[ModelDatabase, ...] = ()
+    ending_token_ids: frozenset[int] = frozenset()
 
 
 class Drafter(ABC):

@@ -37,7 +37,7 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""

@@ -62,6 +62,7 @@ from hdserve.drafting.arrays import (
     POINTER_SIZE,
     POINTER_STATES,
     PRESENT_CELLS,
+    RECYCLED,
     REACH_SETS,
     REGION_SETS,
     ROWS_PER_LEVEL,
@@ -172,7 +173,7 @@ def find_level(
         scratch.found[found] = row
         found += 1
     scratch.reach[level] = min(found, NUM_REACHES - 1)
-    for place in range(min(found, ROWS_PER_LEVEL)):
+    for place in range(min(found, 1 if level == RECYCLED else ROWS_PER_LEVEL)):
         which = found - 1 - place
         row = scratch.found[which]
         copy_row(scratch.rows, num_hits, rows, row)
@@ -204,6 +205,9 @@ def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_sha
     if levels & (1 << OTHERS):
         rows, size = databases.others, databases.others_size
         prefetch_level(rows, size, num_shared, OTHERS, databases, scratch)
+    if levels & (1 << RECYCLED):
+        rows, size = databases.recycled, databases.recycled_size
+        prefetch_level(rows, size, num_shared, RECYCLED, databases, scratch)
 
 
 @inlined
@@ -237,6 +241,9 @@ def find_all(
     if levels & (1 << STATISTICS):
         rows, size = databases.statistics, databases.statistics_size
         num = find_level(rows, size, 0, 1, num_shared, STATISTICS, databases, learned, scratch, num)
+    if levels & (1 << RECYCLED):
+        rows, size = databases.recycled, databases.recycled_size
+        num = find_level(rows, size, 0, 1, num_shared, RECYCLED, databases, learned, scratch, num)
     return num
 
 

@@ -172,6 +172,27 @@ def copy_drafted(scratch: Scratch, num_nodes: int) -> None:
         drafted[DRAFTED_LEVEL, node - 1] = nodes[node, NODE_LEVEL]
 
 
+@inlined
+def is_ending(databases: Databases, token: int) -> bool:
+    """Whether nothing follows ``token``."""
+    found = False
+    for ending in databases.ending:
+        found |= ending == token
+    return found
+
+
+@inlined
+def is_worth_expanding(
+    databases: Databases, scratch: Scratch, node: int, max_depth: int, threshold: float
+) -> bool:
+    """Whether a child of ``node`` may be drafted and could enter the tree."""
+    return (
+        scratch.nodes[node, NODE_DEPTH] < max_depth
+        and scratch.node_scores[node] * EXPANSION_BOUND > threshold
+        and (node == 0 or not is_ending(databases, scratch.nodes[node, NODE_TOKEN]))
+    )
+
+
 @jit
 def grow_tree(
     database_handles: int,
@@ -201,9 +222,9 @@ def grow_tree(
         threshold = np.float32(min_score)
         if length == limit:
             threshold = max(threshold, scratch.queue_scores[head + length - 1])
-        score = scratch.node_scores[node]
-        if scratch.nodes[node, NODE_DEPTH] < max_depth and score * EXPANSION_BOUND > threshold:
-            num = expand_node(databases, learned, scratch, levels, node, threshold / score)
+        if is_worth_expanding(databases, scratch, node, max_depth, threshold):
+            need = threshold / scratch.node_scores[node]
+            num = expand_node(databases, learned, scratch, levels, node, need)
             length = enqueue_candidates(scratch, num, node, head, length, limit, threshold)
         if length == 0:
             break

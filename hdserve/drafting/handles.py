@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from hdserve.databases.ngram import ROW_WORDS
+from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.arrays import (
     MAP_SIZE,
     MAX_CANDIDATES,
@@ -121,7 +122,7 @@ _inline = numba.njit(inline="always", error_model="numpy")
 @_inline
 def databases_of(address: int) -> Databases:
     """The views of a table made of :class:`Databases`."""
-    table = _int64_2d(address, (15, 3))
+    table = _int64_2d(address, (18, 3))
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
         _int64_1d(table[1, 0], (table[1, 1],)),
@@ -136,8 +137,11 @@ def databases_of(address: int) -> Databases:
         _int64_1d(table[10, 0], (table[10, 1],)),
         _uint32_2d(table[11, 0], (table[11, 1], ROW_WORDS)),
         _int64_1d(table[12, 0], (table[12, 1],)),
-        _int64_2d(table[13, 0], (NUM_LEVELS, NUM_ORDERS)),
-        _int64_1d(table[14, 0], (STATE_SIZE,)),
+        _uint32_2d(table[13, 0], (table[13, 1], ROW_WORDS)),
+        _int64_1d(table[14, 0], (table[14, 1],)),
+        _int64_2d(table[15, 0], (NUM_LEVELS, NUM_ORDERS)),
+        _int64_1d(table[16, 0], (table[16, 1],)),
+        _int64_1d(table[17, 0], (STATE_SIZE,)),
     )
 
 
@@ -155,7 +159,7 @@ def learned_of(address: int) -> Learned:
 @_inline
 def scratch_of(address: int) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
-    table = _int64_2d(address, (22, 3))
+    table = _int64_2d(address, (25, 3))
     return Scratch(
         _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
         _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),
@@ -179,4 +183,7 @@ def scratch_of(address: int) -> Scratch:
         _float32_1d(table[19, 0], (table[19, 1],)),
         _int64_1d(table[20, 0], (MAX_NEW_TOKENS,)),
         _int64_2d(table[21, 0], (table[21, 1], table[21, 2])),
+        _int64_2d(table[22, 0], (table[22, 1], table[22, 2])),
+        _int32_2d(table[23, 0], (table[23, 1], NUM_TOP)),
+        _float32_2d(table[24, 0], (table[24, 1], NUM_TOP)),
     )

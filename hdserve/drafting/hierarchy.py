@@ -19,6 +19,7 @@ from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition, TokenIds
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
+from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import STATISTICS_ORDERS
 from hdserve.drafting.arrays import (
     CONTEXT,
@@ -27,12 +28,15 @@ from hdserve.drafting.arrays import (
     NUM_LEVELS,
     NUM_ORDERS,
     OTHERS,
+    RECYCLED,
     STATE_CONTEXT_STAMP,
     STATE_NUM_TOKENS,
     STATE_OUTPUT_START,
     STATE_SIZE,
     STATE_VOCAB_SIZE,
     STATISTICS,
+    VERIFIED_PARENT,
+    VERIFIED_TOKEN,
     Databases,
     new_scratch,
 )
@@ -41,6 +45,7 @@ from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.learning import commit
+from hdserve.drafting.recycling import recycle
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 
@@ -55,7 +60,13 @@ _OWN_ARRAYS = tuple(
     Databases._fields.index(name)
     for name in ("tokens", "heads", "context", "context_size", "state")
 )
-LEVEL_SOURCES = (Source.CONTEXT, Source.MODEL, Source.MODEL, Source.STATISTICS)
+LEVEL_SOURCES = (
+    Source.CONTEXT,
+    Source.MODEL,
+    Source.MODEL,
+    Source.STATISTICS,
+    Source.RECYCLED,
+)
 
 
 class HierarchyOptions(StrictModel):
@@ -69,6 +80,9 @@ class HierarchyOptions(StrictModel):
 
     statistics: bool = True
     """Draft from the statistics database."""
+
+    recycled: bool = True
+    """Draft from what the model thought likely after contexts it verified."""
 
     min_score: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nodes less likely to be accepted than this are not drafted."""
@@ -112,22 +126,35 @@ class _Sources:
     """The partitions that requests of one namespace are drafted for from.
 
     Attributes:
-        model, others: ``None`` while there is nothing.
+        model, others, recycled: ``None`` while there is nothing.
         handles: of :class:`Databases`; the arrays of a request are replaced in a copy.
     """
 
-    __slots__ = ("_versions", "handles", "model", "others")
+    __slots__ = ("_versions", "handles", "model", "others", "recycled")
 
     def __init__(
-        self, model: Partition | None, others: Partition | None, databases: Databases
+        self,
+        model: Partition | None,
+        others: Partition | None,
+        recycled: RecycledDatabase | None,
+        databases: Databases,
     ) -> None:
-        self.model, self.others = model, others
+        self.model, self.others, self.recycled = model, others, recycled
         self._versions = (model.version if model else 0, others.version if others else 0)
         self.handles = HandleTable(databases)
 
-    def are(self, model: Partition | None, others: Partition | None) -> bool:
+    def are(
+        self,
+        model: Partition | None,
+        others: Partition | None,
+        recycled: RecycledDatabase | None,
+    ) -> bool:
         """Whether these are still the arrays of these partitions."""
-        if model is not self.model or others is not self.others:
+        if (
+            model is not self.model
+            or others is not self.others
+            or recycled is not self.recycled
+        ):
             return False
         known, of_others = self._versions
         return (model is None or model.version == known) and (
@@ -153,6 +180,7 @@ class Hierarchy(Drafter):
         self._scratch = new_scratch(self.options.max_nodes)
         self._scratch_handles = HandleTable(self._scratch)
         self._orders = _order_table()
+        self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
         self._nothing = Partition(1 << 14)
         self._sources: dict[str, _Sources] = {}
         self._levels = self._available_levels()
@@ -169,6 +197,8 @@ class Hierarchy(Drafter):
             levels |= 1 << OTHERS
         if options.statistics and resources.statistics is not None:
             levels |= 1 << STATISTICS
+        if options.recycled and resources.model_database is not None:
+            levels |= 1 << RECYCLED
         return levels
 
     def calibration(self, namespace: str) -> Calibration:
@@ -256,29 +286,39 @@ class Hierarchy(Drafter):
             request.handles.replace(index, array)
         request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 
-    def _partitions(self, namespace: str) -> tuple[Partition | None, Partition | None]:
-        """What this model generated, and what the best-ranked other that has something did."""
+    def _partitions(
+        self, namespace: str
+    ) -> tuple[Partition | None, Partition | None, RecycledDatabase | None]:
+        """What this model generated, what the best-ranked other that has something did, and what
+        this model thought."""
         database = self._resources.model_database
         model = database.partition(namespace) if database is not None else None
+        recycled = database.recycled(namespace) if database is not None else None
         others = None
         for database in self._resources.draft_from:
             others = others or database.partition(namespace)
-        return model, others
+        return model, others, recycled
 
     def _current_sources(self, namespace: str) -> _Sources:
-        model, others = self._partitions(namespace)
+        partitions = self._partitions(namespace)
         sources = self._sources.get(namespace)
-        if sources is None or not sources.are(model, others):
+        if sources is None or not sources.are(*partitions):
             if len(self._sources) >= MAX_CALIBRATIONS:
                 self._sources.clear()
             sources = self._sources[namespace] = _Sources(
-                model, others, self._shared_databases(model, others)
+                *partitions, self._shared_databases(*partitions)
             )
         return sources
 
-    def _shared_databases(self, model: Partition | None, others: Partition | None) -> Databases:
+    def _shared_databases(
+        self,
+        model: Partition | None,
+        others: Partition | None,
+        recycled: RecycledDatabase | None,
+    ) -> Databases:
         """The arrays of all but a request, in whose places there is nothing."""
         nothing, statistics = self._nothing, self._resources.statistics
+        table = recycled.table if recycled else nothing.table
         model, others = model or nothing, others or nothing
         return Databases(
             tokens=nothing.log,
@@ -294,7 +334,10 @@ class Hierarchy(Drafter):
             others_size=others.table.size,
             statistics=statistics.rows if statistics else nothing.table.rows,
             statistics_size=statistics.size if statistics else nothing.table.size,
+            recycled=table.rows,
+            recycled_size=table.size,
             orders=self._orders,
+            ending=self._ending,
             state=nothing.log_state,
         )
 
@@ -347,6 +390,32 @@ class Hierarchy(Drafter):
             self._enlarge(request, seq, num_new)
         if self._num_running > 1 and self._resources.model_database is not None:
             self._resources.model_database.record_running(seq)
+        if forward is not None and tree.capacity > 0 and seq.speculation.is_output_shared:
+            self._recycle(request, seq, tree, forward, num_new)
+
+    def _recycle(
+        self, request: _Request, seq: Sequence, tree: DraftTree, forward: Forward, num_new: int
+    ) -> None:
+        """Keep the likeliest tokens after each node of a verified tree."""
+        database, scratch = self._resources.model_database, self._scratch
+        num_nodes = min(len(tree), len(scratch.top_tokens))
+        if database is None or not self.options.recycled:
+            return
+        recycled = database.recycling(seq.namespace)
+        if request.sources.recycled is not recycled:
+            self._connect(request, seq)
+        tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
+        shares = np.exp(logits - logits[:, :1])
+        shares /= shares.sum(axis=1, keepdims=True)
+        scratch.top_tokens[:num_nodes, : tokens.shape[1]] = tokens[:num_nodes]
+        scratch.top_shares[:num_nodes, : tokens.shape[1]] = shares[:num_nodes]
+        scratch.verified[VERIFIED_TOKEN, :num_nodes] = tree.token_ids[:num_nodes]
+        scratch.verified[VERIFIED_PARENT, :num_nodes] = tree.parents[:num_nodes]
+        root = int(request.state[STATE_NUM_TOKENS]) - num_new - 1
+        recycle(
+            request.handles.address, self._scratch_handles.address, root, num_nodes, recycled.stamp
+        )
+        recycled.advance_stamp()
 
     def _commit(self, request: _Request, token_ids: TokenIds) -> int:
         """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
@@ -382,6 +451,7 @@ def _order_table() -> Ints:
         (MODEL, MODEL_ORDERS),
         (OTHERS, MODEL_ORDERS),
         (STATISTICS, STATISTICS_ORDERS),
+        (RECYCLED, RECYCLED_ORDERS),
     ):
         table[level, : len(orders)] = orders
     return table

@@ -109,6 +109,7 @@ class ModelHost:
             model_database=own,
             statistics=self.statistics,
             draft_from=tuple(others),
+            ending_token_ids=self.model.eos_token_ids,
         )
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
         return build_engine(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hdserve.engine.attention import PLAN_KEYWORD
@@ -13,6 +15,7 @@ from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.top import topk
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,13 @@ class NodeOutputs:
     logits: torch.Tensor
     hidden_states: torch.Tensor | None = None
 
-    def top_tokens(self, node: int, k: int) -> list[tuple[int, float]]:
-        """The ``k`` likeliest next tokens after ``node`` with their log probabilities."""
-        values, indices = self.logits[node].log_softmax(dim=-1).topk(k)
-        return list(zip(indices.tolist(), values.tolist(), strict=True))
+    def top_tokens(
+        self, k: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The ``k`` likeliest next tokens after every node and their logits, two arrays
+        ``[num_nodes, k]``."""
+        values, tokens = topk(self.logits, k)
+        return tokens.cpu().numpy(), values.cpu().numpy()
 
     def hidden(self, node: int) -> torch.Tensor:
         """The last hidden state of ``node``, ``[hidden_size]``."""

@@ -1,0 +1,61 @@
+"""Where compiled functions are kept between runs, and when they are out of date.
+
+numba keeps a compiled function until the file it stands in changes.  Here functions of several
+modules are compiled into one, and a stale one reads wrong addresses, so all modules of the packages
+that hold compiled code count: after any change to them everything is compiled once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba.core import caching
+
+_COMPILED_PACKAGES = ("databases", "drafting")
+
+
+@cache
+def sources_digest() -> str:
+    """A digest of the modules of the compiled packages."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for package in _COMPILED_PACKAGES:
+        for path in sorted((root / package).glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _StampedByAll:
+    def get_source_stamp(self) -> str:
+        return sources_digest()
+
+
+class _Provided(_StampedByAll, caching.UserProvidedCacheLocator):
+    """``NUMBA_CACHE_DIR``."""
+
+
+class _InTree(_StampedByAll, caching.InTreeCacheLocator):
+    """``__pycache__`` beside the source."""
+
+
+class _UserWide(_StampedByAll, caching.UserWideCacheLocator):
+    """The user's cache directory, where the source's cannot be written to."""
+
+
+class _Implementation(caching.CompileResultCacheImpl):
+    _locator_classes = [_Provided, _InTree, _UserWide]  # noqa: RUF012 - as in the base class
+
+
+class KernelCache(caching.FunctionCache):
+    """The cache of one compiled function."""
+
+    _impl_class = _Implementation
+
+
+def keep_compiled(function: Any) -> None:
+    """Load ``function``, compiled by numba, from the cache, and keep it there."""
+    function._cache = KernelCache(function.py_func)

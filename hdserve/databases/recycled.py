@@ -1,0 +1,96 @@
+"""What the model itself thought would follow: the likeliest tokens after each verified context.
+
+A verification computes the logits of every node of a draft tree, of the rejected ones too.  Their
+likeliest tokens are kept under the last tokens before them and drafted when these come again
+("Turning Trash into Treasure: Token Recycling", Luo et al. 2024, keeps one row per last token).
+
+The rows are those of :mod:`hdserve.databases.ngram`; a count is a probability in units of
+``1 / SHARE_UNITS``, and a context that is seen again is overwritten.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdserve.databases.ngram import (
+    FIRST_SLOT,
+    MAX_COUNT,
+    MAX_STAMP,
+    NUM_ADDED,
+    ROW_WORDS,
+    ROWS_PER_BUCKET,
+    Ints,
+    NgramTable,
+    Rows,
+    claim_row,
+    grow,
+    inlined,
+    rebase_stamps,
+    set_total,
+)
+
+RECYCLED_ORDERS = (1, 2, 3)
+"""Context lengths in tokens, ascending."""
+
+NUM_TOP = 8
+"""Likeliest tokens kept per context."""
+
+SHARE_UNITS = MAX_COUNT
+STAMPS_PER_TURNOVER = 128
+_COUNT_SHIFT = np.uint32(20)
+_ZERO = np.uint32(0)
+
+
+@inlined
+def write_top(
+    rows: Rows,
+    size: Ints,
+    context_hash: np.uint64,
+    tokens: Ints,
+    shares: Ints,
+    stamp: int,
+) -> None:
+    """Make ``tokens``, likeliest first, what follows a context."""
+    row = claim_row(rows, size, context_hash, stamp, 0)
+    slot = FIRST_SLOT
+    for index in range(NUM_TOP):
+        count = np.int64(shares[index] * np.float32(SHARE_UNITS))
+        if count > 0:
+            word = np.uint32(tokens[index]) | (np.uint32(count) << _COUNT_SHIFT)
+            rows[row, slot] = word
+            slot += 1
+    for rest in range(slot, ROW_WORDS):
+        rows[row, rest] = _ZERO
+    set_total(rows, row, SHARE_UNITS, stamp)
+    grow(rows, size, 0)
+
+
+class RecycledDatabase:
+    """The rows of one namespace.
+
+    Attributes:
+        table: grows up to ``max_bytes``; the address space is taken at once.
+        stamp: the age mark for rows written now.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.table = NgramTable(max_bytes, max_bytes)
+        self.stamp = 1
+        self._stamp_interval = max(1, self.table.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
+        self._next_stamp_at = self._stamp_interval
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        return self.table.num_bytes
+
+    def advance_stamp(self) -> None:
+        """Let rows age as the table turns over; to be called now and then."""
+        if int(self.table.size[NUM_ADDED]) < self._next_stamp_at:
+            return
+        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
+        self.stamp += 1
+        if self.stamp == MAX_STAMP:
+            change = MAX_STAMP // 2
+            rebase_stamps(self.table.rows, self.table.num_buckets, change)
+            self.stamp -= change
