@@ -3,11 +3,13 @@
 Recorded requests are replayed with and without the model and statistics databases, cold and
 online, so that every kind of evidence is seen.  The statistics come from most of the corpus; the
 rest of its conversations is replayed as well, so that text like the corpus and text unlike it are
-both learned from.  Only permissively licensed text may be given: share-alike sources of the
-corpus are left out by name.
+both learned from.  What the model itself thought likely is in no recording, so bundled models
+answer prompts as well.  Only permissively licensed text may be given: share-alike sources of the
+corpus and the output of commercial models are left out by name.
 
     python tools/train_drafting_prior.py --tokenizer DIR --corpus corpus.jsonl.gz \\
-        --replay specbench-vicuna-7b.fill.jsonl.gz --replay tools-tau2-gpt-4.1.fill.jsonl.gz
+        --replay specbench-vicuna-7b.fill.jsonl.gz --replay tools-tau2-gpt-4.1.fill.jsonl.gz \\
+        --model hdserve-tiny --model hdserve-mini --prompts prompts.jsonl
 """
 
 from __future__ import annotations
@@ -20,21 +22,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.prompts import encode_prompt, read_prompts
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_setup import ending_token_ids
+from hdserve.config import ModelConfig
+from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import PRIOR_NAME, Calibration
 from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.states import pack_states, unpack_states
+from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 
-SHARE_ALIKE = ("SGD",)
+EXCLUDED = ("SGD", "GPTeacher")
 REPLAYED_PART = 40
 """One of so many conversations is replayed instead of counted."""
 
 BUDGET, MAX_DEPTH = 16, 24
 MAX_REQUESTS = 150
+MAX_ANSWER_TOKENS = 96
+TEMPERATURES = (0.5, 1.0)
+"""Greedy answers of small models repeat themselves more than text does."""
 
 
 def main() -> None:
@@ -42,6 +53,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--replay", type=Path, action="append", required=True)
+    parser.add_argument("--model", action="append", default=[])
+    parser.add_argument("--prompts", type=Path)
     parser.add_argument("--output", type=Path, default=Path("hdserve/drafting") / PRIOR_NAME)
     args = parser.parse_args()
 
@@ -57,7 +70,10 @@ def main() -> None:
                 for rows in sets:
                     state = learn(state, rows, corpus, mode, share_prompts, vocab_size)
     prior = Calibration.from_bytes(state)
-    args.output.write_bytes(prior.without_token_bias().to_bytes())
+    for model in args.model:
+        for temperature in TEMPERATURES:
+            prior = learn_from_model(prior, model, args.prompts, temperature)
+    args.output.write_bytes(prior.for_vocabulary(0).to_bytes())
     print(f"{args.output}: {args.output.stat().st_size} bytes")
 
 
@@ -66,7 +82,7 @@ def read_corpus(path: Path, tokenizer: Tokenizer) -> tuple[StatisticsDatabase, l
     builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=2 << 30)
     conversations: list[ReplayRow] = []
     for row in _rows(path):
-        if row["source"].startswith(SHARE_ALIKE):
+        if row["source"].startswith(EXCLUDED):
             continue
         if "messages" not in row:
             builder.add("corpus", tokenizer.encode(row["text"], adds_special_tokens=False))
@@ -104,13 +120,50 @@ def learn(
 ) -> bytes:
     """Replay ``rows`` from a calibration state; returns the state after it."""
     database = ModelDatabase(share_prompts=share_prompts)
-    drafter = Hierarchy(DraftResources(vocab_size, database, statistics))
+    resources = DraftResources(
+        vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)
+    )
+    drafter = Hierarchy(resources)
     drafter.adopt("default", state)
     run = Replay([drafter], database, mode, BUDGET, MAX_DEPTH)
     run.run(rows)
     length = run.result.mean_acceptance_length
     print(f"{len(rows)} requests, {mode}, statistics {statistics is not None}: {length:.3f}")
     return drafter.calibration("default").to_bytes()
+
+
+def learn_from_model(
+    prior: Calibration, model: str, prompts: Path, temperature: float
+) -> Calibration:
+    """Let a model answer ``prompts`` one by one; returns the state after it."""
+    options = {"max_draft_tokens": BUDGET, "max_depth": MAX_DEPTH, "adapts_budget": False}
+    host = ModelHost(
+        ModelConfig.model_validate(
+            {
+                "name": model,
+                "model": model,
+                "engine": {"dtype": "float32", "exact": False},
+                "drafting": options,
+            }
+        )
+    )
+    engine = host.make_engine()
+    state = prior.for_vocabulary(host.model.vocab_size).to_bytes()
+    engine.adopt_drafter_states(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: state}))
+    num_tokens = num_steps = 0
+    for index, row in enumerate(read_prompts(prompts)):
+        prompt = encode_prompt(row, host.tokenizer, host.model.max_model_len - MAX_ANSWER_TOKENS)
+        params = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=temperature, seed=index)
+        seq = Sequence(row.name, list(prompt.token_ids), params)
+        engine.add(seq)
+        while engine.has_work:
+            engine.step()
+        num_tokens += seq.num_output_tokens
+        num_steps += seq.counts.num_steps
+    print(f"{model}, temperature {temperature}: {num_tokens / num_steps:.3f}")
+    states = engine.drafter_states(DEFAULT_NAMESPACE)
+    assert states is not None, "too few prompts"
+    return Calibration.from_bytes(unpack_states(states)[Hierarchy.name])
 
 
 if __name__ == "__main__":

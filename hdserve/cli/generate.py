@@ -80,7 +80,7 @@ class _TextPrinter:
         self._shows_drafts = shows_drafts
         self._console = Console(highlight=False, soft_wrap=True)
         if shows_drafts:
-            names = [name for name in _STYLES if name not in ("recycled", "other")]
+            names = [name for name in _STYLES if name != "other"]
             legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
             self._console.print(legend)
 

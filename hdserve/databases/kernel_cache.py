@@ -18,10 +18,9 @@ _COMPILED_PACKAGES = ("databases", "drafting")
 
 
 @cache
-def sources_digest() -> str:
-    """A digest of the modules of the compiled packages."""
+def sources_digest(root: Path) -> str:
+    """A digest of the modules of the compiled packages below ``root``."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
     for package in _COMPILED_PACKAGES:
         for path in sorted((root / package).glob("*.py")):
             digest.update(path.name.encode())
@@ -31,7 +30,7 @@ def sources_digest() -> str:
 
 class _StampedByAll:
     def get_source_stamp(self) -> str:
-        return sources_digest()
+        return sources_digest(Path(__file__).parents[1])
 
 
 class _Provided(_StampedByAll, caching.UserProvidedCacheLocator):
@@ -58,4 +57,4 @@ class KernelCache(caching.FunctionCache):
 
 def keep_compiled(function: Any) -> None:
     """Load ``function``, compiled by numba, from the cache, and keep it there."""
-    function._cache = KernelCache(function.py_func)
+    function._cache = KernelCache(function.py_func)  # type: ignore[no-untyped-call]

@@ -215,6 +215,10 @@ class ModelDatabase:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
+        return self._num_text_bytes + self._num_recycled_bytes
+
+    @property
+    def _num_text_bytes(self) -> int:
         return sum(partition.num_bytes for partition in self._partitions.values())
 
     def partition(self, namespace: str) -> Partition | None:
@@ -226,11 +230,27 @@ class ModelDatabase:
         return self._recycled.get(namespace)
 
     def recycling(self, namespace: str) -> RecycledDatabase:
-        """The same, made if there is none."""
-        found = self._recycled.get(namespace)
+        """The same, made if there is none.  That of the namespace which was not fed for longest is
+        dropped when all together outgrow their share."""
+        found = self._recycled.pop(namespace, None)
         if found is None:
-            found = self._recycled[namespace] = RecycledDatabase(self.max_bytes // RECYCLED_SHARE)
+            found = RecycledDatabase(self._recycled_bytes)
+        self._recycled[namespace] = found
+        while len(self._recycled) > 1 and self._num_recycled_bytes > self._recycled_bytes:
+            del self._recycled[next(iter(self._recycled))]
         return found
+
+    @property
+    def _text_bytes(self) -> int:
+        return self.max_bytes - self._recycled_bytes
+
+    @property
+    def _recycled_bytes(self) -> int:
+        return self.max_bytes // RECYCLED_SHARE
+
+    @property
+    def _num_recycled_bytes(self) -> int:
+        return sum(recycled.num_bytes for recycled in self._recycled.values())
 
     def insert(self, namespace: str, token_ids: TokenIds) -> None:
         """Add one finished output of the model.
@@ -315,9 +335,9 @@ class ModelDatabase:
         """The partition of a namespace, made if there is none, moved to the end of the order."""
         partition = self._partitions.pop(namespace, None)
         if partition is None:
-            partition = Partition(self.max_bytes, self._orders)
+            partition = Partition(self._text_bytes, self._orders)
         self._partitions[namespace] = partition
-        while len(self._partitions) > 1 and self.num_bytes > self.max_bytes:
+        while len(self._partitions) > 1 and self._num_text_bytes > self._text_bytes:
             self.clear(next(iter(self._partitions)))
         return partition
 

@@ -76,7 +76,8 @@ class RecycledDatabase:
     def __init__(self, max_bytes: int) -> None:
         self.table = NgramTable(max_bytes, max_bytes)
         self.stamp = 1
-        self._stamp_interval = max(1, self.table.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
+        num_rows = self.table.max_buckets * ROWS_PER_BUCKET
+        self._stamp_interval = max(1, num_rows // STAMPS_PER_TURNOVER)
         self._next_stamp_at = self._stamp_interval
 
     @property

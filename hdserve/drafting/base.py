@@ -24,9 +24,7 @@ class Forward(Protocol):
     Nodes are those of the tree, rejected ones included.
     """
 
-    def top_tokens(
-        self, k: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def top_tokens(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """The ``k`` likeliest next tokens after every node and their logits.
 
         Returns:

@@ -131,9 +131,9 @@ class Calibration:
         state.weights[:] = shipped.weights
         return state
 
-    def without_token_bias(self) -> Calibration:
-        """A copy for no vocabulary in particular: cells and weights only."""
-        copy = Calibration(0)
+    def for_vocabulary(self, vocab_size: int) -> Calibration:
+        """A copy of cells and weights, without token biases."""
+        copy = Calibration(vocab_size)
         copy.cells[:] = self.cells
         copy.weights[:] = self.weights
         return copy

@@ -12,6 +12,7 @@ class ContextOptions(HierarchyOptions):
 
     model: bool = False
     statistics: bool = False
+    recycled: bool = False
 
 
 class ContextDrafter(Hierarchy):

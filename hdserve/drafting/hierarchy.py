@@ -110,13 +110,11 @@ class _Request:
         "state",
     )
 
-    def __init__(
-        self, context: ContextDatabase, calibration: Calibration, state: Ints, levels: int
-    ) -> None:
+    def __init__(self, context: ContextDatabase, calibration: Calibration, state: Ints) -> None:
         self.context = context
         self.calibration = calibration
         self.state = state
-        self.levels = levels
+        self.levels = 0
         self.sources: _Sources
         self.handles: HandleTable
         self.max_added = 0
@@ -150,11 +148,7 @@ class _Sources:
         recycled: RecycledDatabase | None,
     ) -> bool:
         """Whether these are still the arrays of these partitions."""
-        if (
-            model is not self.model
-            or others is not self.others
-            or recycled is not self.recycled
-        ):
+        if model is not self.model or others is not self.others or recycled is not self.recycled:
             return False
         known, of_others = self._versions
         return (model is None or model.version == known) and (
@@ -258,7 +252,7 @@ class Hierarchy(Drafter):
         state[STATE_OUTPUT_START] = len(expected) + seq.num_prompt_tokens
         state[STATE_CONTEXT_STAMP] = context.table.stamp
         state[STATE_VOCAB_SIZE] = calibration.vocab_size
-        request = _Request(context, calibration, state, self._levels_of(seq))
+        request = _Request(context, calibration, state)
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
         self._num_running += 1
@@ -268,11 +262,14 @@ class Hierarchy(Drafter):
         for level in range(NUM_LEVELS):
             if not seq.speculation.allows(LEVEL_SOURCES[level]):
                 levels &= ~(1 << level)
+        if self._current_sources(seq.namespace).recycled is None:
+            levels &= ~(1 << RECYCLED)
         return levels
 
     def _connect(self, request: _Request, seq: Sequence) -> None:
         """Note the arrays that ``request`` is drafted for from."""
         request.sources = self._current_sources(seq.namespace)
+        request.levels = self._levels_of(seq)
         context = request.context
         request.handles = request.sources.handles.copy()
         own: tuple[npt.NDArray[Any], ...] = (

@@ -12,6 +12,7 @@ class ModelOptions(HierarchyOptions):
 
     context: bool = False
     statistics: bool = False
+    recycled: bool = False
 
 
 class ModelDrafter(Hierarchy):

@@ -16,6 +16,7 @@ from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.model import ModelDrafter
 from hdserve.drafting.prompt_lookup import PromptLookup
+from hdserve.drafting.recycled import RecycledDrafter
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.drafting.statistics import StatisticsDrafter
 from hdserve.errors import ConfigError
@@ -30,6 +31,7 @@ DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
             ContextDrafter,
             ModelDrafter,
             StatisticsDrafter,
+            RecycledDrafter,
             PromptLookup,
             HierarchyPaper,
         )

@@ -12,6 +12,7 @@ class StatisticsOptions(HierarchyOptions):
 
     context: bool = False
     model: bool = False
+    recycled: bool = False
 
 
 class StatisticsDrafter(Hierarchy):

@@ -18,25 +18,47 @@ from hdserve.engine.shapes import Shapes
 from hdserve.engine.top import topk
 
 
+class TopTokens:
+    """The likeliest tokens of every row of a forward, computed when first asked for, for all
+    sequences at once.
+
+    Args:
+        logits: ``[num_rows, vocab_size]``.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+        self._found: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = {}
+
+    def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
+        if k not in self._found:
+            values, tokens = topk(self._logits, k)
+            self._found[k] = tokens.cpu().numpy(), values.cpu().numpy()
+        return self._found[k]
+
+
 @dataclass(frozen=True, slots=True)
 class NodeOutputs:
     """What a forward says about the nodes of one tree; the ``Forward`` drafters see.
 
     Attributes:
         logits: ``[num_nodes, vocab_size]`` float32, in the order of the tree's nodes.
+        top: of the whole forward.
+        rows: those of the tree's nodes in the forward.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
     """
 
     logits: torch.Tensor
+    top: TopTokens
+    rows: slice
     hidden_states: torch.Tensor | None = None
 
-    def top_tokens(
-        self, k: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def top_tokens(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """The ``k`` likeliest next tokens after every node and their logits, two arrays
         ``[num_nodes, k]``."""
-        values, tokens = topk(self.logits, k)
-        return tokens.cpu().numpy(), values.cpu().numpy()
+        tokens, logits = self.top(k)
+        return tokens[self.rows], logits[self.rows]
 
     def hidden(self, node: int) -> torch.Tensor:
         """The last hidden state of ``node``, ``[hidden_size]``."""
@@ -75,10 +97,11 @@ class ModelRunner:
         """
         batch = build_batch(chunks, self.cache, self.model.device, self.shapes)
         logits, hidden = self._run(batch)
+        top = TopTokens(logits)
         return [
             None
             if chunk.tree is None
-            else NodeOutputs(logits[part], None if hidden is None else hidden[part])
+            else NodeOutputs(logits[part], top, part, None if hidden is None else hidden[part])
             for chunk, part in zip(chunks, batch.logit_slices, strict=True)
         ]
 

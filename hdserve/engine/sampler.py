@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hdserve.core import SamplingParams, TokenLogprob
+from hdserve.engine.top import argmax
 
 _NUM_TOP_CANDIDATES = 256
 
@@ -39,7 +40,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
         ``[rows]`` int64.
     """
     if params.is_greedy:
-        return logits.argmax(dim=-1)
+        return argmax(logits)
     probabilities = filtered_probabilities(logits, params)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]

@@ -24,9 +24,10 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
     """As ``rows.argmax(dim=-1)``: ``[num_rows]``, the first among equals."""
     if not _is_blocked(rows, 1):
         return rows.argmax(dim=-1)
-    blocks = rows.unflatten(-1, (-1, _BLOCK))
+    blocks = rows.view(len(rows), -1, _BLOCK)
     chosen = blocks.amax(dim=-1).argmax(dim=-1)
-    return chosen * _BLOCK + blocks[torch.arange(len(rows)), chosen].argmax(dim=-1)
+    within: torch.Tensor = blocks[torch.arange(len(rows)), chosen].argmax(dim=-1)
+    return chosen * _BLOCK + within
 
 
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +35,7 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     if not _is_blocked(rows, k):
         values, indices = rows.topk(k, dim=-1)
         return values, indices
-    blocks = rows.unflatten(-1, (-1, _BLOCK))
+    blocks = rows.view(len(rows), -1, _BLOCK)
     chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
     candidates = blocks[torch.arange(len(rows))[:, None], chosen].flatten(1)
     values, places = candidates.topk(k, dim=-1)

@@ -34,7 +34,8 @@ def test_every_drafter_fills_valid_trees(name: str) -> None:
     trees = generate(drafter, make_sequence(TEXT), TEXT)
     for tree in trees:
         check_tree(tree)
-    assert len(trees) < len(TEXT)
+    needs_forwards = name == "recycled"
+    assert (len(trees) < len(TEXT)) != needs_forwards
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

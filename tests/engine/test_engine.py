@@ -477,15 +477,15 @@ def check_forward(
     """The forward's outputs at every node are those of the stock model on the node's own path."""
     name = model.config._attn_implementation
     model.set_attn_implementation("eager")
+    tokens, logits = forward.top_tokens(3)
+    assert tokens.shape == logits.shape == (len(tree), 3)
     for node in range(len(tree)):
         path = [tree.token_ids[step] for step in tree.path_to(node)[1:]]
         with torch.no_grad():
             output = model(torch.tensor([before + path]), output_hidden_states=True)
-        logprobs = output.logits[0, -1].float().log_softmax(dim=-1)
-        wanted = logprobs.topk(3)
-        found = forward.top_tokens(node, 3)
-        assert [token for token, _ in found] == wanted.indices.tolist()
-        assert [value for _, value in found] == pytest.approx(wanted.values.tolist(), abs=1e-4)
+        wanted = output.logits[0, -1].float().topk(3)
+        assert tokens[node].tolist() == wanted.indices.tolist()
+        assert logits[node].tolist() == pytest.approx(wanted.values.tolist(), abs=1e-4)
         hidden = output.hidden_states[-1][0, -1]
         torch.testing.assert_close(forward.hidden(node), hidden, rtol=1e-4, atol=1e-5)
     model.set_attn_implementation(name)

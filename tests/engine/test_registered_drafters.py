@@ -69,7 +69,7 @@ def test_drafted_equals_plain(name: str, setting: str) -> None:
     assert sum(seq.counts.num_draft_tokens for seq in sequences) > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "recycled"])
 def test_accepts(name: str) -> None:
     """A text that repeats itself, was said before and stands in the corpus is drafted by all."""
     model = make_model()
@@ -82,6 +82,21 @@ def test_accepts(name: str) -> None:
     run(make_engine([drafter], model=model), [seq])
     assert seq.token_ids == wanted
     assert seq.counts.num_accepted_tokens >= 10
+
+
+def test_accepts_what_was_thought_before() -> None:
+    """The ``recycled`` source needs no text, but a model that is asked the same once more."""
+    model = make_model()
+    prompt = make_prompt(9)
+    drafter = _build("recycled", [])
+    engine = make_engine([drafter], model=model)
+    first, second = (
+        make_sequence(name, prompt, temperature=0.0, max_tokens=40) for name in ("a", "b")
+    )
+    run(engine, [first])
+    run(engine, [second])
+    assert first.token_ids == second.token_ids
+    assert second.counts.num_accepted_tokens >= 20
 
 
 @pytest.mark.parametrize("bundled", ["hdserve-tiny", "hdserve-mini"])

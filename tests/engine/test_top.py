@@ -1,0 +1,41 @@
+"""The largest entries by blocks are those that torch finds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdserve.engine.top import argmax, topk
+
+SHAPES = [(1, 7), (3, 50), (17, 8192), (2, 32000), (5, 8200), (40, 1024)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_same_as_torch(shape: tuple[int, int]) -> None:
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(argmax(rows), rows.argmax(dim=-1))
+    k = min(8, shape[1])
+    values, indices = topk(rows, k)
+    wanted = rows.topk(k, dim=-1)
+    assert torch.equal(values, wanted.values)
+    assert torch.equal(indices, wanted.indices)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_first_among_equals(shape: tuple[int, int]) -> None:
+    """Few different values, so that every row has ties within blocks and across them."""
+    rows = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(2)).float()
+    first = [row.index(max(row)) for row in rows.tolist()]
+    assert argmax(rows).tolist() == first
+    values, indices = topk(rows, min(8, shape[1]))
+    assert torch.equal(rows.gather(1, indices), values)
+    assert all(len(set(row)) == len(row) for row in indices.tolist())
+
+
+def test_rows_without_a_number_give_some_index() -> None:
+    """A model that overflowed must not stop other sequences."""
+    rows = torch.full((16, 8192), float("nan"))
+    rows[1] = -torch.inf
+    found = argmax(rows)
+    assert found.shape == (16,)
+    assert ((found >= 0) & (found < 8192)).all()
