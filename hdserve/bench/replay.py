@@ -23,6 +23,10 @@ from hdserve.drafting.base import Drafter
 from hdserve.tree import Acceptance, DraftTree
 
 
+SETTLING_STEPS = 2000
+"""So many steps the scores of a new model have to settle."""
+
+
 class ReplayMode(StrEnum):
     """What the cross-request databases hold: ``cold`` clears them before each request, ``online``
     starts empty and keeps, ``warm`` starts from the fill files and keeps."""
@@ -45,6 +49,10 @@ class ReplayResult:
     expected_tokens: float = 0.0
     """Sum of the node scores: how many drafted tokens the drafters thought would be accepted."""
 
+    settled_expected_tokens: float = 0.0
+    settled_accepted_tokens: int = 0
+    """The same and what was accepted, after the first ``SETTLING_STEPS``."""
+
     database_bytes: int = 0
     tokens_by_task: Counter[str] = field(default_factory=Counter)
     steps_by_task: Counter[str] = field(default_factory=Counter)
@@ -66,6 +74,24 @@ class ReplayResult:
         """Expected over accepted draft tokens; 1 is perfectly calibrated."""
         return self.expected_tokens / max(1, self.accepted_by_source.total())
 
+    @property
+    def settled_score_calibration(self) -> float | None:
+        """The same after ``SETTLING_STEPS`` steps; ``None`` when there are not as many."""
+        if self.num_steps <= SETTLING_STEPS:
+            return None
+        return self.settled_expected_tokens / max(1, self.settled_accepted_tokens)
+
+    def count_step(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """Count a verified tree and its accepted nodes."""
+        expected = sum(tree.scores) - 1.0
+        self.num_steps += 1
+        self.num_draft_tokens += tree.num_draft_tokens
+        self.expected_tokens += expected
+        self.accepted_by_source.update(tree.sources[node] for node in accepted)
+        if self.num_steps > SETTLING_STEPS:
+            self.settled_expected_tokens += expected
+            self.settled_accepted_tokens += len(accepted)
+
     def by_task(self) -> dict[str, float]:
         """Mean acceptance length of each task."""
         return {
@@ -84,11 +110,16 @@ class ReplayResult:
             "mean_draft_tokens": round(self.mean_draft_tokens, 3),
             "accepted_by_source": {s.label: n for s, n in sorted(self.accepted_by_source.items())},
             "score_calibration": round(self.score_calibration, 4),
+            "settled_score_calibration": _rounded(self.settled_score_calibration),
             "draft_latency_us": _percentiles(self.draft_s),
             "observe_latency_us": _percentiles(self.observe_s_per_token),
             "start_latency_us_per_prompt_token": _percentiles(self.start_s_per_token),
             "database_bytes": self.database_bytes,
         }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -168,11 +199,7 @@ class Replay:
             drafter.propose(seq, tree)
         result.draft_s.append(time.perf_counter() - begin)
         acceptance = verify_recorded(tree, response[seq.num_output_tokens :])
-        accepted = acceptance.path[1:]
-        result.num_steps += 1
-        result.num_draft_tokens += tree.num_draft_tokens
-        result.expected_tokens += sum(tree.scores) - 1.0
-        result.accepted_by_source.update(tree.sources[node] for node in accepted)
+        result.count_step(tree, acceptance.path[1:])
         elapsed = self._observe(seq, tree, acceptance)
         result.observe_s_per_token.append(elapsed / len(acceptance.token_ids))
 

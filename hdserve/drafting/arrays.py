@@ -39,7 +39,7 @@ MAX_ORDER = 8
 """Longest context length in tokens."""
 
 MAX_LOGIT = 8.0
-MAX_PROBABILITY = 0.985
+MAX_PROBABILITY = 0.997
 
 CELLS_PER_ROW = NUM_SHARES * NUM_RANKS
 """Cells of one kind of row lie side by side: two cache lines of one array."""
