@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from deployments.gateway import Gateway
 from deployments.generation import GenerationRequest, Summary
 from deployments.routes import build_api
-from deployments.tracing import Tracing
+from deployments.tracing import SequenceTrace, Tracing
 from hdserve.config import TelemetryConfig, default_config, parse_config
 from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
 from hdserve.errors import ConfigError, InvalidRequest
@@ -95,6 +95,11 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
     assert SECRET not in repr(sink.spans)
 
 
+def leave(spans: SequenceTrace) -> None:
+    spans.end()
+    raise GeneratorExit
+
+
 def test_what_fails_is_marked(sink: Collector) -> None:
     """A request that is refused, and one whose client goes away while it waits."""
     trace_id = "1" * 32
@@ -103,9 +108,7 @@ def test_what_fails_is_marked(sink: Collector) -> None:
     with pytest.raises(InvalidRequest), tracing.generation(request, "m"):
         raise InvalidRequest(f"{SECRET} is wrong", "prompt")
     with pytest.raises(GeneratorExit), tracing.generation(request, "m") as trace:
-        spans = trace.sequence(Sequence("r/0/0", [1], SamplingParams()))
-        spans.end()
-        raise GeneratorExit
+        leave(trace.sequence(Sequence("r/0/0", [1], SamplingParams())))
     tracing.close()
     refused, gone, queue = sink.wait(3, trace_id)
     assert refused.has_failed
