@@ -6,13 +6,15 @@ A victim asks half of a list of questions; then an attacker asks all of them and
 a client can see, which half it was.  Reported is the probability that the attacker ranks a question
 that was asked above one that was not (the area under the ROC curve): 1.0 is certainty, 0.5 a coin.
 The attacker sees the number of verification steps, which is the number of events of a stream, or
-the time of the whole answer.
+the time of the whole answer.  The questions differ by themselves, so both figures are also given
+for a victim that asked nothing; and it is counted how many answers took another number of steps.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import operator
 import random
 import statistics
 import time
@@ -31,6 +33,11 @@ from hdserve.engine.host import ModelHost
 PLACES = ("San Jose", "Cambridge", "Oakland", "Milpitas", "Fremont")
 TIMES = ("at noon", "at seven", "on Monday", "tonight")
 THINGS = ("a table", "a train", "a taxi", "a room", "a film")
+
+
+CONTROL = "nobody asked"
+SETTINGS = {CONTROL: "b", "two namespaces": "b", "one namespace": "a"}
+"""The namespace of the attacker; the victim's is ``a``."""
 
 
 def questions(num: int, seed: int) -> list[str]:
@@ -86,16 +93,22 @@ def main(
     host = ModelHost(config)
     listed = questions(num_questions, seed)
     asked, others = listed[::2], listed[1::2]
-    rows = []
-    for setting, attacker_namespace in (("one namespace", "a"), ("two namespaces", "b")):
+    rows: list[dict[str, object]] = []
+    control: list[int] = []
+    for setting, attacker_namespace in SETTINGS.items():
         engine = host.make_engine()
         host.own_database.clear()
         victim = Client(host, engine, "a", max_tokens)
         attacker = Client(host, engine, attacker_namespace, max_tokens)
-        for question in asked:
+        for question in asked if setting != CONTROL else ():
             victim.ask(question, is_shared=True)
         seen = {question: attacker.ask(question, is_shared=False) for question in sorted(listed)}
-        row: dict[str, object] = {"setting": setting}
+        steps = [num_steps for num_steps, _ in seen.values()]
+        control = control or steps
+        row: dict[str, object] = {
+            "setting": setting,
+            "num_answers_with_other_steps": sum(map(operator.ne, steps, control)),
+        }
         for index, name in enumerate(("steps", "seconds")):
             values = [[seen[question][index] for question in part] for part in (asked, others)]
             row[f"median_{name}_asked"], row[f"median_{name}_others"] = map(

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.fuzz.targets import TARGETS, seeds
 
-CHUNK = 75_000
+CHUNK = 80_000
 TIMEOUT_S = 20
 """A single case that takes longer is a hang."""
 
