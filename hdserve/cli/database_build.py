@@ -64,10 +64,11 @@ def build(
     try:
         store.restore(log)
         missing = _missing(log, namespace, origin, len(rows))
-        llm = LLM(model)
+        llm = LLM(model) if missing else None
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=len(rows), completed=len(rows) - len(missing))
             for begin in range(0, len(missing), batch_size):
+                assert llm is not None
                 batch = missing[begin : begin + batch_size]
                 params = llm.sampling(max_tokens=max_tokens, temperature=temperature)
                 answers = llm.generate([_chat(rows[index]) for index in batch], params)
