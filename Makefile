@@ -2,6 +2,7 @@
 # make serve   serve the bundled models on port 8000
 # make test    run the tests          make test-all   the slow ones, too
 # make check   linters, type checker, architecture test
+# make fuzz    1,200,000 hostile inputs; goes on where it was interrupted
 #
 # PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself:
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu     (or .../cu130)
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: setup serve test test-all check
+.PHONY: setup serve test test-all check fuzz
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -48,3 +49,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+fuzz: setup
+	$(PIP) --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --cases 150000 --out build/fuzz

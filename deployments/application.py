@@ -9,6 +9,7 @@ from ray import serve
 
 from deployments.gateway import gateway_deployment
 from deployments.model_server import model_deployment
+from deployments.tracing import check_tracing
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, StrictModel, load_config
 
@@ -28,10 +29,8 @@ def app(args: AppArgs) -> serve.Application:
         ConfigError: the configuration is wrong.
     """
     config = load_config(args.config)
+    check_tracing(config.telemetry)
     access = read_access(config.access)
     config = config.model_copy(update={"access": AccessConfig()})
-    models = {
-        model.name: model_deployment(model, config.model_database, len(config.models))
-        for model in config.models
-    }
+    models = {model.name: model_deployment(model, config) for model in config.models}
     return gateway_deployment(config, models, access)

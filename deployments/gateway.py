@@ -17,6 +17,7 @@ from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
@@ -47,7 +48,12 @@ class Gateway:
         self._unary = dict(handles)
         self._streaming = {name: handle.options(stream=True) for name, handle in handles.items()}
         self.http_metrics = HttpMetrics()
+        self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
+
+    def __del__(self) -> None:
+        """Ray Serve calls it once the last request has ended."""
+        self.tracing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.routes import build_api

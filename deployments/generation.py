@@ -29,6 +29,7 @@ class GenerationRequest:
         prediction: the text the client expects in the answer.
         namespace: which model databases the request may read and feed.
         includes_sources: whether deltas carry ``texts`` and ``draft``.
+        trace: the headers that name the gateway's span; empty when the request is not traced.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class GenerationRequest:
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
     includes_sources: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_characters(self) -> int:

@@ -22,7 +22,14 @@ async def read_json(request: Request) -> Any:
         InvalidRequest: it is no JSON, is nested too deeply, or has a number or text that cannot
             be processed.
     """
-    body = await request.body()
+    return parse_json(await request.body())
+
+
+def parse_json(body: bytes) -> Any:
+    """
+    Raises:
+        InvalidRequest: as :func:`read_json`.
+    """
     try:
         data = json.loads(body)
         if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text

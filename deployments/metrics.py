@@ -98,9 +98,10 @@ def _series(first: float, last: float) -> tuple[float, ...]:
     while power <= last:
         bounds += [factor * power for factor in (1, 2.5, 5) if factor * power <= last]
         power *= 10
-    return tuple(round(bound, 6) for bound in bounds)
+    return tuple(round(bound, 9) for bound in bounds)
 
 
+_LOOKUP_S = _series(0.000001, 0.01)
 _STEP_S = _series(0.0001, 10)
 _REQUEST_S = _series(0.001, 1000)
 _TOKENS = tuple(float(2**power) for power in range(18))
@@ -158,6 +159,13 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ("database_fallbacks", "Times a database was done without.", "reason"),
     ):
         yield MetricInfo(f"hdserve_{name}", "counter", text, tuple(labels))
+    yield MetricInfo(
+        "hdserve_lookup_seconds",
+        "histogram",
+        "A draft of 16 tokens from one source alone; a sample a report.",
+        ("source",),
+        _LOOKUP_S,
+    )
     for name, text, *labels in (
         ("slots", "Sequences that can be decoded together."),
         ("kv_cache_tokens", "Size of the KV cache."),

@@ -26,7 +26,8 @@ from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
-from hdserve.config import ModelConfig, ModelDatabaseConfig
+from deployments.tracing import GenerationTrace, Tracing
+from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig, TelemetryConfig
 from hdserve.core import (
     DraftCounts,
     Sequence,
@@ -57,9 +58,14 @@ class ModelServer:
     """
 
     def __init__(
-        self, config: ModelConfig, database_config: ModelDatabaseConfig, num_threads: int
+        self,
+        config: ModelConfig,
+        database_config: ModelDatabaseConfig,
+        num_threads: int,
+        telemetry: TelemetryConfig,
     ) -> None:
         self._config = config
+        self._tracing = Tracing(telemetry, "hdserve-model")
         self._sharing: ClusterSharing | None = None
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._host = ModelHost(
@@ -97,35 +103,42 @@ class ModelServer:
             EngineStopped: the engine has failed; another replica may answer.
         """
         size = request.num_characters + len(request.sampling.get("grammar", ""))
-        sequences = await _off_loop(size, self._sequences, request)
-        if self._sharing is not None:
-            self._sharing.use(request.namespace)
-        merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(seq, merged)) for seq in sequences]
-        try:
-            num_open = len(tasks)
-            while num_open:
-                item = await merged.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    num_open -= 1
-                else:
-                    yield self._delta(item, includes_sources=request.includes_sources)
-            yield _summary(request, sequences, self._replica)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with self._tracing.generation(request, self._config.name) as trace:
+            sequences = await _off_loop(size, self._sequences, request)
+            if self._sharing is not None:
+                self._sharing.use(request.namespace)
+            merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
+            tasks = [asyncio.create_task(self._pump(seq, merged, trace)) for seq in sequences]
+            try:
+                num_open = len(tasks)
+                while num_open:
+                    item = await merged.get()
+                    if isinstance(item, BaseException):
+                        raise item
+                    if item is None:
+                        num_open -= 1
+                    else:
+                        yield self._delta(item, includes_sources=request.includes_sources)
+                summary = _summary(request, sequences, self._replica)
+                trace.summarise(summary)
+                yield summary
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(
-        self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
+        self,
+        seq: Sequence,
+        merged: asyncio.Queue[StepOutput | BaseException | None],
+        trace: GenerationTrace,
     ) -> None:
         outputs = self._engine.generate(seq)
-        clock = self._requests.clock(seq)
+        clock, spans = self._requests.clock(seq), trace.sequence(seq)
         try:
             async for output in outputs:
                 clock.observe(output)
+                spans.observe(output)
                 if output.error is not None:
                     raise output.error
                 merged.put_nowait(output)
@@ -134,6 +147,7 @@ class ModelServer:
             self._requests.failed(error)
             merged.put_nowait(error)
         finally:
+            spans.end()
             await outputs.aclose()
 
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
@@ -190,6 +204,7 @@ class ModelServer:
         self._engine.close()
         if self._sharing is not None:
             self._sharing.close()
+        self._tracing.close()
 
     def _sequences(self, request: GenerationRequest) -> list[Sequence]:
         params = self._host.params(request.sampling)
@@ -294,10 +309,8 @@ def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str
     return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
 
 
-def model_deployment(
-    config: ModelConfig, database_config: ModelDatabaseConfig, num_models: int
-) -> serve.Application:
-    """The Serve application of one model."""
+def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
+    """The Serve application of one model of ``system``."""
     options: dict[str, Any] = {
         "name": f"model-{config.name}",
         "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
@@ -313,6 +326,6 @@ def model_deployment(
         options["autoscaling_config"] = config.autoscaling
     else:
         options["num_replicas"] = config.num_replicas
-    num_threads = max(1, (os.cpu_count() or 1) // num_models)
+    num_threads = max(1, (os.cpu_count() or 1) // len(system.models))
     deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(config, database_config, num_threads)
+    return deployment.bind(config, system.model_database, num_threads, system.telemetry)

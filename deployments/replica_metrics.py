@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from deployments.metrics import Report, Sample
+from deployments.metrics import Histogram, Report, Sample
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
@@ -16,6 +16,8 @@ from hdserve.engine.host import ModelHost
 from hdserve.errors import EngineStopped
 
 _ENGINE_TIMEOUT_S = 1.0
+_LOOKUP = "hdserve_lookup_seconds"
+_DATABASE_SOURCES = (Source.CONTEXT, Source.MODEL, Source.STATISTICS)
 
 
 class ReplicaMetrics:
@@ -39,6 +41,7 @@ class ReplicaMetrics:
         self._requests = requests
         self._sharing = sharing
         self._of_engine: tuple[Sample, ...] = ()
+        self._lookups = {source: Histogram(_LOOKUP) for source in _DATABASE_SOURCES}
 
     async def report(self) -> Report:
         """The state of now; what the engine says is that of the last answer when it is stuck in a
@@ -53,7 +56,14 @@ class ReplicaMetrics:
 
     def _ask_engine(self, engine: Engine) -> tuple[Sample, ...]:
         """In the engine's thread, which owns the databases."""
-        return (*self._engine_samples(engine), *self._database_samples())
+        samples = (*self._engine_samples(engine), *self._database_samples())
+        return (*samples, *self._lookup_samples(engine))
+
+    def _lookup_samples(self, engine: Engine) -> Iterator[Sample]:
+        for source, seconds in engine.lookup_times_s().items():
+            self._lookups.setdefault(source, Histogram(_LOOKUP)).observe(seconds)
+        for source, histogram in self._lookups.items():
+            yield histogram.sample(source.label)
 
     def _engine_samples(self, engine: Engine) -> Iterator[Sample]:
         stats = engine.stats

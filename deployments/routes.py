@@ -19,6 +19,7 @@ from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.http_metrics import add_metrics_route
+from deployments.http_tracing import TracedRequests, trace_of
 from deployments.json_body import read_json
 from deployments.page import add_page_routes
 from deployments.protocol import (
@@ -71,6 +72,8 @@ def build_api(gateway: Gateway) -> FastAPI:
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
     add_metrics_route(api, gateway)
+    if gateway.tracing.is_on:
+        api.add_middleware(TracedRequests, tracing=gateway.tracing)
     add_admin_routes(api, gateway)
     add_page_routes(api)
     return api
@@ -253,8 +256,9 @@ def _header_value(names: Iterable[str]) -> str:
 
 
 def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it."""
-    return replace(generation, namespace=identity_of(request).namespace)
+    """``generation`` in the namespace of who sent it, and as a part of its trace."""
+    namespace = identity_of(request).namespace
+    return replace(generation, namespace=namespace, trace=trace_of(request))
 
 
 def _request_id(request: Request) -> str:

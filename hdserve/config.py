@@ -208,6 +208,20 @@ class AccessConfig(StrictModel):
     """The key for ``/v1/speculation``; ``None`` closes it.  ``HDSERVE_ADMIN_KEY`` replaces it."""
 
 
+class TelemetryConfig(StrictModel):
+    """Traces of requests through gateway, replica and engine."""
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+(/\S*)?$")
+    """Where traces go: the OTLP/HTTP address of an OpenTelemetry collector, such as
+    ``http://collector:4318/v1/traces``; ``None`` makes none.  Needs ``hdserve[tracing]``."""
+
+    sample_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Which share of the requests is traced when the client's ``traceparent`` does not decide."""
+
+    max_steps: int = Field(default=64, ge=0, le=1024)
+    """Of how many engine steps of a traced request, from its first, a span is made."""
+
+
 class ServeConfig(StrictModel):
     """A whole application: the models, their databases, and the gateway."""
 
@@ -217,6 +231,7 @@ class ServeConfig(StrictModel):
     access: AccessConfig = AccessConfig()
     gateway: GatewayConfig = GatewayConfig()
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

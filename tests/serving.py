@@ -37,7 +37,7 @@ class ServedApplication:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._clients: list[openai.OpenAI] = []
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "serve.log"
         serve_config = directory / "serve.json"
@@ -107,7 +107,7 @@ class ServedApplication:
         self._log.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

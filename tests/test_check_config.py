@@ -1,16 +1,19 @@
-"""``hdserve check-config``, and the configurations that ship as examples."""
+"""``hdserve check-config`` and ``config``, and the configurations that ship as examples."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
+from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
 from hdserve.cli import app
-from hdserve.config import read_config
+from hdserve.config import load_config, read_config
 from hdserve.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -68,3 +71,55 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert isinstance(error, ConfigError)
     assert reason in error.message
     assert str(path) in error.message.splitlines()[0]
+
+
+def test_json_names_models_and_problems(tmp_path: Path) -> None:
+    """With the status of the text."""
+    right, wrong = tmp_path / "right.yaml", tmp_path / "wrong.yaml"
+    right.write_text(MODEL % ", num_replicas: 2")
+    wrong.write_text(MODEL % "" + "gatway: {}")
+    result = CliRunner().invoke(app, ["check-config", str(right), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["models"] == [
+        {"name": "a", "model": "bundled model", "size": "2 replicas"}
+    ]
+    result = CliRunner().invoke(app, ["check-config", str(wrong), "--json"])
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert not found["ok"]
+    assert "did you mean 'gateway'" in found["problems"][-1]
+
+
+def show(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["config", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return yaml.safe_load(result.stdout)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_what_deploys_a_configuration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve takes it, and the application is given the same configuration."""
+    monkeypatch.chdir(ROOT)
+    deploy = show("--serve-yaml", "--config", str(path))
+    (application,) = ServeDeploySchema.model_validate(deploy).applications
+    assert application.import_path == "deployments:app"
+    wanted = read_config(path).model_dump(exclude={"access": {"admin_key"}})
+    found = load_config(application.args["config"]).model_dump(exclude={"access": {"admin_key"}})
+    assert found == wanted
+
+
+def test_the_whole_configuration_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every default is shown, no secret is; what is printed is a configuration again."""
+    secret = "the-key-of-the-administrator"
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % "" + f"access: {{admin_key: {secret}}}")
+    for arguments in (("--json",), ("--serve-yaml",), ()):
+        result = CliRunner().invoke(app, ["config", "--config", str(path), *arguments])
+        assert secret not in result.output
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(result.stdout)
+    assert read_config(shown).models == read_config(path).models
+    monkeypatch.setenv("HDSERVE_CONFIG", str(path))
+    assert show()["gateway"]["num_replicas"] == 1

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from deployments.gateway import Gateway
 from deployments.protocol import ChatBody, CompletionBody, Speculation, StreamOptions
 from deployments.routes import build_api
 from hdserve.cli import app as command
-from hdserve.config import default_config, parse_config
+from hdserve.config import default_config
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
 from tools.config_reference import reference
@@ -59,20 +58,6 @@ def test_the_configuration_reference_is_current() -> None:
 def test_every_field_is_explained() -> None:
     """No row of the configuration reference lacks its sentence."""
     assert re.findall(r"^\|.*\|\s*\|$", reference().replace("| |\n|---", ""), re.MULTILINE) == []
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
-def test_configurations_are_valid(path: Path) -> None:
-    """Each YAML block that names models is a configuration."""
-    for block in blocks(path.name, "yaml"):
-        data = yaml.safe_load(block)
-        if "models" not in data:
-            continue
-        names = {"hierarchy"}
-        for model in data["models"]:
-            names |= {item["name"] for item in model.get("drafting", {}).pop("drafters", [])}
-        parse_config(data)
-        assert names <= {"hierarchy", "phrase"}
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)

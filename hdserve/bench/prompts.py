@@ -9,6 +9,9 @@ from typing import Protocol
 
 from hdserve.errors import ConfigError
 
+_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a file of another form may raise."""
+
 
 class ChatTokenizer(Protocol):
     """What is needed of a tokenizer here."""
@@ -65,7 +68,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
             )
             for index, row in enumerate(rows)
         ]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except _ERRORS as error:
         raise ConfigError(
             f"{path}: not a prompt file, lines of {{'turns': [...]}}: {error}"
         ) from error

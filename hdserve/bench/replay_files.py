@@ -54,7 +54,7 @@ def _row(line: str, where: str) -> ReplayRow:
     try:
         data = json.loads(line)
         prompt, response = tuple(data["prompt"]), tuple(data["response"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatabaseError(f"{where}: no recorded request: {error!r}") from error
     if not all(type(token) is int and token >= 0 for token in (*prompt, *response)):
         raise DatabaseError(f"{where}: a token id is no natural number")

@@ -23,6 +23,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(statistics.app, name="statistics")
 app.add_typer(database.app, name="database")
 app.command("check-lossless")(lossless.check_lossless)
+app.command("config")(config.show_config)
 app.command("check-config")(config.check_config)
 app.command("doctor")(doctor.doctor)
 

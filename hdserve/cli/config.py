@@ -1,32 +1,90 @@
-"""``hdserve check-config``: whether a configuration says what it is meant to say."""
+"""``hdserve check-config`` and ``hdserve config``: what a configuration says."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
-from hdserve.config import ModelConfig, ServeConfig, read_config
+from hdserve.config import ModelConfig, ServeConfig, load_config, read_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
+
+IMPORT_PATH = "deployments:app"
 
 
 def check_config(
     file: Annotated[Path, typer.Argument(help="The YAML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a configuration file without starting anything.
 
-    Unknown keys are named with the nearest known one.  Exits with 2 when something is wrong.  What
-    of it this machine can serve, `hdserve doctor --config FILE` says.
+    Unknown keys are named with the nearest known one.  Exits with 2 when something is wrong, and
+    with --json with the `problems` on standard output.  What of it this machine can serve,
+    `hdserve doctor --config FILE` says.
     """
-    config = read_config(file)
-    problems = [*_problems(config)]
+    try:
+        config = read_config(file)
+        problems = [*_problems(config)]
+    except ConfigError as error:
+        if not as_json:
+            raise
+        config, problems = None, error.message.splitlines()
+    if as_json:
+        models = [] if config is None else list(map(_facts, config.models))
+        found = {"file": str(file), "ok": not problems, "problems": problems, "models": models}
+        typer.echo(json.dumps(found))
+        if problems:
+            raise typer.Exit(2)
+        return
+    assert config is not None
     if problems:
         raise ConfigError("\n".join([f"{file}:", *problems]))
     for model in config.models:
         typer.echo(f"{model.name}: {_where(model)}, {_size(model)}")
     typer.echo(f"{file}: ok")
+
+
+def show_config(
+    config: Annotated[
+        Path | None, typer.Option(help="The configuration; default: HDSERVE_CONFIG.")
+    ] = None,
+    is_serve_yaml: Annotated[
+        bool,
+        typer.Option("--serve-yaml", help="As a `serveConfigV2` of Ray Serve and RayService."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the whole configuration, with every default, or what deploys it.
+
+    `--serve-yaml` stands for Ray's `serve build`, which cannot read an application that is built
+    from arguments: `serve deploy FILE` takes what it prints, and so does the `serveConfigV2` of a
+    RayService.  The administrator's key is left out: it belongs into HDSERVE_ADMIN_KEY.
+    """
+    loaded = load_config(config)
+    found = loaded.model_dump(mode="json", exclude={"access": {"admin_key"}})
+    if is_serve_yaml:
+        found = _serve_config(loaded)
+    typer.echo(
+        json.dumps(found, indent=1) if as_json else yaml.safe_dump(found, sort_keys=False).rstrip()
+    )
+
+
+def _serve_config(config: ServeConfig) -> dict[str, Any]:
+    """What was set, inside Ray Serve's form; where to listen is the cluster's to say."""
+    chosen = config.model_dump(mode="json", exclude_unset=True, exclude={"access": {"admin_key"}})
+    access = {name: value for name, value in chosen.pop("access").items() if value is not None}
+    chosen |= {"access": access} if access else {}
+    application = {
+        "name": "hdserve",
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": {"config": chosen},
+    }
+    return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
 
 
 def _problems(config: ServeConfig) -> list[str]:
@@ -52,6 +110,10 @@ def _problems(config: ServeConfig) -> list[str]:
 
 def _is_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
+
+
+def _facts(model: ModelConfig) -> dict[str, Any]:
+    return {"name": model.name, "model": _where(model), "size": _size(model)}
 
 
 def _where(model: ModelConfig) -> str:

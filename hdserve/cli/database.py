@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hdserve.cli.database_build import build
 from hdserve.databases import archive as archives
 from hdserve.databases.snapshot import DatabaseKey
 
@@ -22,6 +23,9 @@ Root = Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configurat
 Model = Annotated[str | None, typer.Option(help="Which model, if there are several.")]
 Archive = Annotated[Path, typer.Argument(help="The archive.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+app.command("build")(build)
 
 
 @app.callback()
@@ -79,6 +83,27 @@ def import_(archive: Archive, root: Root, model: Model = None, as_json: Json = F
         task = bar.add_task(key.model, total=None)
         num = archives.import_archive(archive, root, key, lambda count: bar.advance(task, count))
     _report(key, {"num_new_outputs": num}, as_json)
+
+
+@app.command()
+def stop(
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or this machine's.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only the database of this model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """End the databases' actors, which an application leaves running for the next one.
+
+    They write what they hold first; without a `snapshot_dir` it is lost.
+    """
+    from actors.stop import stop_actors
+
+    names = stop_actors(address, model)
+    if as_json:
+        typer.echo(json.dumps({"stopped": names}))
+    else:
+        typer.echo("\n".join([*(f"ended {name}" for name in names), f"{len(names)} ended"]))
 
 
 def _progress() -> Progress:

@@ -154,7 +154,7 @@ def _rows(
 def _checked(line: str, where: str, *, completes: bool) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where}: not valid JSON") from error
     if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
         return row

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hdserve.config import load_config
 from hdserve.errors import ConfigError
+
+END_TIMEOUT_S = 7.0
+"""Ray Serve ends in 3 to 6 s; then nothing is waited for any more."""
+
+_POLL_S = 0.1
 
 
 def serve(
@@ -45,24 +54,39 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
-        status = _run([str(runner), "run", str(path)])
+        status = run_until_signal([str(runner), "run", str(path)])
     raise typer.Exit(status)
 
 
-def _run(command: list[str]) -> int:
-    """Run a command to its end; what ends this process ends it, too."""
-    process = subprocess.Popen(command)
+def run_until_signal(command: list[str]) -> int:
+    """Run a command to its end; the first signal that is to end this process ends it, too.
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+    It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
+    back.  What is still there ``END_TIMEOUT_S`` after the signal is killed.
+    """
+    signals: SimpleQueue[int] = SimpleQueue()
 
-    def let_it_end(_number: int, _frame: Any) -> None:
-        """Ctrl-C reaches the whole process group."""
+    def note(number: int, _frame: FrameType | None) -> None:
+        signals.put(number)
 
-    old = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
-    old[signal.SIGINT] = signal.signal(signal.SIGINT, let_it_end)
+    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        return process.wait()
+        while process.poll() is None and signals.empty():
+            time.sleep(_POLL_S)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # what Ray Serve shuts its application down on
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_TIMEOUT_S)
     finally:
+        _kill(process.pid)
+        status = process.wait()
         for number, handler in old.items():
             signal.signal(number, handler)
+    return status if signals.empty() else 128 + signals.get()
+
+
+def _kill(session: int) -> None:
+    """End whatever is left of a session that this process began."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)

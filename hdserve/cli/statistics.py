@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from hdserve.databases.corpus import corpus_files
@@ -18,6 +26,7 @@ from hdserve.databases.statistics_build import StatisticsBuild, merge_statistics
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MaxMib = Annotated[int, typer.Option("--max-mib", help="Bound of the table.", min=1)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
 
@@ -54,6 +63,7 @@ def build(
     checkpoint_tokens: Annotated[
         int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
     ] = 50_000_000,
+    as_json: Json = False,
 ) -> None:
     """Count corpora into a database.
 
@@ -102,6 +112,9 @@ def build(
         if job.num_resumed_segments:
             bar.console.print(f"resumed after {job.num_resumed_segments:,} segments")
         info = job.run()
+    if as_json:
+        _print_json(info, output, {"num_excluded": dict(job.num_excluded)})
+        return
     _print(info, output)
     _print_excluded(job.num_excluded, tuple(exclude or ()))
 
@@ -110,12 +123,13 @@ def build(
 def info(
     directory: Annotated[Path, typer.Argument(help="Directory of the database.")],
     verify: Annotated[bool, typer.Option(help="Read everything and compare checksums.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what is inside a database."""
     database = StatisticsDatabase.open(directory)
     if verify:
         database.verify()
-    _print(database.info, directory)
+    (_print_json if as_json else _print)(database.info, directory)
 
 
 @app.command()
@@ -123,9 +137,16 @@ def merge(
     sources: Annotated[list[Path], typer.Argument(help="Databases of one tokenizer.")],
     output: Output,
     max_mib: MaxMib = 512,
+    as_json: Json = False,
 ) -> None:
     """Write one database with the counts of several."""
-    _print(merge_statistics(output, sources, max_bytes=max_mib << 20), output)
+    columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(sources))
+        merged = merge_statistics(
+            output, sources, max_bytes=max_mib << 20, on_progress=lambda: bar.advance(task)
+        )
+    (_print_json if as_json else _print)(merged, output)
 
 
 def _uncompressed_bytes(path: Path) -> int | None:
@@ -140,6 +161,19 @@ def _print_excluded(num_excluded: Mapping[str, int], excluded: Sequence[str]) ->
     for name in excluded:
         if not any(source.startswith(name) for source in num_excluded):
             console.print(f"warning: no row has a source that begins with {name!r}")
+
+
+def _print_json(
+    info: StatisticsInfo, directory: Path, more: Mapping[str, object] | None = None
+) -> None:
+    facts = {
+        "directory": str(directory),
+        "num_tokens": info.num_tokens,
+        "num_bytes": info.num_buckets * BUCKET_BYTES,
+        **info.model_dump(mode="json"),
+        **(more or {}),
+    }
+    typer.echo(json.dumps(facts))
 
 
 def _print(info: StatisticsInfo, directory: Path) -> None:

@@ -110,7 +110,7 @@ def _read_rows(file: Any, path: Path) -> Iterator[Segment]:
         try:
             row = json.loads(line)
             segments = list(_segments_of(row, position))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DatabaseError(f"{path}, line {number}: {error!r}") from error
         yield from segments
 

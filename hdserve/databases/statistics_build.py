@@ -175,9 +175,18 @@ class StatisticsBuild:
 
 
 def merge_statistics(
-    directory: Path, sources: Iterable[Path], *, max_bytes: int = 512 << 20
+    directory: Path,
+    sources: Iterable[Path],
+    *,
+    max_bytes: int = 512 << 20,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> StatisticsInfo:
     """Write one database with the counts of several.
+
+    The database appears whole at the end; interrupted before it, nothing was written.
+
+    Args:
+        on_progress: told of each source that was read.
 
     Raises:
         DatabaseError: a source cannot be read, or they are of different tokenizers.
@@ -194,6 +203,7 @@ def merge_statistics(
     )
     for database in databases:
         builder.merge(database)
+        on_progress()
     return builder.write(directory)
 
 

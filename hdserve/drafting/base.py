@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.config import StrictModel
-from hdserve.core import Sequence
+from hdserve.core import Sequence, Source
 from hdserve.tree import Acceptance, DraftTree
 
 if TYPE_CHECKING:
@@ -102,6 +102,14 @@ class Drafter(ABC):
 
     def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` has ended for whatever reason; drop what is kept for it."""
+
+    def lookup_times_s(self, seq: Sequence) -> dict[Source, float]:
+        """How long a draft for ``seq`` takes now from each source alone; drafts nothing.
+
+        For metrics, called now and then between two steps.  A drafter of a single source need not
+        have it.
+        """
+        return {}
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no

@@ -42,6 +42,11 @@ PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
 
+MAX_UNPACKED_BYTES = 2**24
+"""A vocabulary of a million tokens takes 2 MB of it."""
+
+MAX_NUM_TOKENS = 2**53
+
 _CLIP = 0.0003
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
@@ -100,20 +105,25 @@ class Calibration:
             SnapshotError: the data is corrupt, or of another version.
         """
         try:
-            message: dict[str, Any] = msgpack.unpackb(zlib.decompress(data))
+            message: dict[str, Any] = msgpack.unpackb(_decompress(data))
             version = message["format"]
             if version != FORMAT_VERSION:
                 raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
-            state = cls(int(message["vocab_size"]))
-            state.num_tokens = int(message["num_tokens"])
+            vocab_size = int(message["vocab_size"])
+            token_bias = _array(message["token_bias"], np.float16, vocab_size)
+            state = cls(vocab_size)
+            state.num_tokens = min(max(0, int(message["num_tokens"])), MAX_NUM_TOKENS)
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
             state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
             weights = _array(message["weights"], np.float16, NUM_WEIGHT_SETS * NUM_INPUTS)
             state.weights[:] = weights.reshape(NUM_WEIGHT_SETS, NUM_INPUTS)
-            state.token_bias[:] = _array(message["token_bias"], np.float16, state.vocab_size)
+            state.token_bias[:] = token_bias
         except SnapshotError:
             raise
-        except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        except (
+            *(zlib.error, ValueError, KeyError, TypeError, OverflowError),
+            msgpack.UnpackException,
+        ) as error:
             raise SnapshotError(f"the calibration is corrupt: {error}") from error
         state._update_logits()
         return state
@@ -176,10 +186,21 @@ def merge_states(first: bytes, second: bytes) -> bytes:
     return merged.to_bytes()
 
 
+def _decompress(data: bytes) -> bytes:
+    """What ``zlib.compress`` made smaller; a bomb is refused when it has gone off a little."""
+    unpacker = zlib.decompressobj()
+    found = unpacker.decompress(data, MAX_UNPACKED_BYTES)
+    if not unpacker.eof:
+        raise SnapshotError("the calibration is corrupt: it ends early, or is too large")
+    return found
+
+
 def _array(data: bytes, dtype: Any, length: int) -> Any:
     array = np.frombuffer(data, dtype)
     if len(array) != length:
         raise SnapshotError(f"the calibration is corrupt: {len(array)} entries, not {length}")
+    if not np.isfinite(array).all():
+        raise SnapshotError("the calibration is corrupt: a value is not finite")
     return array
 
 

@@ -78,6 +78,16 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 
+    def lookup_times_s(self, seq: core.Sequence) -> dict[core.Source, float]:
+        """How long a draft takes now from each source alone, over all drafters."""
+        found: Counter[core.Source] = Counter()
+        for drafter in self._drafters:
+            self.run(drafter.name, "lookup_times_s", self._add_times, drafter, seq, found)
+        return dict(found)
+
+    def _add_times(self, drafter: Drafter, seq: core.Sequence, found: Counter[core.Source]) -> None:
+        found.update(drafter.lookup_times_s(seq))
+
     def states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if there is anything new."""
         found: dict[str, bytes] = {}

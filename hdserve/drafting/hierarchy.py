@@ -8,6 +8,7 @@ the tree is grown best first (``growth``).
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,6 +53,9 @@ from hdserve.tree import Acceptance, DraftTree
 CONTEXT_ORDERS = (0, 1, 2, 3)
 MAX_CALIBRATIONS = 256
 """Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
+
+LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
+"""The tree whose time is measured by source."""
 
 MIN_NEW_TOKENS = 1000
 """A calibration is worth sharing when it has learned from so many more tokens."""
@@ -350,15 +354,7 @@ class Hierarchy(Drafter):
             return
         self._refresh(request, seq)
         scratch = self._scratch
-        num_nodes = grow_tree(
-            request.handles.address,
-            request.calibration.handles.address,
-            self._scratch_handles.address,
-            request.levels,
-            capacity,
-            tree.max_depth,
-            self.options.min_score,
-        )
+        num_nodes = self._grow(request, request.levels, capacity, tree.max_depth)
         tokens, parents, depths, levels = scratch.drafted[:, : num_nodes - 1].tolist()
         tree.add_nodes(
             tokens,
@@ -367,6 +363,34 @@ class Hierarchy(Drafter):
             scratch.node_scores[1:num_nodes].tolist(),
             depths,
         )
+
+    def _grow(self, request: _Request, levels: int, capacity: int, max_depth: int) -> int:
+        """The number of nodes, the root included, that are in ``scratch`` now."""
+        num_nodes: int = grow_tree(
+            request.handles.address,
+            request.calibration.handles.address,
+            self._scratch_handles.address,
+            levels,
+            capacity,
+            max_depth,
+            self.options.min_score,
+        )
+        return num_nodes
+
+    def lookup_times_s(self, seq: Sequence) -> dict[Source, float]:
+        """Each level's candidates and pointers alone, grown to a tree of ``LOOKUP_NODES``."""
+        found: dict[Source, float] = {}
+        request: _Request | None = seq.drafter_state.get(self.name)
+        if request is None:
+            return found
+        self._refresh(request, seq)
+        capacity = min(LOOKUP_NODES, self.options.max_nodes)
+        for level, source in enumerate(LEVEL_SOURCES):
+            if request.levels & (1 << level):
+                started = time.perf_counter()
+                self._grow(request, 1 << level, capacity, LOOKUP_DEPTH)
+                found[source] = found.get(source, 0.0) + time.perf_counter() - started
+        return found
 
     def observe(
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None

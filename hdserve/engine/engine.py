@@ -104,6 +104,11 @@ class Engine:
             stats.num_kept_tokens = self._budget.num_kept_tokens
         return stats
 
+    def lookup_times_s(self) -> dict[core.Source, float]:
+        """How long a draft for one of the running sequences takes from each source alone."""
+        running = self._scheduler.running
+        return self._drafters.lookup_times_s(running[0].seq) if running else {}
+
     def add(self, seq: core.Sequence) -> None:
         """Queue ``seq`` and set its ``max_total_tokens``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -33,3 +34,25 @@ def test_build_takes_inputs_and_leaves_sources_out(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["statistics", "info", str(target)])
     assert "Books" in shown.stdout
     assert "MIT" in shown.stdout
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["statistics", *arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_json(tmp_path: Path) -> None:
+    """Every command says the same of the same database; merged twice, counts add up."""
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("It was the best of times, it was the worst of times.\n")
+    first, both = tmp_path / "first", tmp_path / "both"
+    options = ("--output", str(first), "--max-mib", "4")
+    built = run("build", "--tokenizer", "hdserve-tiny", "--input", str(corpus), *options)
+    assert built.pop("num_excluded") == {}
+    assert built == run("info", str(first))
+    assert built["num_tokens"] > 5
+    assert built["corpora"][0]["name"] == "text.txt"
+    merged = run("merge", str(first), str(first), "--output", str(both), "--max-mib", "4")
+    assert merged["num_tokens"] == 2 * built["num_tokens"]
+    assert merged["directory"] == str(both)

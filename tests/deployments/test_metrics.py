@@ -26,6 +26,7 @@ from tests.serving import ServedApplication
 MODEL = "hdserve-mini"
 NUM_REQUESTS = 6
 WAIT_S = 60.0
+SUFFIXES = {"counter": "total", "histogram": "count"}
 
 
 class Scrape:
@@ -236,7 +237,8 @@ def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) ->
     wanted = {
         name: info
         for name, info in METRICS.items()
-        if not info.is_of_gateway and (info.kind != "counter" or scrape.total(f"{name}_total"))
+        if not info.is_of_gateway
+        and (info.kind == "gauge" or scrape.total(f"{name}_{SUFFIXES[info.kind]}"))
     }
     deadline = time.monotonic() + WAIT_S
     missing = set(wanted)
@@ -280,3 +282,21 @@ def test_dashboard_and_alerts_read_what_is_emitted(scrape: Scrape) -> None:
     assert named <= emitted
     read = {info.name for info in map(metric_of, named) if info is not None}
     assert read == scrape.families.keys()
+
+
+@pytest.mark.ray
+def test_look_ups_are_sampled_while_something_runs(
+    application: ServedApplication, scrape: Scrape
+) -> None:
+    """A report made in mid-answer has a time for each database."""
+    options = {"temperature": 0, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+    with application.client().completions.create(
+        model=MODEL, prompt="A table for two", stream=True, **options
+    ) as stream:
+        for _ in stream:
+            found = Scrape(httpx.get(f"{application.base_url}/metrics").text)
+            if found.total("hdserve_lookup_seconds_count"):
+                break
+    for source in ("context", "model", "statistics"):
+        assert found.total("hdserve_lookup_seconds_count", source=source) >= 1
+        assert found.total("hdserve_lookup_seconds_sum", source=source) > 0

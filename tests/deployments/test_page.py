@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import json
 import re
+import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -306,14 +310,40 @@ def _luminance(colour: str) -> float:
     return sum(c * w for c, w in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
 
 
-def test_the_programs_of_the_quick_start(
+def shown(page: str, language: str, word: str) -> list[str]:
+    """The code blocks of a document that have ``word`` in them."""
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [block for block in blocks if word in block]
+
+
+def test_the_programs_of_the_documents(
     application: ServedApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They print an answer, what was accepted, and the source of each token."""
-    text = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    first, second = [block for block in blocks if "OpenAI" in block]
-    for program in (first, second):
+    """They print an answer; those of the quick start what was accepted, and each token's source."""
+    quick, readme = (
+        shown(page, "python", "OpenAI") for page in ("docs/quickstart.md", "README.md")
+    )
+    assert (len(quick), len(readme)) == (2, 1)
+    for program in (*quick, *readme):
         assert "http://localhost:8000" in program
-        exec(program.replace("http://localhost:8000", application.base_url), {"__name__": "it"})
-        assert capsys.readouterr().out.count("\n") >= 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # a script's client ends with it
+            exec(program.replace("http://localhost:8000", application.base_url), {"__name__": "it"})
+            gc.collect()
+        printed = capsys.readouterr().out
+        assert printed.count("\n") >= 2 if program in quick else printed
+
+
+def test_the_request_of_the_readme(application: ServedApplication) -> None:
+    """``curl``, as it stands there, is answered."""
+    (command,) = shown("README.md", "sh", "curl")
+    command = command.replace("http://localhost:8000", application.base_url)
+    found = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=120)
+    answer = json.loads(found.stdout)
+    (example,) = map(json.loads, shown("README.md", "json", "chatcmpl"))
+    assert answer.keys() == example.keys()
+    assert answer["choices"][0]["message"]["content"]
+    assert answer["metrics"]["speculative_decoding"].keys() == (
+        example["metrics"]["speculative_decoding"].keys()
+    )

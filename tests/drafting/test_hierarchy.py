@@ -333,6 +333,29 @@ def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
         drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
 
 
+def test_look_ups_are_timed_by_source_and_change_nothing() -> None:
+    """Of the sources there are; trees and what is learned stay as they were."""
+    resources = make_resources(PHRASE, statistics=[PHRASE])
+    states = []
+    for is_timed in (True, False):
+        drafter, seq = Hierarchy(resources), make_sequence([9, *PHRASE, 9, *PHRASE[:3]])
+        drafter.start(seq)
+        trees = []
+        for token_id in PHRASE[3:]:
+            if is_timed:
+                times_s = drafter.lookup_times_s(seq)
+                assert set(times_s) == {Source.CONTEXT, Source.MODEL, Source.STATISTICS}
+                assert min(times_s.values()) > 0
+            tree = propose(drafter, seq)
+            trees.append((tree.token_ids, tree.sources, tree.scores))
+            seq.token_ids.append(token_id)
+            drafter.observe(seq, tree, Acceptance((0,), (token_id,)), None)
+        drafter.finish(seq)
+        assert drafter.lookup_times_s(seq) == {}
+        states.append((trees, drafter.calibration("default").to_bytes()))
+    assert states[0] == states[1]
+
+
 def test_warm_up_leaves_nothing_behind() -> None:
     drafter = Hierarchy(make_resources())
     drafter.warm_up()

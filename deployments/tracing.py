@@ -1,0 +1,313 @@
+"""Traces in OpenTelemetry's form, sent to a collector; off unless the configuration names one.
+
+The gateway continues the trace of the client's ``traceparent`` header (W3C Trace Context), or
+begins one, and hands it to the replica::
+
+    POST /v1/chat/completions            gateway; names of the HTTP semantic conventions
+    └─ chat hdserve-tiny                 replica; names of the conventions for generative AI
+       ├─ queue                          arrival to slot
+       ├─ prefill                        slot to first token
+       └─ decode                         first to last token, with what drafting did
+          ├─ step                        one verified tree: tokens, drafted, accepted
+          └─ ...
+
+Spans carry names, numbers and times, and neither prompts nor answers.  What is not sampled costs a
+comparison.  A collector that is slow or gone loses spans, never requests: they leave in a thread
+of their own, through a queue of bounded length.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from deployments.generation import GenerationRequest, Summary
+from hdserve.config import TelemetryConfig
+from hdserve.core import DraftCounts, Sequence, Source, StepOutput
+from hdserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span, Tracer
+
+Carrier = Mapping[str, str]
+"""The headers that name a span: ``traceparent``, and perhaps ``tracestate``."""
+
+_EXPORT_INTERVAL_MS = 1000
+_EXPORT_TIMEOUT_S = 5.0
+_REQUEST_ATTRIBUTES = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "seed": "gen_ai.request.seed",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+}
+
+
+def check_tracing(config: TelemetryConfig) -> None:
+    """
+    Raises:
+        ConfigError: traces are wanted, and the packages that send them are missing.
+    """
+    if config.endpoint is None:
+        return
+    try:
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError as error:
+        raise ConfigError(
+            f"telemetry.endpoint needs more packages: pip install 'hdserve[tracing]' ({error})"
+        ) from error
+
+
+class Tracing:
+    """The spans of one process.
+
+    Args:
+        service: ``service.name`` of the spans' resource.
+        exporter: where spans go; default: to ``config.endpoint``, if there is one.
+    """
+
+    def __init__(
+        self, config: TelemetryConfig, service: str, exporter: SpanExporter | None = None
+    ) -> None:
+        self._config = config
+        self._tracer: Tracer | None = None
+        self._provider: Any = None
+        if exporter is not None or config.endpoint is not None:
+            check_tracing(config)
+            self._provider = _provider(config, service, exporter)
+            self._tracer = self._provider.get_tracer("hdserve", version("hdserve"))
+
+    @property
+    def is_on(self) -> bool:
+        return self._tracer is not None
+
+    def start_http(self, method: str, carrier: Carrier) -> Span | None:
+        """The span of an HTTP request that has arrived; ``None`` when it is not sampled.
+
+        Args:
+            carrier: of the client's span, if it sent one.
+        """
+        if self._tracer is None:
+            return None
+        from opentelemetry.trace import SpanKind
+
+        span = self._tracer.start_span(
+            method,
+            _context(carrier),
+            SpanKind.SERVER,
+            attributes={"http.request.method": method},
+        )
+        return span if span.is_recording() else None
+
+    @contextmanager
+    def generation(self, request: GenerationRequest, model: str) -> Iterator[GenerationTrace]:
+        """The span of a request to a model, as long as the block runs."""
+        trace = GenerationTrace(self._start(request, model), self._tracer, self._config.max_steps)
+        try:
+            yield trace
+        except BaseException as error:
+            trace.fail(error)
+            raise
+        finally:
+            trace.end()
+
+    def close(self) -> None:
+        """Send what is waiting."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+    def _start(self, request: GenerationRequest, model: str) -> Span | None:
+        if self._tracer is None or not request.trace:
+            return None
+        from opentelemetry.trace import SpanKind
+
+        operation = "chat" if request.messages else "text_completion"
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "hdserve",
+            "gen_ai.request.model": model,
+            "gen_ai.request.choice.count": request.num_choices,
+            "hdserve.request_id": request.request_id,
+            "hdserve.namespace": request.namespace,
+        }
+        for name, attribute in _REQUEST_ATTRIBUTES.items():
+            if name in request.sampling:
+                attributes[attribute] = request.sampling[name]
+        span = self._tracer.start_span(
+            f"{operation} {model}", _context(request.trace), SpanKind.SERVER, attributes=attributes
+        )
+        return span if span.is_recording() else None
+
+
+class GenerationTrace:
+    """The span of one request in its replica; without a span it does nothing."""
+
+    def __init__(self, span: Span | None, tracer: Tracer | None, max_steps: int) -> None:
+        self._span = span
+        self._tracer = tracer
+        self._max_steps = max_steps
+        self._sequences: list[Sequence] = []
+
+    def sequence(self, seq: Sequence) -> SequenceTrace:
+        """Of a choice that arrives now."""
+        if self._span is not None:
+            self._sequences.append(seq)
+        return SequenceTrace(seq, self._span, self._tracer, self._max_steps)
+
+    def summarise(self, summary: Summary) -> None:
+        """The request has been answered."""
+        if self._span is None:
+            return
+        self._span.set_attributes(
+            {
+                "gen_ai.response.finish_reasons": [
+                    str(seq.finish_reason) for seq in self._sequences
+                ],
+                "gen_ai.usage.input_tokens": summary.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": summary.num_output_tokens,
+                "hdserve.replica": summary.replica,
+                **_draft_attributes(summary.drafts),
+            }
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """The request ended with ``error``, or because its client went away."""
+        if self._span is None:
+            return
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("error.type", type(error).__name__)
+        self._span.set_status(StatusCode.ERROR)
+
+    def end(self) -> None:
+        if self._span is not None:
+            self._span.end()
+
+
+class SequenceTrace:
+    """The spans of one choice, made when it has ended, with the times that were taken; without a
+    parent there are none."""
+
+    def __init__(
+        self, seq: Sequence, parent: Span | None, tracer: Tracer | None, max_steps: int
+    ) -> None:
+        self._seq = seq
+        self._parent = parent
+        self._tracer = tracer
+        self._max_steps = max_steps
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self._arrived_s = time.monotonic()
+        self._step_ends_s: list[float] = []
+        self._steps: list[dict[str, int]] = []
+
+    def observe(self, output: StepOutput) -> None:
+        """Note one output, in the order of the steps."""
+        if self._parent is None:
+            return
+        self._step_ends_s.append(time.monotonic())
+        if 1 < len(self._step_ends_s) <= self._max_steps + 1:
+            self._steps.append(_step_attributes(output))
+
+    def end(self) -> None:
+        """Make the spans; the choice has ended, whatever the reason."""
+        if self._parent is None:
+            return
+        seq, ended_s = self._seq, time.monotonic()
+        choice = {"hdserve.choice_index": seq.choice_index}
+        admitted_s = seq.admitted_s
+        parent = self._parent
+        self._span("queue", parent, self._arrived_s, admitted_s or ended_s, choice)
+        if admitted_s is None:
+            return
+        first_s = self._step_ends_s[0] if self._step_ends_s else ended_s
+        prompt = {**choice, "gen_ai.usage.input_tokens": seq.num_prompt_tokens}
+        self._span("prefill", parent, admitted_s, first_s, prompt)
+        if not self._step_ends_s:
+            return
+        answer = {
+            **choice,
+            "gen_ai.usage.output_tokens": seq.num_output_tokens,
+            **_draft_attributes(seq.counts),
+        }
+        decode = self._span("decode", parent, first_s, self._step_ends_s[-1], answer)
+        times_s = self._step_ends_s
+        for begin_s, end_s, attributes in zip(times_s, times_s[1:], self._steps, strict=False):
+            self._span("step", decode, begin_s, end_s, attributes)
+
+    def _span(
+        self,
+        name: str,
+        parent: Span,
+        begin_s: float,
+        end_s: float,
+        attributes: Mapping[str, Any],
+    ) -> Span:
+        """A span that is over."""
+        from opentelemetry.trace import set_span_in_context
+
+        assert self._tracer is not None
+        context, begin_ns = set_span_in_context(parent), self._ns(begin_s)
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=begin_ns)
+        span.end(max(begin_ns, self._ns(end_s)))
+        return span
+
+    def _ns(self, monotonic_s: float) -> int:
+        return self._offset_ns + int(monotonic_s * 1e9)
+
+
+def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:
+    """Mean acceptance length is ``1 + accepted / drafts``: the bonus token counts."""
+    found: dict[str, Any] = {
+        "hdserve.num_steps": counts.num_steps,
+        "hdserve.num_drafts": counts.num_drafts,
+        "hdserve.num_draft_tokens": counts.num_draft_tokens,
+        "hdserve.num_accepted_tokens": counts.num_accepted_tokens,
+    }
+    if counts.num_drafts:
+        length = 1 + counts.num_accepted_tokens / counts.num_drafts
+        found["hdserve.mean_acceptance_length"] = length
+    for source, count in counts.accepted_by_source.items():
+        found[f"hdserve.num_accepted_tokens.{source.label}"] = count
+    return found
+
+
+def _step_attributes(output: StepOutput) -> dict[str, int]:
+    num_drafted = output.draft.num_draft_tokens if output.draft is not None else 0
+    return {
+        "hdserve.num_tokens": len(output.token_ids),
+        "hdserve.num_draft_tokens": num_drafted,
+        "hdserve.num_accepted_tokens": sum(source is not Source.PLAIN for source in output.sources),
+    }
+
+
+def _context(carrier: Carrier) -> Any:
+    """The remote parent that ``carrier`` names; a malformed one is none."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(carrier, Context())
+
+
+def _provider(config: TelemetryConfig, service: str, exporter: SpanExporter | None) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    resource = Resource.create({"service.name": service, "service.version": version("hdserve")})
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)), resource=resource
+    )
+    target = exporter or OTLPSpanExporter(config.endpoint, timeout=_EXPORT_TIMEOUT_S)
+    provider.add_span_processor(
+        BatchSpanProcessor(target, schedule_delay_millis=_EXPORT_INTERVAL_MS)
+    )
+    return provider

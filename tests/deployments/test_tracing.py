@@ -1,0 +1,213 @@
+"""Traces, as a collector gets them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from deployments.gateway import Gateway
+from deployments.generation import GenerationRequest, Summary
+from deployments.routes import build_api
+from deployments.tracing import SequenceTrace, Tracing
+from hdserve.config import TelemetryConfig, default_config, parse_config
+from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
+from hdserve.errors import ConfigError, InvalidRequest
+from hdserve.tree import DraftTree
+from tests.collector import Collector, collector
+from tests.serving import ServedApplication
+
+MODEL = "hdserve-mini"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+SECRET = "zebra"
+
+
+@pytest.fixture(scope="module")
+def sink() -> Iterator[Collector]:
+    with collector() as found:
+        yield found
+
+
+def make_request(**fields: Any) -> GenerationRequest:
+    trace = {"traceparent": TRACEPARENT}
+    return GenerationRequest("r", prompts=(SECRET,), **{"trace": trace, **fields})
+
+
+def make_sequence(tracing_s: float) -> Sequence:
+    seq = Sequence("r/0/0", [1, 2, 3], SamplingParams())
+    seq.admitted_s = tracing_s
+    return seq
+
+
+def test_a_generation_becomes_spans(sink: Collector) -> None:
+    """Queue, prefill, decode and as many steps as are wanted, one after the other, with what
+    drafting did."""
+    config = TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0, max_steps=2)
+    tracing = Tracing(config, "tested")
+    request = make_request(sampling={"temperature": 0.5, "max_tokens": 9})
+    with tracing.generation(request, "m") as trace:
+        seq = make_sequence(time.monotonic())
+        spans = trace.sequence(seq)
+        seq.admitted_s = time.monotonic()
+        for number in range(4):
+            tree = DraftTree(3, 8)
+            tree.add_path([4, 5], Source.CONTEXT)
+            seq.token_ids += [4, 9]
+            seq.counts.num_steps += 1
+            seq.finish_reason = FinishReason.LENGTH if number == 3 else None
+            spans.observe(StepOutput(seq, (4, 9), (Source.CONTEXT, Source.PLAIN), draft=tree))
+        seq.counts.num_drafts, seq.counts.num_accepted_tokens = 4, 4
+        seq.counts.accepted_by_source = {Source.CONTEXT: 4}
+        spans.end()
+        trace.summarise(Summary(3, 8, seq.counts, "replica-7"))
+    tracing.close()
+    queue, prefill, decode, *steps = sink.wait(6, TRACE_ID)[1:]
+    (root,) = [span for span in sink.spans if span.name == "text_completion m"]
+    assert (root.service, root.parent_id, root.has_failed) == ("tested", PARENT_ID, False)
+    assert root.attributes["gen_ai.request.temperature"] == 0.5
+    assert root.attributes["gen_ai.request.max_tokens"] == 9
+    assert root.attributes["gen_ai.usage.input_tokens"] == 3
+    assert root.attributes["gen_ai.usage.output_tokens"] == 8
+    assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert root.attributes["hdserve.mean_acceptance_length"] == 2.0
+    assert root.attributes["hdserve.num_accepted_tokens.context"] == 4
+    assert [span.name for span in (queue, prefill, decode)] == ["queue", "prefill", "decode"]
+    assert {span.parent_id for span in (queue, prefill, decode)} == {root.span_id}
+    assert root.begin_ns <= queue.begin_ns <= queue.end_ns == prefill.begin_ns
+    assert prefill.end_ns == decode.begin_ns
+    assert decode.end_ns <= root.end_ns
+    assert [span.name for span in steps] == ["step", "step"]
+    assert {span.parent_id for span in steps} == {decode.span_id}
+    assert steps[0].begin_ns == decode.begin_ns
+    assert steps[0].end_ns == steps[1].begin_ns
+    assert steps[1].attributes == {
+        "hdserve.num_tokens": 2,
+        "hdserve.num_draft_tokens": 2,
+        "hdserve.num_accepted_tokens": 1,
+    }
+    assert SECRET not in repr(sink.spans)
+
+
+def leave(spans: SequenceTrace) -> None:
+    spans.end()
+    raise GeneratorExit
+
+
+def test_what_fails_is_marked(sink: Collector) -> None:
+    """A request that is refused, and one whose client goes away while it waits."""
+    trace_id = "1" * 32
+    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
+    request = make_request(trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
+    with pytest.raises(InvalidRequest), tracing.generation(request, "m"):
+        raise InvalidRequest(f"{SECRET} is wrong", "prompt")
+    with pytest.raises(GeneratorExit), tracing.generation(request, "m") as trace:
+        leave(trace.sequence(Sequence("r/0/0", [1], SamplingParams())))
+    tracing.close()
+    refused, gone, queue = sink.wait(3, trace_id)
+    assert refused.has_failed
+    assert gone.has_failed
+    assert refused.attributes["error.type"] == "InvalidRequest"
+    assert gone.attributes["error.type"] == "GeneratorExit"
+    assert (queue.name, queue.parent_id) == ("queue", gone.span_id)
+    assert SECRET not in repr(sink.spans)
+
+
+def test_what_is_not_sampled_is_not_sent(sink: Collector) -> None:
+    """The client's decision holds; without one the ratio decides; without a collector nothing
+    is made."""
+    traced = Tracing(TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0), "tested")
+    assert traced.start_http("POST", {}) is None
+    assert traced.start_http("POST", {"traceparent": TRACEPARENT.replace("-01", "-00")}) is None
+    assert traced.start_http("POST", {"traceparent": "00-nonsense"}) is None
+    span = traced.start_http("POST", {"traceparent": TRACEPARENT})
+    assert span is not None
+    span.end()
+    always = Tracing(TelemetryConfig(endpoint=sink.endpoint, sample_ratio=1.0), "tested")
+    assert always.start_http("POST", {}) is not None
+    off = Tracing(TelemetryConfig(), "tested")
+    assert not off.is_on
+    assert off.start_http("POST", {"traceparent": TRACEPARENT}) is None
+    for tracing in (traced, always, off):
+        tracing.close()
+
+
+def test_only_the_api_is_traced(sink: Collector) -> None:
+    """Refused requests too, with the route and the status; probes are not."""
+    config = default_config().model_copy(
+        update={"telemetry": TelemetryConfig(endpoint=sink.endpoint, sample_ratio=1.0)}
+    )
+    trace_id = "2" * 32
+    headers = {"traceparent": f"00-{trace_id}-{PARENT_ID}-01"}
+    gateway = Gateway(config, {})
+    with TestClient(build_api(gateway)) as client:
+        assert client.get("/health", headers=headers).status_code == 200
+        assert client.get("/v1/models", headers=headers).status_code == 200
+        body = {"model": "none", "messages": [{"role": "user", "content": SECRET}]}
+        answer = client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 404
+    gateway.tracing.close()
+    models, chat = sink.wait(2, trace_id)
+    assert models.name == "GET /v1/models"
+    assert chat.name == "POST /v1/chat/completions"
+    assert chat.attributes["http.response.status_code"] == 404
+    assert (chat.service, chat.parent_id, chat.has_failed) == ("hdserve-gateway", PARENT_ID, False)
+    assert len([span for span in sink.spans if span.trace_id == trace_id]) == 2
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])
+def test_wrong_endpoints(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"telemetry\.endpoint"):
+        parse_config({"models": [{"name": "a", "model": "b"}], "telemetry": {"endpoint": endpoint}})
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_one_trace_from_the_client_to_the_steps(tmp_path: Path) -> None:
+    """Through a real gateway and a real replica, each a process of its own; requests whose clients
+    do not ask for it are traced by the ratio alone."""
+    with collector() as sink:
+        config = {
+            "models": [{"name": MODEL, "model": MODEL, "drafting": {"adapts_budget": False}}],
+            "telemetry": {"endpoint": sink.endpoint, "sample_ratio": 0.0},
+        }
+        served = ServedApplication(tmp_path, config)
+        try:
+            served.wait_ready()
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": f"A table for two, {SECRET}, {SECRET}."}],
+                "max_tokens": 24,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            url = f"{served.base_url}/v1/chat/completions"
+            assert httpx.post(url, json=body, timeout=60).status_code == 200
+            traced = {"traceparent": TRACEPARENT}
+            answer = httpx.post(url, json=body, headers=traced, timeout=60).json()
+            counts = answer["metrics"]["speculative_decoding"]
+            spans = sink.wait(4 + counts["num_steps"], TRACE_ID)
+        finally:
+            served.stop()
+        assert {span.trace_id for span in sink.spans} == {TRACE_ID}
+        by_name = {span.name: span for span in spans}
+        http, chat = by_name["POST /v1/chat/completions"], by_name[f"chat {MODEL}"]
+        assert (http.service, http.parent_id) == ("hdserve-gateway", PARENT_ID)
+        assert (chat.service, chat.parent_id) == ("hdserve-model", http.span_id)
+        assert chat.attributes["hdserve.replica"] == answer["metrics"]["replica"]
+        assert chat.attributes["gen_ai.usage.output_tokens"] == 24
+        num_accepted = counts["num_accepted_draft_tokens"]
+        assert chat.attributes["hdserve.num_accepted_tokens"] == num_accepted > 0
+        decode = by_name["decode"]
+        assert decode.attributes["hdserve.num_steps"] == counts["num_steps"]
+        steps = [span for span in spans if span.name == "step"]
+        assert len(steps) == counts["num_steps"] - 1
+        assert {span.parent_id for span in steps} == {decode.span_id}
+        assert http.begin_ns <= chat.begin_ns <= decode.begin_ns <= decode.end_ns <= http.end_ns
+        assert SECRET not in repr(sink.spans)

@@ -1,0 +1,35 @@
+"""One target under the coverage-guided fuzzer.
+
+python -m tests.fuzz.run TARGET [options of libFuzzer] [corpus]
+"""
+
+from __future__ import annotations
+
+import sys
+
+INSTRUMENTED = ["hdserve", "deployments"]
+COMPILED = [  # numba reads their bytecode
+    "hdserve.databases.history",
+    "hdserve.databases.ngram",
+    "hdserve.drafting.arrays",
+    "hdserve.drafting.candidates",
+    "hdserve.drafting.growth",
+    "hdserve.drafting.handles",
+    "hdserve.drafting.learning",
+    "hdserve.drafting.pointers",
+    "hdserve.drafting.vectors",
+]
+
+
+def main() -> None:
+    import atheris
+
+    with atheris.instrument_imports(include=INSTRUMENTED, exclude=COMPILED):
+        from tests.fuzz.targets import TARGETS
+    name, *options = sys.argv[1:]
+    atheris.Setup([name, *options], TARGETS[name])
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""``hdserve database build`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.errors import DatabaseError
+
+QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["database", *arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in QUESTIONS))
+    return path
+
+
+def test_an_interrupted_build_goes_on(tmp_path: Path, prompts: Path) -> None:
+    """Each prompt is answered once, under the name that is served, in its namespace."""
+    root = tmp_path / "databases"
+    options = ("--prompts", str(prompts), "--model", "hdserve-mini", "--max-tokens", "12")
+    build = ("build", str(root), *options, "--name", "mini", "--namespace", "team")
+    assert run(*build, "--limit", "1")["num_answered_now"] == 1
+    assert run(*build) == {"model": "mini", "num_prompts": 3, "num_answered_now": 2}
+    assert run(*build)["num_answered_now"] == 0
+    (found,) = run("info", str(root))
+    assert found["model"] == "mini"
+    assert found["namespaces"]["team"]["num_outputs"] == 3
+    assert 3 <= found["namespaces"]["team"]["num_tokens"] <= 36
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="holds no model database"):
+        run("info", str(tmp_path))
