@@ -102,12 +102,14 @@ class Summary(NamedTuple):
     Attributes:
         drafts: over all choices.
         replica: which replica answered.
+        first_token_s: seconds from the arrival at the replica to the first token of any choice.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
     drafts: DraftCounts
     replica: str
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from deployments.generation import (
 from deployments.metrics import Report
 from deployments.ray_metrics import Reporter
 from deployments.replica_metrics import ReplicaMetrics
-from deployments.request_metrics import RequestMetrics
+from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from hdserve.config import ModelConfig, ModelDatabaseConfig
@@ -101,7 +101,11 @@ class ModelServer:
         if self._sharing is not None:
             self._sharing.use(request.namespace)
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(seq, merged)) for seq in sequences]
+        clocks = [self._requests.clock(seq) for seq in sequences]
+        tasks = [
+            asyncio.create_task(self._pump(seq, clock, merged))
+            for seq, clock in zip(sequences, clocks, strict=True)
+        ]
         try:
             num_open = len(tasks)
             while num_open:
@@ -112,17 +116,19 @@ class ModelServer:
                     num_open -= 1
                 else:
                     yield self._delta(item, includes_sources=request.includes_sources)
-            yield _summary(request, sequences, self._replica)
+            yield self._summary(request, sequences, clocks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(
-        self, seq: Sequence, merged: asyncio.Queue[StepOutput | BaseException | None]
+        self,
+        seq: Sequence,
+        clock: RequestClock,
+        merged: asyncio.Queue[StepOutput | BaseException | None],
     ) -> None:
         outputs = self._engine.generate(seq)
-        clock = self._requests.clock(seq)
         try:
             async for output in outputs:
                 clock.observe(output)
@@ -261,6 +267,25 @@ class ModelServer:
             for node in range(1, len(tree))
         )
 
+    def _summary(
+        self,
+        request: GenerationRequest,
+        sequences: list[Sequence],
+        clocks: Iterable[RequestClock],
+    ) -> Summary:
+        counts = DraftCounts()
+        for seq in sequences:
+            add_counts(counts, seq.counts)
+        firsts_s = [clock.first_token_s for clock in clocks]
+        return Summary(
+            num_prompt_tokens=sum(seq.num_prompt_tokens for seq in sequences)
+            // request.num_choices,
+            num_output_tokens=sum(seq.num_output_tokens for seq in sequences),
+            drafts=counts,
+            replica=self._replica,
+            first_token_s=min((value for value in firsts_s if value is not None), default=None),
+        )
+
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._tokenizer.token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
@@ -283,15 +308,6 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
     if size <= _MAX_INLINE_CHARACTERS:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
-
-
-def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:
-    counts = DraftCounts()
-    for seq in sequences:
-        add_counts(counts, seq.counts)
-    num_prompt_tokens = sum(seq.num_prompt_tokens for seq in sequences) // request.num_choices
-    num_output_tokens = sum(seq.num_output_tokens for seq in sequences)
-    return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
 
 
 def model_deployment(
