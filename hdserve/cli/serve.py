@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,8 +51,11 @@ def serve(
 
 
 def _run(command: list[str]) -> int:
-    """Run a command to its end; what ends this process ends it, too."""
-    process = subprocess.Popen(command)
+    """Run a command to its end; what ends this process ends it, too.
+
+    Ray by itself would join, and deploy to, any cluster it finds on this machine.
+    """
+    process = subprocess.Popen(command, env={"RAY_ADDRESS": "local", **os.environ})
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)

@@ -1,0 +1,84 @@
+"""The processes of a serving application on this machine, and their memory."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+_REPLICA = re.compile(r"ServeReplica:[^:]*:([^:]+?)(?:\.handle_\w+|\.\w+)?$")
+_PROC = Path("/proc")
+_OWN = ("model-", "gateway", "ModelDatabase", "StatisticsDatabase")
+_RAYS = ("ServeController", "ProxyActor")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """One process.
+
+    Attributes:
+        name: its deployment or actor where it is one of hdserve's, else Ray's own title.
+    """
+
+    pid: int
+    name: str
+    is_hdserve: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process, bytes.
+
+    Attributes:
+        rss: resident, pages of files and of shared memory included.
+        private: resident and of this process alone.
+    """
+
+    rss: int
+    private: int
+
+
+def server_processes(root_pid: int) -> list[ServerProcess]:
+    """The descendants of ``root_pid`` that run code of Ray Serve or of hdserve."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            children[int(fields[1])].append(int(entry.name))
+    found, waiting = [], [root_pid]
+    while waiting:
+        pid = waiting.pop()
+        waiting += children[pid]
+        process = _described(pid)
+        if process is not None:
+            found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+def memory(pid: int) -> Memory | None:
+    """What a process has in memory; ``None`` if it has ended."""
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    sizes = {
+        name: int(rest.split()[0]) * 1024 for name, _, rest in (x.partition(":") for x in lines)
+    }
+    return Memory(sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"])
+
+
+def _described(pid: int) -> ServerProcess | None:
+    try:
+        title = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:
+        return None
+    if not title.startswith("ray::"):
+        return None
+    replica = _REPLICA.search(title)
+    name = replica.group(1) if replica else title.removeprefix("ray::").partition(".")[0]
+    is_hdserve = name.startswith(_OWN)
+    return ServerProcess(pid, name, is_hdserve) if is_hdserve or name.startswith(_RAYS) else None
