@@ -83,6 +83,8 @@ class Gateway:
         handle: Any = self._streaming[self.model(model).name]
         stream = None
         try:
+            if request.session_id:
+                handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
             async for record in stream:
                 yield record

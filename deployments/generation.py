@@ -29,6 +29,7 @@ class GenerationRequest:
         prediction: the text the client expects in the answer.
         namespace: which model databases the request may read and feed.
         includes_sources: whether deltas carry ``texts`` and ``draft``.
+        session_id: the conversation it belongs to; empty where nobody knows.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class GenerationRequest:
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
     includes_sources: bool = False
+    session_id: str = ""
 
     @property
     def num_characters(self) -> int:

@@ -329,6 +329,11 @@ def model_deployment(
         options["autoscaling_config"] = config.autoscaling
     else:
         options["num_replicas"] = config.num_replicas
+    if config.session_affinity:
+        options["request_router_config"] = {
+            "request_router_class": "deployments.session_router.SessionRouter",
+            "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
+        }
     num_threads = max(1, (os.cpu_count() or 1) // num_models)
     deployment = serve.deployment(**options)(ModelServer)
     return deployment.bind(config, database_config, num_threads)

@@ -38,6 +38,7 @@ from deployments.responses import (
     error_body,
     server_sent_event,
 )
+from deployments.session import SESSION_HEADER, session_id
 from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
 
@@ -253,8 +254,12 @@ def _header_value(names: Iterable[str]) -> str:
 
 
 def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it."""
-    return replace(generation, namespace=identity_of(request).namespace)
+    """``generation`` in the namespace of who sent it, and in its conversation."""
+    return replace(
+        generation,
+        namespace=identity_of(request).namespace,
+        session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
+    )
 
 
 def _request_id(request: Request) -> str:
