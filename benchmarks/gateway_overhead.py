@@ -24,6 +24,7 @@ import typer
 from ray import serve
 from rich.console import Console
 
+from benchmarks.server_processes import cpu_s, server_processes
 from deployments.gateway import gateway_deployment
 from deployments.model_server import ModelServer, model_deployment
 from hdserve.access import Access
@@ -129,6 +130,18 @@ async def tokens_per_s(base_url: str, num_streams: int, max_tokens: int) -> tupl
     return num_streams * max_tokens / elapsed_s, sum(len(r.chunk_times_s) for r in records)
 
 
+class CpuClock:
+    """Processor time of this process and of those that serve, since it was made."""
+
+    def __init__(self) -> None:
+        self._pids = {item.name: item.pid for item in server_processes(os.getpid())}
+        self._pids["client"] = os.getpid()
+        self._before_s = {name: cpu_s(pid) for name, pid in self._pids.items()}
+
+    def elapsed_s(self) -> dict[str, float]:
+        return {name: cpu_s(pid) - self._before_s[name] for name, pid in self._pids.items()}
+
+
 def start(port: int, step_s: float) -> str:
     """Deploy both models behind one gateway."""
     models = [{"name": name, "model": REAL, "num_cpus": 0} for name in (REAL, STUB)]
@@ -157,17 +170,22 @@ def main(
     rounds: Annotated[int, typer.Option(help="Of streaming.", min=1)] = 5,
     step_ms: Annotated[float, typer.Option(help="A step of the stub.", min=0)] = 5.0,
     port: Annotated[int, typer.Option()] = 8110,
+    environment: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for all processes, as Ray Serve reads.")
+    ] = None,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure and print."""
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.update(pair.split("=", 1) for pair in environment or ())
     base_url = start(port, step_ms / 1000)
     try:
         waits_ms = sorted(asyncio.run(first_token_ms(base_url, REAL, requests)))
-        rates, num_chunks = [], 0
+        rates, num_chunks, clock = [], 0, CpuClock()
         for _ in range(rounds):
             rate, num_chunks = asyncio.run(tokens_per_s(base_url, streams, max_tokens))
             rates.append(rate)
+        used_s = clock.elapsed_s()
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -185,7 +203,12 @@ def main(
             "tokens_per_step": sum(TOKENS) / len(TOKENS),
             "offered_tokens_per_s": streams * sum(TOKENS) / len(TOKENS) / (step_ms / 1000),
             "tokens_per_chunk": streams * max_tokens / num_chunks,
+            "cpu_us_per_token": {
+                name: 1e6 * used / (rounds * streams * max_tokens) for name, used in used_s.items()
+            },
         },
+        "environment": environment or [],
+        "load_average": os.getloadavg()[0],
         "commit": commit(),
         "hardware": cpu_name(),
     }

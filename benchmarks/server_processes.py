@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ def memory(pid: int) -> Memory | None:
         name: int(rest.split()[0]) * 1024 for name, _, rest in (x.partition(":") for x in lines)
     }
     return Memory(sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"])
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time a process has used, all its threads together."""
+    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _described(pid: int) -> ServerProcess | None:

@@ -114,6 +114,10 @@ class Summary(NamedTuple):
     first_token_s: float | None = None
 
 
+Records = tuple[Delta | Summary, ...]
+"""What travels in one message of an answer; the summary is the last record of the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a replica says of itself."""

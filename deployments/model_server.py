@@ -17,6 +17,7 @@ from deployments.generation import (
     DraftedToken,
     GenerationRequest,
     ModelInfo,
+    Records,
     Summary,
     TokenInfo,
 )
@@ -89,8 +90,11 @@ class ModelServer:
         if self._sharing is not None:
             self._sharing.publish(namespace, token_ids)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
+
+        What has come since the last records were sent goes together: nothing waits, and the fewer
+        messages this process can send, the more each carries.
 
         Raises:
             RequestError: the request cannot be answered.
@@ -109,14 +113,20 @@ class ModelServer:
         try:
             num_open = len(tasks)
             while num_open:
-                item = await merged.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    num_open -= 1
-                else:
-                    yield self._delta(item, includes_sources=request.includes_sources)
-            yield self._summary(request, sequences, clocks)
+                items = await _all_of(merged)
+                outputs = [item for item in items if isinstance(item, StepOutput)]
+                num_open -= items.count(None)
+                records: list[Delta | Summary] = [
+                    self._delta(output, includes_sources=request.includes_sources)
+                    for output in outputs
+                ]
+                if not num_open:
+                    records.append(self._summary(request, sequences, clocks))
+                if records:
+                    yield tuple(records)
+                for item in items:
+                    if isinstance(item, BaseException):
+                        raise item
         finally:
             for task in tasks:
                 task.cancel()
@@ -290,6 +300,14 @@ class ModelServer:
         data = self._tokenizer.token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+async def _all_of(items: asyncio.Queue[T]) -> list[T]:
+    """What is in the queue, at least one item."""
+    found = [await items.get()]
+    while not items.empty():
+        found.append(items.get_nowait())
+    return found
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
