@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _REPLICA = re.compile(r"ServeReplica:[^:]*:([^:]+?)(?:\.handle_\w+|\.\w+)?$")
 _PROC = Path("/proc")
@@ -89,3 +93,44 @@ def _described(pid: int) -> ServerProcess | None:
     name = replica.group(1) if replica else title.removeprefix("ray::").partition(".")[0]
     is_hdserve = name.startswith(_OWN)
     return ServerProcess(pid, name, is_hdserve) if is_hdserve or name.startswith(_RAYS) else None
+
+
+class MemoryLog:
+    """Memory of each process over time, one line a second."""
+
+    def __init__(self, processes: Sequence[ServerProcess]) -> None:
+        self._processes = processes
+        self._started_s = time.monotonic()
+        self.samples: dict[int, list[tuple[float, int, int]]] = {p.pid: [] for p in processes}
+
+    async def run(self) -> None:
+        while True:
+            for process in self._processes:
+                found = memory(process.pid)
+                if found is not None:
+                    at_s = round(time.monotonic() - self._started_s, 1)
+                    self.samples[process.pid].append((at_s, found.rss, found.private))
+            await asyncio.sleep(1.0)
+
+    def rows(self, warm_up_s: float, end_s: float) -> list[dict[str, Any]]:
+        """Per process how memory changed over the second half of the time after the warm-up:
+        the largest of its last fifth over the largest of its first fifth, less one."""
+        middle_s = warm_up_s + (end_s - warm_up_s) / 2
+        rows = []
+        for process in self._processes:
+            samples = self.samples[process.pid]
+            later = [sample for sample in samples if middle_s <= sample[0] <= end_s]
+            size = max(1, len(later) // 5)
+            row: dict[str, Any] = {
+                "pid": process.pid,
+                "name": process.name,
+                "is_hdserve": process.is_hdserve,
+                "is_alive": memory(process.pid) is not None,
+            }
+            for column, kind in ((1, "rss"), (2, "private")):
+                values = [sample[column] for sample in later]
+                growth = max(values[-size:]) / max(values[:size]) - 1 if values else None
+                row[f"{kind}_growth"] = growth
+                row[f"{kind}_mib"] = [round(value / 2**20, 1) for value in values[:1] + values[-1:]]
+            rows.append(row)
+        return rows

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_processes import ServerProcess, memory, server_processes
+from benchmarks.server_processes import MemoryLog, server_processes
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.prompts import read_prompts
@@ -155,47 +156,6 @@ async def run_streams(
     return outcomes
 
 
-class MemoryLog:
-    """Memory of each process over time, one line a second."""
-
-    def __init__(self, processes: Sequence[ServerProcess]) -> None:
-        self._processes = processes
-        self._started_s = time.monotonic()
-        self.samples: dict[int, list[tuple[float, int, int]]] = {p.pid: [] for p in processes}
-
-    async def run(self) -> None:
-        while True:
-            for process in self._processes:
-                found = memory(process.pid)
-                if found is not None:
-                    at_s = round(time.monotonic() - self._started_s, 1)
-                    self.samples[process.pid].append((at_s, found.rss, found.private))
-            await asyncio.sleep(1.0)
-
-    def rows(self, warm_up_s: float, end_s: float) -> list[dict[str, Any]]:
-        """Per process how memory changed over the second half of the time after the warm-up:
-        the largest of its last fifth over the largest of its first fifth, less one."""
-        middle_s = warm_up_s + (end_s - warm_up_s) / 2
-        rows = []
-        for process in self._processes:
-            samples = self.samples[process.pid]
-            later = [sample for sample in samples if middle_s <= sample[0] <= end_s]
-            size = max(1, len(later) // 5)
-            row: dict[str, Any] = {
-                "pid": process.pid,
-                "name": process.name,
-                "is_hdserve": process.is_hdserve,
-                "is_alive": memory(process.pid) is not None,
-            }
-            for column, kind in ((1, "rss"), (2, "private")):
-                values = [sample[column] for sample in later]
-                growth = max(values[-size:]) / max(values[:size]) - 1 if values else None
-                row[f"{kind}_growth"] = growth
-                row[f"{kind}_mib"] = [round(value / 2**20, 1) for value in values[:1] + values[-1:]]
-            rows.append(row)
-        return rows
-
-
 def read_counts(base_url: str) -> Counter[str]:
     """Sums over replicas of what ``/metrics`` says, labels that matter in the name."""
     time.sleep(_METRICS_AGE_S)
@@ -216,9 +176,7 @@ def check(
     problems += [f"{name} is {after[name]}" for name in MUST_BE_ZERO if after[name] != 0]
     problems += [f"{row['name']} has died" for row in processes if not row["is_alive"]]
 
-    def rise(name: str) -> int:
-        return int(after[name] - before[name])
-
+    rise = partial(_rise, before, after)
     for name in after:
         if name.startswith("hdserve_http_requests_total 5") and rise(name):
             problems.append(f"{rise(name)} answers of {name}")
@@ -230,6 +188,10 @@ def check(
     if not outcomes.num_rejected <= num_refused <= outcomes.num_rejected + outcomes.num_abandoned:
         problems.append(f"the server refused {num_refused}, clients saw {outcomes.num_rejected}")
     return problems
+
+
+def _rise(before: Counter[str], after: Counter[str], name: str) -> int:
+    return int(after[name] - before[name])
 
 
 async def measure(
@@ -275,8 +237,8 @@ async def measure(
         "wrong": len(outcomes.wrong),
         "failed": len(outcomes.failed),
         "output_tokens_per_s": outcomes.num_output_tokens / whole_s,
-        "drafts": int(after["vllm:spec_decode_num_drafts_total"]),
-        "accepted_tokens": int(after["vllm:spec_decode_num_accepted_tokens_total"]),
+        "drafts": _rise(before, after, "vllm:spec_decode_num_drafts_total"),
+        "accepted_tokens": _rise(before, after, "vllm:spec_decode_num_accepted_tokens_total"),
         "problems": check(outcomes, before, after, processes),
         "at_the_end": {name: after[name] for name in MUST_BE_ZERO},
         "processes": processes,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -135,9 +135,16 @@ class _Target:
 
 
 async def _measure(
-    target: _Target, rows: Sequence[PromptRow], plans: Sequence[LoadPlan], keep: Any
+    target: _Target,
+    rows: Sequence[PromptRow],
+    plans: Sequence[LoadPlan],
+    keep: Callable[[Load, str, DraftTotals | None], None],
 ) -> None:
-    """Run the plans one after the other until Ctrl-C."""
+    """Run the plans one after the other until Ctrl-C.
+
+    Args:
+        keep: told what came of each, with the model and what the server drafted meanwhile.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -193,7 +200,7 @@ async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
 
 
 @contextmanager
-def _progress(plan: LoadPlan) -> Iterator[Any]:
+def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
     """Shows how many requests have ended, and how."""
     columns = (
         TextColumn("concurrency {task.fields[places]}"),
