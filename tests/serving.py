@@ -63,7 +63,6 @@ class ServedApplication:
             "RAY_ADDRESS": ray_address,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": "300",  # machines may be busy
             "RAY_worker_niceness": "0",
             **(environment or {}),
         }
