@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.generation import Delta, GenerationRequest, ModelInfo, Summary
+from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
@@ -80,8 +80,9 @@ class Gateway:
 
     async def generate(
         self, model: str, request: GenerationRequest
-    ) -> AsyncGenerator[Delta | Summary, None]:
-        """The records of one answer.  Closing the iterator aborts the request.
+    ) -> AsyncGenerator[Records, None]:
+        """The records of one answer, as many at a time as have come.  Closing the iterator aborts
+        the request.
 
         Raises:
             HdserveError: as the model server raised it, or that there is none.
@@ -89,9 +90,11 @@ class Gateway:
         handle: Any = self._streaming[self.model(model).name]
         stream = None
         try:
+            if request.session_id:
+                handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
-            async for record in stream:
-                yield record
+            async for records in stream:
+                yield records
         except Exception as error:
             raise translated(error) from error
         except BaseException:  # closed or cancelled

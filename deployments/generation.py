@@ -30,6 +30,7 @@ class GenerationRequest:
         namespace: which model databases the request may read and feed.
         includes_sources: whether deltas carry ``texts`` and ``draft``.
         trace: the headers that name the gateway's span; empty when the request is not traced.
+        session_id: the conversation it belongs to; empty where nobody knows.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class GenerationRequest:
     namespace: str = DEFAULT_NAMESPACE
     includes_sources: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
+    session_id: str = ""
 
     @property
     def num_characters(self) -> int:
@@ -104,12 +106,18 @@ class Summary(NamedTuple):
     Attributes:
         drafts: over all choices.
         replica: which replica answered.
+        first_token_s: seconds from the arrival at the replica to the first token of any choice.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
     drafts: DraftCounts
     replica: str
+    first_token_s: float | None = None
+
+
+Records = tuple[Delta | Summary, ...]
+"""What travels in one message of an answer; the summary is the last record of the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ def _own_metrics() -> Iterator[MetricInfo]:
     )
     for name, text, *labels in (
         ("slots", "Sequences that can be decoded together."),
+        ("drafter_sequences", "Sequences that drafters keep something for."),
         ("kv_cache_tokens", "Size of the KV cache."),
         ("database_entries", "Texts or contexts in a database.", "database"),
         ("database_bytes", "Memory of a database.", "database"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -17,13 +18,14 @@ from deployments.generation import (
     DraftedToken,
     GenerationRequest,
     ModelInfo,
+    Records,
     Summary,
     TokenInfo,
 )
 from deployments.metrics import Report
 from deployments.ray_metrics import Reporter
 from deployments.replica_metrics import ReplicaMetrics
-from deployments.request_metrics import RequestMetrics
+from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from deployments.tracing import GenerationTrace, Tracing
@@ -95,8 +97,11 @@ class ModelServer:
         if self._sharing is not None:
             self._sharing.publish(namespace, token_ids)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta | Summary]:
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
+
+        What has come since the last records were sent goes together: nothing waits, and the fewer
+        messages this process can send, the more each carries.
 
         Raises:
             RequestError: the request cannot be answered.
@@ -107,34 +112,52 @@ class ModelServer:
             sequences = await _off_loop(size, self._sequences, request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
-            merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
-            tasks = [asyncio.create_task(self._pump(seq, merged, trace)) for seq in sequences]
-            try:
-                num_open = len(tasks)
-                while num_open:
-                    item = await merged.get()
+            async with aclosing(self._records(request, sequences, trace)) as found:
+                async for records in found:
+                    yield records
+
+    async def _records(
+        self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
+    ) -> AsyncGenerator[Records]:
+        """What came together: deltas of running sequences, and the summary when all have ended."""
+        merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
+        clocks = [self._requests.clock(seq) for seq in sequences]
+        tasks = [
+            asyncio.create_task(self._pump(seq, clock, merged, trace))
+            for seq, clock in zip(sequences, clocks, strict=True)
+        ]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                items = await _all_of(merged)
+                outputs = [item for item in items if isinstance(item, StepOutput)]
+                num_open -= items.count(None)
+                records: list[Delta | Summary] = [
+                    self._delta(output, includes_sources=request.includes_sources)
+                    for output in outputs
+                ]
+                if not num_open:
+                    summary = self._summary(request, sequences, clocks)
+                    trace.summarise(summary)
+                    records.append(summary)
+                if records:
+                    yield tuple(records)
+                for item in items:
                     if isinstance(item, BaseException):
                         raise item
-                    if item is None:
-                        num_open -= 1
-                    else:
-                        yield self._delta(item, includes_sources=request.includes_sources)
-                summary = _summary(request, sequences, self._replica)
-                trace.summarise(summary)
-                yield summary
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(
         self,
         seq: Sequence,
+        clock: RequestClock,
         merged: asyncio.Queue[StepOutput | BaseException | None],
         trace: GenerationTrace,
     ) -> None:
-        outputs = self._engine.generate(seq)
-        clock, spans = self._requests.clock(seq), trace.sequence(seq)
+        outputs, spans = self._engine.generate(seq), trace.sequence(seq)
         try:
             async for output in outputs:
                 clock.observe(output)
@@ -276,10 +299,37 @@ class ModelServer:
             for node in range(1, len(tree))
         )
 
+    def _summary(
+        self,
+        request: GenerationRequest,
+        sequences: list[Sequence],
+        clocks: Iterable[RequestClock],
+    ) -> Summary:
+        counts = DraftCounts()
+        for seq in sequences:
+            add_counts(counts, seq.counts)
+        firsts_s = [clock.first_token_s for clock in clocks]
+        return Summary(
+            num_prompt_tokens=sum(seq.num_prompt_tokens for seq in sequences)
+            // request.num_choices,
+            num_output_tokens=sum(seq.num_output_tokens for seq in sequences),
+            drafts=counts,
+            replica=self._replica,
+            first_token_s=min((value for value in firsts_s if value is not None), default=None),
+        )
+
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._tokenizer.token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+async def _all_of(items: asyncio.Queue[T]) -> list[T]:
+    """What is in the queue, at least one item."""
+    found = [await items.get()]
+    while not items.empty():
+        found.append(items.get_nowait())
+    return found
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
@@ -300,15 +350,6 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
     return await asyncio.to_thread(function, *arguments)
 
 
-def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str) -> Summary:
-    counts = DraftCounts()
-    for seq in sequences:
-        add_counts(counts, seq.counts)
-    num_prompt_tokens = sum(seq.num_prompt_tokens for seq in sequences) // request.num_choices
-    num_output_tokens = sum(seq.num_output_tokens for seq in sequences)
-    return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
-
-
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
     """The Serve application of one model of ``system``."""
     options: dict[str, Any] = {
@@ -326,6 +367,11 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         options["autoscaling_config"] = config.autoscaling
     else:
         options["num_replicas"] = config.num_replicas
+    if config.session_affinity:
+        options["request_router_config"] = {
+            "request_router_class": "deployments.session_router.SessionRouter",
+            "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
+        }
     num_threads = max(1, (os.cpu_count() or 1) // len(system.models))
     deployment = serve.deployment(**options)(ModelServer)
     return deployment.bind(config, system.model_database, num_threads, system.telemetry)

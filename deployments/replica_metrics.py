@@ -79,6 +79,7 @@ class ReplicaMetrics:
             if seconds:
                 yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
         yield Sample("hdserve_slots", self._host.config.engine.max_num_sequences)
+        yield Sample("hdserve_drafter_sequences", stats.num_drafter_sequences)
         yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
         yield from _draft_samples(stats.drafts)
         for (drafter, call), seconds in stats.drafter_times_s.items():

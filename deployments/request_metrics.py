@@ -67,6 +67,11 @@ class RequestClock:
         self._first_s: float | None = None
         self._last_s = 0.0
 
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from arrival to the first token, once it is there."""
+        return None if self._first_s is None else self._first_s - self._arrived_s
+
     def observe(self, output: StepOutput) -> None:
         """Note one output, in the order of the steps."""
         now_s = time.monotonic()

@@ -49,11 +49,13 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
-    """What drafting did, by the field names of vLLM, with accepted tokens by source, and which
-    replica it was."""
+    """What drafting did, by the field names of vLLM, with accepted tokens by source, which replica
+    it was, and how long its first token took."""
     counts = summary.drafts
+    first_token_s = summary.first_token_s
     return {
         "replica": summary.replica,
+        "time_to_first_token_s": None if first_token_s is None else round(first_token_s, 6),
         "speculative_decoding": {
             "mean_acceptance_length": _ratio(
                 counts.num_accepted_tokens + counts.num_drafts, counts.num_drafts

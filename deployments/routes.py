@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from deployments.access import SignIn, identity_of
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
-from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http_metrics import add_metrics_route
 from deployments.http_tracing import TracedRequests, trace_of
 from deployments.json_body import read_json
@@ -39,6 +39,7 @@ from deployments.responses import (
     error_body,
     server_sent_event,
 )
+from deployments.session import SESSION_HEADER, session_id
 from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
 
@@ -202,38 +203,52 @@ async def _answer(
     so a request that is refused gets its status."""
     builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
     headers = _check_ignored(gateway, body)
-    records = gateway.generate(body.model, generation)
+    messages = gateway.generate(body.model, generation)
     if not body.stream:
-        async with aclosing(records):
-            async for record in records:
+        async with aclosing(messages):
+            async for record in _flat(messages):
                 if isinstance(record, Summary):
                     return JSONResponse(builder.whole(record), headers=headers)
                 builder.collect(record)
         raise HdserveError("the model server ended without a summary")
-    first = await anext(records)
-    events = _events(builder, first, records, includes_usage=body.includes_usage)
+    first = await anext(messages)
+    events = _events(builder, first, messages, includes_usage=body.includes_usage)
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 async def _events(
     builder: ResponseBuilder,
-    first: Delta | Summary,
-    rest: AsyncGenerator[Delta | Summary, None],
+    first: Records,
+    rest: AsyncGenerator[Records, None],
     *,
     includes_usage: bool,
 ) -> AsyncIterator[bytes]:
-    """One event per verification step; an error in mid-stream is an event, too."""
-    record = first
+    """One event per verification step; an error in mid-stream is an event, too.
+
+    Events of records that came together are written together.
+    """
+    records = first
     async with aclosing(rest):
         try:
-            while not isinstance(record, Summary):
-                yield server_sent_event(builder.chunk(record))
-                record = await anext(rest)
+            while not isinstance(summary := records[-1], Summary):
+                yield _joined(builder, records)
+                records = await anext(rest)
+            end = _joined(builder, records[:-1])
             if includes_usage:
-                yield server_sent_event(builder.last_chunk(record))
+                end += server_sent_event(builder.last_chunk(summary))
         except HdserveError as error:
-            yield server_sent_event(error_body(error))
-        yield STREAM_END
+            end = server_sent_event(error_body(error))
+        yield end + STREAM_END
+
+
+def _joined(builder: ResponseBuilder, deltas: Iterable[Any]) -> bytes:
+    return b"".join(server_sent_event(builder.chunk(delta)) for delta in deltas)
+
+
+async def _flat(messages: AsyncIterable[Records]) -> AsyncIterator[Delta | Summary]:
+    async for records in messages:
+        for record in records:
+            yield record
 
 
 def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
@@ -256,9 +271,13 @@ def _header_value(names: Iterable[str]) -> str:
 
 
 def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it, and as a part of its trace."""
-    namespace = identity_of(request).namespace
-    return replace(generation, namespace=namespace, trace=trace_of(request))
+    """``generation`` in the namespace of who sent it, in its conversation and its trace."""
+    return replace(
+        generation,
+        namespace=identity_of(request).namespace,
+        session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
+        trace=trace_of(request),
+    )
 
 
 def _request_id(request: Request) -> str:

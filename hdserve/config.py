@@ -133,6 +133,9 @@ class ModelConfig(StrictModel):
     autoscaling: dict[str, Any] | None = None
     """Ray Serve ``autoscaling_config``; replaces ``num_replicas``."""
 
+    session_affinity: bool = True
+    """Whether requests of one conversation prefer the replica that served it."""
+
     num_cpus: float = Field(default=0.5, ge=0)
     """What Ray reserves for a replica; says nothing about its threads."""
 

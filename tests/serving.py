@@ -75,6 +75,11 @@ class ServedApplication:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """The process all others descend from."""
+        return self._process.pid
+
     def wait_ready(self) -> None:
         """Wait until every model answers."""
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -22,7 +22,6 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter
 from hdserve.tree import Acceptance, DraftTree
 
-
 SETTLING_STEPS = 2000
 """So many steps the scores of a new model have to settle."""
 

@@ -21,6 +21,7 @@ from hdserve.bench.replay_setup import (
     with_min_score,
 )
 from hdserve.cli.bench_engine import engine
+from hdserve.cli.bench_serve import serve
 from hdserve.config import DrafterConfig
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
@@ -29,6 +30,7 @@ from hdserve.errors import ConfigError
 
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
 app.command()(engine)
+app.command()(serve)
 
 
 @app.callback()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hdserve.bench.environment import commit, cpu_name
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def engine(
         "state": state,
         "num_threads": host.num_threads,
         "hardware": _hardware(host),
-        "commit": _commit(),
+        "commit": commit(),
     }
     _print(results, setting)
     if json_path is not None:
@@ -206,26 +205,7 @@ def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:
 def _hardware(host: ModelHost) -> str:
     if host.model.device.type == "cuda":
         return host.device_name
-    found = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        found = names[0].partition(":")[2].strip() if names else found
-    return f"{found}, {host.num_threads} threads"
-
-
-def _commit() -> str:
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
+    return f"{cpu_name()}, {host.num_threads} threads"
 
 
 def _print(results: Sequence[Result], setting: dict[str, Any]) -> None:

@@ -61,6 +61,9 @@ def serve(
 def run_until_signal(command: list[str]) -> int:
     """Run a command to its end; the first signal that is to end this process ends it, too.
 
+    Ray by itself would join, and deploy to, any cluster it finds on this machine.
+
+
     It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
     back.  What is still there ``END_TIMEOUT_S`` after the signal is killed.
     """
@@ -70,7 +73,9 @@ def run_until_signal(command: list[str]) -> int:
         signals.put(number)
 
     old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(
+        command, env={"RAY_ADDRESS": "local", **os.environ}, start_new_session=True
+    )
     try:
         while process.poll() is None and signals.empty():
             time.sleep(_POLL_S)

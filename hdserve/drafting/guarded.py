@@ -31,12 +31,19 @@ class GuardedDrafters:
         """By drafter and call."""
         self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         """By drafter and call, in total."""
+        self._open: set[str] = set()
 
     @property
     def needs_hidden(self) -> bool:
         return any(drafter.needs_hidden for drafter in self._drafters)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that were started and have not been finished."""
+        return len(self._open)
+
     def start(self, seq: core.Sequence) -> None:
+        self._open.add(seq.request_id)
         for drafter in self._drafters:
             self.run(drafter.name, "start", drafter.start, seq)
 
@@ -70,6 +77,7 @@ class GuardedDrafters:
             self.run(drafter.name, "observe", drafter.observe, seq, tree, acceptance, forward)
 
     def finish(self, seq: core.Sequence) -> None:
+        self._open.discard(seq.request_id)
         for drafter in self._drafters:
             self.run(drafter.name, "finish", drafter.finish, seq)
 

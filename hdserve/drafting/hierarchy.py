@@ -426,8 +426,9 @@ class Hierarchy(Drafter):
         if request.sources.recycled is not recycled:
             self._connect(request, seq)
         tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
-        shares = np.exp(logits - logits[:, :1])
-        shares /= shares.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            shares = np.exp(logits - logits[:, :1])
+            shares /= shares.sum(axis=1, keepdims=True)
         scratch.top_tokens[:num_nodes, : tokens.shape[1]] = tokens[:num_nodes]
         scratch.top_shares[:num_nodes, : tokens.shape[1]] = shares[:num_nodes]
         scratch.verified[VERIFIED_TOKEN, :num_nodes] = tree.token_ids[:num_nodes]

@@ -98,6 +98,7 @@ class Engine:
             f"{name}.{method}": count
             for (name, method), count in self._drafters.num_failures.items()
         }
+        stats.num_drafter_sequences = self._drafters.num_sequences
         stats.drafter_times_s = dict(self._drafters.times_s)
         if self._budget is not None:
             stats.num_proposed_tokens = self._budget.num_proposed_tokens

@@ -59,7 +59,8 @@ class StepTimes:
 @dataclass(slots=True)
 class EngineStats:
     """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting``,
-    ``kv_cache_usage`` (0 to 1) and ``num_kv_tokens``, the size of the cache.
+    ``num_drafter_sequences`` (those drafters keep something for), ``kv_cache_usage`` (0 to 1) and
+    ``num_kv_tokens``, the size of the cache.
 
     Attributes:
         num_drafter_failures: by ``drafter.call``.
@@ -79,5 +80,6 @@ class EngineStats:
     num_kept_tokens: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    num_drafter_sequences: int = 0
     kv_cache_usage: float = 0.0
     num_kv_tokens: int = 0

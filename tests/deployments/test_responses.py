@@ -38,7 +38,9 @@ COUNTS = DraftCounts(
     draft_tokens_by_source={Source.MODEL: 10, Source.CONTEXT: 10},
     num_drafts_by_accepted=[1, 1, 1, 1],
 )
-SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=COUNTS, replica="abc")
+SUMMARY = Summary(
+    num_prompt_tokens=7, num_output_tokens=11, drafts=COUNTS, replica="abc", first_token_s=0.25
+)
 HALVES = (
     TokenInfo(b"\xc3", -0.5, (Alternative(b"\xc3", -0.5), Alternative(b"\xe4", -1.0))),
     TokenInfo(b"\xa9", -0.25, ()),
@@ -207,6 +209,7 @@ def test_metrics_of_drafting() -> None:
     found = collected(ChatFormat(), delta("a"))["metrics"]
     assert found == {
         "replica": "abc",
+        "time_to_first_token_s": 0.25,
         "speculative_decoding": {
             "mean_acceptance_length": 2.5,
             "draft_acceptance_rate": 0.3,

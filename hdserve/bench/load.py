@@ -1,0 +1,125 @@
+"""Sends requests at a rate and a concurrency, and collects what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+
+from hdserve.bench.openai_client import OpenAIClient
+from hdserve.bench.prompts import PromptRow
+from hdserve.bench.request_record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """When requests are sent.
+
+    Attributes:
+        concurrency: most requests at a time.
+        num_prompts: how many requests.
+        request_rate: mean arrivals a second; infinite sends as fast as ``concurrency`` allows.
+        burstiness: shape of the Gamma-distributed gaps between arrivals: 1 is a Poisson process,
+            less is burstier, more is steadier.
+        seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
+            sampling.
+    """
+
+    concurrency: int
+    num_prompts: int
+    request_rate: float = float("inf")
+    burstiness: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Load:
+    """What came of a plan.
+
+    Attributes:
+        records: of the requests that ended, in the order in which they did.
+        duration_s: from the first request to the end of the last.
+        is_interrupted: whether it was stopped before the end; requests that were under way then
+            are in no count.
+    """
+
+    plan: LoadPlan
+    records: list[RequestRecord] = field(default_factory=list)
+    duration_s: float = 0.0
+    is_interrupted: bool = False
+
+
+def arrange(rows: Sequence[PromptRow], plan: LoadPlan) -> list[PromptRow]:
+    """The prompts in the order in which they are sent, again from the first where they run out."""
+    order = np.random.default_rng(plan.seed).permutation(len(rows))
+    return [rows[index] for index in islice(cycle(order.tolist()), plan.num_prompts)]
+
+
+def arrivals_s(plan: LoadPlan) -> list[float]:
+    """Seconds from the start to each request."""
+    if np.isinf(plan.request_rate):
+        return [0.0] * plan.num_prompts
+    scale_s = 1.0 / (plan.request_rate * plan.burstiness)
+    gaps_s = np.random.default_rng(plan.seed).gamma(plan.burstiness, scale_s, plan.num_prompts)
+    times_s: list[float] = np.cumsum(gaps_s).tolist()
+    return times_s
+
+
+async def run_load(
+    client: OpenAIClient,
+    rows: Sequence[PromptRow],
+    plan: LoadPlan,
+    *,
+    stop: asyncio.Event,
+    progress: Callable[[RequestRecord], None] = lambda _: None,
+) -> Load:
+    """Carry out ``plan`` until its end, or until ``stop`` is set.
+
+    Args:
+        progress: told of every request that ended.
+    """
+    load = Load(plan)
+    places = asyncio.Semaphore(plan.concurrency)
+    started_s = time.monotonic()
+
+    async def send(number: int, row: PromptRow, at_s: float) -> None:
+        await asyncio.sleep(started_s + at_s - time.monotonic())
+        async with places:
+            record = await client.ask(row.name, row.text, seed=plan.seed + number)
+            load.records.append(record)
+        progress(record)
+
+    async def send_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for item in _numbered(rows, plan):
+                group.create_task(send(*item))
+
+    load.is_interrupted = not await _run_until(stop, send_all())
+    load.duration_s = time.monotonic() - started_s
+    return load
+
+
+async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether ``work`` came to its end; it is cancelled when ``stop`` is set before."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    both: set[asyncio.Task[Any]] = {working, stopping}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        is_done = working.done()
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+    if is_done:
+        working.result()
+    return is_done
+
+
+def _numbered(rows: Sequence[PromptRow], plan: LoadPlan) -> Iterator[tuple[int, PromptRow, float]]:
+    for number, (row, at_s) in enumerate(zip(arrange(rows, plan), arrivals_s(plan), strict=True)):
+        yield number, row, at_s

@@ -1,0 +1,172 @@
+"""Streams answers from any server of the OpenAI API, and takes the time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+
+from hdserve.bench.request_record import Outcome, RequestRecord
+
+Api = Literal["chat", "completions"]
+
+_PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_END = b"[DONE]"
+_MAX_ERROR_CHARACTERS = 300
+
+
+class OpenAIClient:
+    """Asks for one streamed answer a call; use as a context manager.
+
+    Args:
+        base_url: of the server, with or without ``/v1``.
+        api: which route answers.
+        body: sent with every request beside the prompt, the model among it.
+        timeout_s: most seconds a request may take.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api: Api,
+        body: Mapping[str, Any],
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._api: Api = api
+        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._open.close()
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "use the client in an async with"
+        return self._session
+
+    async def get_text(self, path: str) -> str | None:
+        """The body of ``path``; ``None`` where the server does not offer it."""
+        try:
+            async with self._open.get(self._base_url + path) as response:
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def first_model(self) -> str | None:
+        """The first of ``/v1/models``; ``None`` where the server does not say."""
+        text = await self.get_text("/v1/models")
+        try:
+            return None if text is None else str(json.loads(text)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            return None
+
+    async def ask(self, name: str, text: str, **fields: Any) -> RequestRecord:
+        """Send ``text`` as a user's message, or as a prompt, and read the answer to its end.
+
+        Whatever goes wrong is in the record; only cancellation is raised.
+
+        Args:
+            fields: more of the body, for this request alone.
+        """
+        prompt: dict[str, Any] = {"prompt": text}
+        if self._api == "chat":
+            prompt = {"messages": [{"role": "user", "content": text}]}
+        record = RequestRecord(name, time.monotonic())
+        try:
+            await self._stream({**self._body, **prompt, **fields}, record)
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            record.outcome = Outcome.FAILED
+            record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
+        record.ended_s = time.monotonic()
+        return record
+
+    async def _stream(self, body: dict[str, Any], record: RequestRecord) -> None:
+        url = self._base_url + _PATHS[self._api]
+        async with self._open.post(url, json=body) as response:
+            record.status = response.status
+            if response.status != 200:
+                await _note_refusal(response, record)
+                return
+            is_ended = False
+            async for data, arrived_s in _events(response.content):
+                if data == _END:
+                    is_ended = True
+                    break
+                _note_chunk(json.loads(data), arrived_s, record)
+        if record.error:
+            record.outcome = Outcome.FAILED
+        elif is_ended and record.finish_reason is not None:
+            record.outcome = Outcome.COMPLETED
+        else:
+            record.outcome = Outcome.FAILED
+            record.error = "the stream was cut off"
+        if not record.has_usage:
+            record.num_output_tokens = len(record.chunk_times_s)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[bytes, float]]:
+    """The data of the server-sent events with the time of their arrival."""
+    rest = b""
+    async for data in content.iter_any():
+        arrived_s = time.monotonic()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip(), arrived_s
+
+
+def _note_chunk(chunk: dict[str, Any], arrived_s: float, record: RequestRecord) -> None:
+    if chunk.get("error"):
+        record.error = str(chunk["error"])[:_MAX_ERROR_CHARACTERS]
+        return
+    if chunk.get("usage"):
+        record.has_usage = True
+        record.num_prompt_tokens = chunk["usage"]["prompt_tokens"]
+        record.num_output_tokens = chunk["usage"]["completion_tokens"]
+    metrics = chunk.get("metrics") or {}
+    record.engine_ttft_s = metrics.get("time_to_first_token_s", record.engine_ttft_s)
+    for choice in chunk.get("choices") or ():
+        text = _text(choice)
+        if text:
+            record.chunk_times_s.append(arrived_s)
+            record.text += text
+        record.finish_reason = choice.get("finish_reason") or record.finish_reason
+
+
+def _text(choice: dict[str, Any]) -> str:
+    if "text" in choice:
+        return choice["text"] or ""
+    delta = choice.get("delta") or {}
+    called = delta.get("tool_calls") or ()
+    arguments = "".join(call["function"].get("arguments") or "" for call in called)
+    return (delta.get("reasoning_content") or "") + (delta.get("content") or "") + arguments
+
+
+async def _note_refusal(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
+    is_full = response.status == 429
+    record.outcome = Outcome.REJECTED if is_full else Outcome.FAILED
+    record.error = f"{response.status}: {await response.text()}"[:_MAX_ERROR_CHARACTERS]
+    wait_s = response.headers.get("retry-after", "")
+    record.retry_after_s = float(wait_s) if wait_s.isdigit() else 0.0

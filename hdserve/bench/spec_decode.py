@@ -1,0 +1,76 @@
+"""What a server drafted and accepted in a span of time, from its ``/metrics``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_PREFIX = "vllm:spec_decode_num_"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTotals:
+    """Counters since the server started, over all its replicas of one model.
+
+    Attributes:
+        accepted_by_position: by depth in a draft, from 0.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_by_position: dict[int, int]
+
+    def since(self, before: DraftTotals) -> DraftTotals:
+        """What was counted after ``before``."""
+        earlier = before.accepted_by_position
+        return DraftTotals(
+            self.num_drafts - before.num_drafts,
+            self.num_draft_tokens - before.num_draft_tokens,
+            self.num_accepted_tokens - before.num_accepted_tokens,
+            {
+                position: count - earlier.get(position, 0)
+                for position, count in sorted(self.accepted_by_position.items())
+            },
+        )
+
+    def as_result(self) -> dict[str, Any]:
+        """By the keys of ``vllm bench serve``: the rate in percent, the length with the bonus
+        token, by position the share of drafts."""
+        if self.num_drafts <= 0 or self.num_draft_tokens <= 0:
+            return {}
+        by_position = self.accepted_by_position.values()
+        return {
+            "spec_decode_acceptance_rate": 100 * self.num_accepted_tokens / self.num_draft_tokens,
+            "spec_decode_acceptance_length": 1 + self.num_accepted_tokens / self.num_drafts,
+            "spec_decode_num_drafts": self.num_drafts,
+            "spec_decode_draft_tokens": self.num_draft_tokens,
+            "spec_decode_accepted_tokens": self.num_accepted_tokens,
+            "spec_decode_per_position_acceptance_rates": [
+                count / self.num_drafts for count in by_position
+            ],
+        }
+
+
+def read_draft_totals(text: str, model: str) -> DraftTotals | None:
+    """The counters of ``model`` in Prometheus text; ``None`` where the server has none of them."""
+    counts: Counter[str] = Counter()
+    by_position: Counter[int] = Counter()
+    for family in text_string_to_metric_families(text):
+        name = family.name.removeprefix(_PREFIX)
+        for sample in family.samples:
+            is_total = family.name.startswith(_PREFIX) and sample.name.endswith("_total")
+            if not is_total or sample.labels.get("model_name", model) != model:
+                continue
+            if name == "accepted_tokens_per_pos":
+                by_position[int(sample.labels["position"])] += int(sample.value)
+            else:
+                counts[name] += int(sample.value)
+    if "drafts" not in counts:
+        return None
+    return DraftTotals(
+        counts["drafts"], counts["draft_tokens"], counts["accepted_tokens"], dict(by_position)
+    )

@@ -1,0 +1,284 @@
+"""The load client against a real HTTP server that answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from deployments.metrics import Report, Sample, render
+from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
+from hdserve.bench.prompts import PromptRow
+from hdserve.bench.request_record import Outcome, RequestRecord
+from hdserve.bench.serve import as_result
+from hdserve.bench.spec_decode import read_draft_totals
+from hdserve.cli import app
+
+MODEL = "model-a"
+USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}
+DRAFTS = {
+    "vllm:spec_decode_num_drafts": 4,
+    "vllm:spec_decode_num_draft_tokens": 20,
+    "vllm:spec_decode_num_accepted_tokens": 6,
+}
+
+
+def chunk(text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]}
+
+
+class Server:
+    """Answers a prompt by its first word; counts what it was sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.num_open = self.max_num_open = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+
+    async def _start(self) -> int:
+        api = web.Application()
+        api.add_routes(
+            [
+                web.post("/v1/chat/completions", self._answer),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        self._runner = web.AppRunner(api, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port: int = self._runner.addresses[0][1]
+        return port
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": MODEL}]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        num_answers = len(self.bodies)
+        samples = [Sample(name, value * num_answers) for name, value in DRAFTS.items()]
+        by_position = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        for position, count in enumerate((4, 2)):
+            samples.append(Sample(by_position, count * num_answers, (str(position),)))
+        return web.Response(body=render({MODEL: [Report("r", tuple(samples))]}))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        kind = body["messages"][0]["content"].split()[0]
+        if kind == "full":
+            headers = {"retry-after": "3"}
+            return web.json_response({"error": {"message": "full"}}, status=429, headers=headers)
+        if kind == "broken":
+            return web.json_response({"error": {"message": "broken"}}, status=500)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        self.num_open += 1
+        self.max_num_open = max(self.max_num_open, self.num_open)
+        try:
+            for event in self._events(kind):
+                await asyncio.sleep(0.005)
+                await response.write(event)
+            if kind == "endless":
+                await asyncio.sleep(60)
+        finally:
+            self.num_open -= 1
+        return response
+
+    def _events(self, kind: str) -> Iterator[bytes]:
+        first = b"data: " + json.dumps(chunk("")).encode() + b"\r\n\r\n"
+        second = b"data: " + json.dumps(chunk("caf\u00e9 ")).encode() + b"\n\n"
+        yield first + second[:20]
+        yield second[20:]
+        if kind in {"cut", "endless"}:
+            return
+        if kind == "failing":
+            yield b'data: {"error": {"message": "the engine stopped"}}\n\n'
+        else:
+            yield b"data: " + json.dumps(chunk("bar", "stop")).encode() + b"\n\n"
+            yield b"data: " + json.dumps(USAGE).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+def bench(server: Server, directory: Path, texts: list[str], *options: str) -> tuple[int, Any]:
+    """Exit status and results of a run over ``texts``."""
+    prompts, found = directory / "prompts.jsonl", directory / "out.json"
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    outcome = CliRunner().invoke(app, [*arguments, "--json", str(found), *options])
+    return outcome.exit_code, json.loads(found.read_text())["results"]
+
+
+def test_answers_are_counted_and_timed(server: Server, tmp_path: Path) -> None:
+    """Tokens as the server says, times from the chunks with text, drafts from ``/metrics``."""
+    options = ("--concurrency", "1,3", "--api-key", "secret", "--num-prompts", "7", "--detailed")
+    status, (one, three) = bench(server, tmp_path, ["good 1", "good 2"], *options)
+    assert status == 0
+    assert (one["completed"], one["rejected"], one["failed"]) == (7, 0, 0)
+    assert one["model_id"] == MODEL
+    assert (one["total_input_tokens"], one["total_output_tokens"]) == (35, 42)
+    assert one["output_throughput"] == pytest.approx(42 / one["duration"])
+    assert one["generated_texts"] == ["caf\u00e9 bar"] * 7
+    assert [len(gaps) for gaps in one["itls"]] == [1] * 7
+    assert one["mean_ttft_ms"] + one["mean_itl_ms"] <= one["mean_e2el_ms"]
+    assert one["mean_tpot_ms"] == pytest.approx((one["mean_e2el_ms"] - one["mean_ttft_ms"]) / 5)
+    assert one["max_concurrent_requests"] == 1
+    assert 1 < three["max_concurrent_requests"] <= 3
+    assert server.max_num_open == 3
+    assert one["spec_decode_num_drafts"] == 4 * 7
+    assert one["spec_decode_acceptance_rate"] == pytest.approx(30.0)
+    assert one["spec_decode_acceptance_length"] == pytest.approx(2.5)
+    assert one["spec_decode_per_position_acceptance_rates"] == [1.0, 0.5]
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
+    seeds = Counter(body.get("seed") for body in server.bodies)
+    assert seeds == {None: 1, **dict.fromkeys(range(7), 2)}
+
+
+def test_every_end_has_its_count(server: Server, tmp_path: Path) -> None:
+    """Refused is not failed; cut off, an error in mid-stream and status 500 are."""
+    texts = ["good", "full", "broken", "cut", "failing", "full"]
+    status, (row,) = bench(server, tmp_path, texts, "--concurrency", "2", "--detailed")
+    assert status == 1
+    assert (row["completed"], row["rejected"], row["failed"]) == (1, 2, 3)
+    assert row["total_output_tokens"] == 6
+    errors = sorted(error for error in row["errors"] if error)
+    assert errors[0].startswith("429")
+    assert errors[2].startswith("500")
+    assert errors[3] == "the stream was cut off"
+    assert "the engine stopped" in errors[4]
+
+
+def test_what_is_sent(server: Server, tmp_path: Path) -> None:
+    """Sampling, length and further fields are in every request."""
+    extra = '{"speculation": {"enabled": false}}'
+    options = ("--max-tokens", "9", "--temperature", "0.5", "--ignore-eos", "--extra-body", extra)
+    bench(server, tmp_path, ["good"], "--concurrency", "1", *options)
+    for body in server.bodies:
+        assert body["max_completion_tokens"] == 9
+        assert body["temperature"] == 0.5
+        assert body["ignore_eos"] is True
+        assert body["speculation"] == {"enabled": False}
+        assert body["stream_options"] == {"include_usage": True}
+
+
+def test_goodput(server: Server, tmp_path: Path) -> None:
+    """All are good within an hour, none within no time."""
+    for bound, share in (("e2el:3600000", 1.0), ("ttft:0,tpot:10000", 0.0)):
+        options = ("--concurrency", "2", "--goodput", bound)
+        _, (row,) = bench(server, tmp_path, ["good"] * 3, *options)
+        assert row["request_goodput"] == pytest.approx(share * row["request_throughput"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--concurrency", "0"), "--concurrency"),
+        (("--api", "responses"), "--api"),
+        (("--extra-body", "[1]"), "--extra-body"),
+        (("--goodput", "itl:3"), "--goodput"),
+        (("--request-rate", "0"), "--request-rate"),
+    ],
+)
+def test_wrong_options_are_named(
+    server: Server, tmp_path: Path, options: tuple[str, str], reason: str
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["good"]}\n')
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    outcome = CliRunner().invoke(app, [*arguments, *options])
+    assert reason in str(outcome.exception)
+    assert server.bodies == []
+
+
+def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> None:
+    """Ctrl-C while requests are under way: their streams are closed, the others are in the file."""
+    prompts, found = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    texts = ["good", "good", "good", *["endless"] * 20]
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    command = [sys.executable, "-c", "from hdserve.cli import main; main()", "bench", "serve"]
+    command += ["--base-url", server.base_url, "--prompts", str(prompts), "--json", str(found)]
+    command += ["--concurrency", "20,1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    while server.num_open < 20 or len(server.bodies) < 24:  # so the three have made room
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (row,) = json.loads(found.read_text())["results"]
+    assert row["interrupted"]
+    assert (row["completed"], row["rejected"], row["failed"]) == (3, 0, 0)
+    while server.num_open:
+        pass
+
+
+def test_arrivals_keep_rate_and_burstiness() -> None:
+    """Poisson by default; burstier gaps vary more at the same mean; the seed decides."""
+    gaps = {}
+    for burstiness in (0.25, 1.0, 4.0):
+        plan = LoadPlan(1, 20_000, request_rate=8.0, burstiness=burstiness, seed=3)
+        gaps[burstiness] = np.diff([0.0, *arrivals_s(plan)])
+        assert gaps[burstiness].mean() == pytest.approx(1 / 8, rel=0.05)
+        spread = gaps[burstiness].std() / gaps[burstiness].mean()
+        assert spread == pytest.approx(burstiness**-0.5, rel=0.05)
+    assert arrivals_s(LoadPlan(1, 9, 2.0, seed=1)) == arrivals_s(LoadPlan(1, 9, 2.0, seed=1))
+    assert arrivals_s(LoadPlan(1, 9, 2.0, seed=1)) != arrivals_s(LoadPlan(1, 9, 2.0, seed=2))
+
+
+def test_prompts_come_again_when_they_run_out() -> None:
+    rows = [PromptRow(name, "all", name) for name in "abc"]
+    names = [row.name for row in arrange(rows, LoadPlan(1, 7, seed=5))]
+    assert Counter(names) == {names[0]: 3, names[1]: 2, names[2]: 2}
+    assert names[:3] == names[3:6]
+
+
+def test_peaks_come_from_the_times() -> None:
+    """Two answers of 8 tokens, in two chunks each: 12 tokens in second 5, never three at once."""
+
+    def record(started_s: float, *chunk_times_s: float) -> RequestRecord:
+        made = RequestRecord("a", started_s, Outcome.COMPLETED, chunk_times_s[-1])
+        made.chunk_times_s, made.num_output_tokens = list(chunk_times_s), 8
+        return made
+
+    records = [record(4.0, 4.5, 5.1), record(4.2, 5.2, 5.3), record(5.3, 7.0)]
+    result = as_result(Load(LoadPlan(9, 3), records, duration_s=3.0))
+    assert result["max_output_tokens_per_s"] == 12
+    assert result["max_concurrent_requests"] == 2
+    assert result["request_goodput"] is None
+    assert result["median_ttft_ms"] == pytest.approx(1000.0)
+
+
+def test_a_server_without_drafts_has_no_totals() -> None:
+    text = "# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total 3\n"
+    assert read_draft_totals(text, MODEL) is None

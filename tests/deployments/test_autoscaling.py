@@ -1,0 +1,105 @@
+"""Replicas of one model come and go with its load, and the other model is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.serving import ServedApplication
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCALED, OTHER = "scaled", "other"
+QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
+WAIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    base = {"model": "hdserve-mini", "num_cpus": 0.1, "drafting": {"adapts_budget": False}}
+    autoscaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 2,
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 5.0,
+        "look_back_period_s": 4.0,
+    }
+    scaled = {**base, "name": SCALED, "autoscaling": autoscaling}
+    config = {"models": [scaled, {**base, "name": OTHER}]}
+    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+def replicas(application: ServedApplication, model: str) -> set[str]:
+    """Replicas of a model that report their slots now."""
+    text = httpx.get(f"{application.base_url}/metrics", timeout=60).text
+    return {
+        sample.labels["engine"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "hdserve_slots" and sample.labels["model_name"] == model
+    }
+
+
+def ask(application: ServedApplication, session: str, **body: Any) -> dict[str, Any]:
+    fields = {"model": SCALED, "messages": QUESTION, "max_tokens": 80, "ignore_eos": True, **body}
+    url = f"{application.base_url}/v1/chat/completions"
+    headers = {"x-session-id": session}
+    answer: dict[str, Any] = httpx.post(url, json=fields, headers=headers, timeout=240).json()
+    return answer
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+def test_replicas_follow_the_load(application: ServedApplication) -> None:
+    """One becomes two under load and two become one after it, without a failed request; what the
+    first one wrote is drafted by the new one in its first request."""
+    (first,) = replicas(application, SCALED)
+    others = replicas(application, OTHER)
+    alone = ask(application, "warm", temperature=0.0)
+    assert alone["metrics"]["replica"] == first
+
+    is_over = Event()
+
+    def load(number: int) -> list[dict[str, Any]]:
+        answers = []
+        while not is_over.is_set():
+            answers.append(ask(application, f"load-{number}", temperature=0.0))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        loads = [pool.submit(load, number) for number in range(8)]
+        wait_for(lambda: len(replicas(application, SCALED)) == 2, "no second replica came")
+        is_over.set()
+        answers = [item.result() for item in loads]
+    for answer in (answer for of_thread in answers for answer in of_thread):
+        assert answer["choices"][0]["message"] == alone["choices"][0]["message"]
+    firsts = [
+        next((answer for answer in of_thread if answer["metrics"]["replica"] != first), None)
+        for of_thread in answers
+    ]
+    assert any(firsts)
+    for answer in filter(None, firsts):
+        accepted = answer["metrics"]["speculative_decoding"]["accepted_by_source"]
+        assert accepted["model"] > 40
+
+    wait_for(lambda: len(replicas(application, SCALED)) == 1, "the second replica stayed")
+    assert replicas(application, OTHER) == others
+    assert "choices" in ask(application, "after", temperature=0.0)

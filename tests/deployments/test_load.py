@@ -1,0 +1,51 @@
+"""Many streams at once: each answer is whole and right or refused, and all is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.serving_load import measure
+from tests.serving import ServedApplication
+
+pytestmark = pytest.mark.ray
+
+MODEL = "hdserve-mini"
+TEXTS = [(str(number), f"Find me {number} restaurants in Oakland.") for number in range(2, 8)]
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    engine = {"dtype": "float32", "exact": True, "max_num_sequences": 8, "max_num_queued": 24}
+    config = {"models": [{"name": MODEL, "model": MODEL, "engine": engine}]}
+    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+def test_sixty_streams(application: ServedApplication) -> None:
+    """Answers equal those given alone, clients and server count alike, nothing is left over."""
+    result = asyncio.run(
+        measure(
+            application.base_url,
+            application.pid,
+            MODEL,
+            TEXTS,
+            num_streams=60,
+            duration_s=6.0,
+            warm_up_s=0.0,
+            max_tokens=32,
+            abandoned_share=0.1,
+        )
+    )
+    assert result["problems"] == []
+    assert result["right"] > 30
+    assert result["rejected"] > 0
+    assert result["abandoned"] > 0
+    names = {row["name"] for row in result["processes"] if row["is_hdserve"]}
+    assert {f"model-{MODEL}", "gateway", "ModelDatabaseActor"} <= names
