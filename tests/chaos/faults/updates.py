@@ -1,0 +1,58 @@
+"""Deployments that change while requests come."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from tests.chaos.fault import Fault, Trial
+from tests.chaos.faults.killed import check_warm
+from tests.chaos.system import Config, wait_for
+
+
+class Update(Fault):
+    """A changed configuration is deployed: every process is replaced and no request fails."""
+
+    keeps_system = False
+
+    def inject(self, trial: Trial) -> None:
+        self._replicas = trial.load.replicas()
+        self._before = {role: set(trial.system.pids(role)) for role in ("replica", "gateway")}
+        config = trial.system.config()
+        self.change(config)
+        trial.system.deploy(config)
+        wait_for(lambda: not trial.system.is_running(), 30.0)
+
+    @abstractmethod
+    def change(self, config: Config) -> None:
+        """What is new."""
+
+    def is_recovered(self, trial: Trial) -> bool:
+        """Once no process of before is left and Serve says that all runs."""
+        is_replaced = not any(
+            pids & set(trial.system.pids(role)) for role, pids in self._before.items()
+        )
+        return is_replaced and trial.system.is_running()
+
+    def check(self, trial: Trial) -> None:
+        check_warm(trial, self._replicas)
+
+
+class RollingUpdate(Update):
+    """The model gets other options."""
+
+    name = "rolling-update"
+
+    def change(self, config: Config) -> None:
+        config["models"][0]["engine"]["max_num_sequences"] = 6
+        config["gateway"]["max_body_bytes"] = 2**20
+
+
+class ConfigDeployed(Update):
+    """A second model is added, which changes every deployment."""
+
+    name = "config-deployed"
+
+    def change(self, config: Config) -> None:
+        second = {**config["models"][0], "name": "second", "num_replicas": 1}
+        config["models"].append(second)
+        config["models"][0]["aliases"] = ["first"]
