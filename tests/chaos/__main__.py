@@ -66,7 +66,7 @@ def record_faults(names: Sequence[str], num_trials: int, out: Path, num_question
             record = run_trial(fault(), number, system, questions)
             write_record(record, out)
             if record.violations or not fault.keeps_system:
-                system.stop()
+                system.stop(keeps_files=bool(record.violations))
                 system = None
     finally:
         if system is not None:
@@ -99,7 +99,7 @@ def start_system(fault: type[Fault]) -> System:
         system.deploy(fault.configure(system, config))
         system.wait_ready()
     except BaseException:
-        system.stop()
+        system.stop(keeps_files=True)
         raise
     print(f"{fault.name}: ready after {time.monotonic() - started_s:.0f} s", flush=True)
     return system

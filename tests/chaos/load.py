@@ -57,7 +57,9 @@ class _Received:
 
 
 class Load:
-    """Clients of one API key, each in a thread of its own, that ask the first half of ``questions``.
+    """Clients of one API key, each in a thread of its own.
+
+    They ask the first half of ``questions`` until they are told to ask the second one.
 
     Args:
         num_streaming, num_plain: how many of each kind.

@@ -93,6 +93,7 @@ class System:
             "PYTHONPATH": f"{ROOT}{os.pathsep}{plugins}",
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(self.directory),  # so that nobody finds this cluster by chance
             "RAY_worker_niceness": "0",
         }
         if gcs_storage:
@@ -235,7 +236,7 @@ class System:
         self.cluster.remove_node(node, allow_graceful=False)
         return at_s
 
-    def stop(self) -> None:
+    def stop(self, *, keeps_files: bool = False) -> None:
         """End every process of the cluster."""
         nodes = [self.cluster.head_node, *self.cluster.worker_nodes]
         workers = list(processes.children([raylet_pid(node) for node in nodes]))
@@ -243,7 +244,10 @@ class System:
         self.cluster.shutdown()
         for pid in workers:
             processes.kill(pid)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if keeps_files:
+            print(f"the logs are in {self.directory}", flush=True)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def key(namespace: int) -> str:
