@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,9 +20,11 @@ from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
+from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
+
+_RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 class Gateway:
@@ -77,10 +80,28 @@ class Gateway:
     ) -> AsyncGenerator[Delta | Summary, None]:
         """The records of one answer.  Closing the iterator aborts the request.
 
+        A replica whose engine has failed answers faster than any other until it is gone, so what
+        it had not begun with is tried again.  What a replica had begun with is not: it may be why
+        the replica failed.
+
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
         handle: Any = self._streaming[self.model(model).name]
+        for pause_s in (*_RETRY_PAUSES_S, None):
+            async with aclosing(self._attempt(handle, request)) as records:
+                try:
+                    async for record in records:
+                        yield record
+                    return
+                except EngineGone:
+                    if pause_s is None:
+                        raise
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(
+        self, handle: Any, request: GenerationRequest
+    ) -> AsyncGenerator[Delta | Summary, None]:
         stream = None
         try:
             stream = handle.generate.remote(request)

@@ -46,7 +46,7 @@ class FaultyDrafter(Drafter):
         if order == "raise":
             raise RuntimeError("the drafter was told to fail")
         if order == "break":
-            seq.num_cached_tokens = len(seq.token_ids) + 1
+            seq.num_cached_tokens += 1
         if order == "panic":
             raise Panic("the drafter was told to panic")
 
