@@ -30,8 +30,5 @@ def app(args: AppArgs) -> serve.Application:
     config = load_config(args.config)
     access = read_access(config.access)
     config = config.model_copy(update={"access": AccessConfig()})
-    models = {
-        model.name: model_deployment(model, config.model_database, len(config.models))
-        for model in config.models
-    }
+    models = {model.name: model_deployment(model, config) for model in config.models}
     return gateway_deployment(config, models, access)

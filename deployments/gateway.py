@@ -187,6 +187,7 @@ def gateway_deployment(
         name="gateway",
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
+        graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options={"num_cpus": config.gateway.num_cpus},
     )
     return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

@@ -28,7 +28,7 @@ from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
-from hdserve.config import ModelConfig, ModelDatabaseConfig
+from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig
 from hdserve.core import (
     DraftCounts,
     Sequence,
@@ -314,10 +314,8 @@ def _summary(request: GenerationRequest, sequences: list[Sequence], replica: str
     return Summary(num_prompt_tokens, num_output_tokens, counts, replica)
 
 
-def model_deployment(
-    config: ModelConfig, database_config: ModelDatabaseConfig, num_models: int
-) -> serve.Application:
-    """The Serve application of one model."""
+def model_deployment(config: ModelConfig, serve_config: ServeConfig) -> serve.Application:
+    """The Serve application of one model of ``serve_config``."""
     options: dict[str, Any] = {
         "name": f"model-{config.name}",
         "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
@@ -328,11 +326,12 @@ def model_deployment(
             "resources": dict(config.resources),
         },
         "health_check_period_s": 5,
+        "graceful_shutdown_timeout_s": serve_config.drain_timeout_s,
     }
     if config.autoscaling is not None:
         options["autoscaling_config"] = config.autoscaling
     else:
         options["num_replicas"] = config.num_replicas
-    num_threads = max(1, (os.cpu_count() or 1) // num_models)
+    num_threads = max(1, (os.cpu_count() or 1) // len(serve_config.models))
     deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(config, database_config, num_threads)
+    return deployment.bind(config, serve_config.model_database, num_threads)

@@ -59,7 +59,8 @@ class _Received:
 class Load:
     """Clients of one API key, each in a thread of its own.
 
-    They ask the first half of ``questions`` until they are told to ask the second one.
+    They ask the first half of ``questions`` until they are told to ask the second one; the last
+    question is for :meth:`ask` only.
 
     Args:
         num_streaming, num_plain: how many of each kind.
@@ -81,7 +82,7 @@ class Load:
         self._url = f"{base_url}/v1/chat/completions"
         self._api_key = api_key
         self._questions = questions
-        self._half = len(questions) // 2
+        self._half = (len(questions) - 1) // 2
         self._first = 0
         self._num_asked = 0
         self._lock = threading.Lock()

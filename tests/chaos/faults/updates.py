@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import abstractmethod
 
 from tests.chaos.fault import Fault, Trial
@@ -9,13 +11,20 @@ from tests.chaos.faults.killed import check_warm
 from tests.chaos.system import Config, wait_for
 
 
+LONG_S = 1.0
+
+
 class Update(Fault):
-    """A changed configuration is deployed: every process is replaced and no request fails."""
+    """A changed configuration is deployed: every process is replaced and no request fails, not
+    even one whose answer takes long."""
 
     keeps_system = False
 
     def inject(self, trial: Trial) -> None:
         self._replicas = trial.load.replicas()
+        self._long = threading.Thread(target=self._ask_long, args=(trial,), daemon=True)
+        self._long.start()
+        time.sleep(LONG_S)
         self._before = {role: set(trial.system.pids(role)) for role in ("replica", "gateway")}
         config = trial.system.config()
         self.change(config)
@@ -35,6 +44,15 @@ class Update(Fault):
 
     def check(self, trial: Trial) -> None:
         check_warm(trial, self._replicas)
+        self._long.join()
+        is_right = trial.details["long_answer"].startswith("right")
+        trial.expect(is_right, "the long answer was not given")
+
+    def _ask_long(self, trial: Trial) -> None:
+        with trial.load.client() as client:
+            outcome = trial.load.ask(client, len(trial.questions) - 1, is_streamed=True)
+        length_s = outcome.ended_s - outcome.started_s
+        trial.details["long_answer"] = f"{outcome.kind} {outcome.detail} after {length_s:.0f} s"
 
 
 class RollingUpdate(Update):
