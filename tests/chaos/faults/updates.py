@@ -10,7 +10,6 @@ from tests.chaos.fault import Fault, Trial
 from tests.chaos.faults.killed import check_warm
 from tests.chaos.system import Config, wait_for
 
-
 LONG_S = 1.0
 
 
