@@ -2,6 +2,8 @@
 # make serve   serve the bundled models on port 8000
 # make test    run the tests          make test-all   the slow ones, too
 # make check   linters, type checker, architecture test
+# make chaos   provoke every fault, TRIALS times each; goes on where it was interrupted
+# make soak    random faults for SOAK_MINUTES
 #
 # PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself:
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu     (or .../cu130)
@@ -16,7 +18,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: setup serve test test-all check
+TRIALS := 10
+SOAK_MINUTES := 30
+
+.PHONY: setup serve test test-all check chaos soak
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -48,3 +53,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+chaos: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --trials $(TRIALS) --out out/chaos
+
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --out out/soak.jsonl

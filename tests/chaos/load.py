@@ -56,14 +56,19 @@ class _Received:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """How many there are of each kind."""
+
+    num_streaming: int = 4
+    num_plain: int = 2
+
+
 class Load:
     """Clients of one API key, each in a thread of its own.
 
     They ask the first half of ``questions`` until they are told to ask the second one; the last
     question is for :meth:`ask` only.
-
-    Args:
-        num_streaming, num_plain: how many of each kind.
 
     Attributes:
         outcomes: of the requests that have ended, in the order of their ends.
@@ -74,9 +79,7 @@ class Load:
         base_url: str,
         api_key: str,
         questions: Sequence[Question],
-        *,
-        num_streaming: int = 4,
-        num_plain: int = 2,
+        clients: Clients,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._url = f"{base_url}/v1/chat/completions"
@@ -88,7 +91,7 @@ class Load:
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
         self._open: dict[int, Outcome] = {}
-        kinds = [True] * num_streaming + [False] * num_plain
+        kinds = [True] * clients.num_streaming + [False] * clients.num_plain
         self._threads = [
             threading.Thread(target=self._run, args=(is_streamed,), daemon=True)
             for is_streamed in kinds
