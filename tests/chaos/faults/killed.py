@@ -57,7 +57,10 @@ class GatewayKilled(Killed):
 
 
 class ProxyKilled(Killed):
+    """Ray Serve's own listener, of which a node has one."""
+
     name = "proxy-killed"
+    closes_port = True
     role = "proxy"
     may_lose_requests = True
 
