@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from tests.chaos.fault import Fault
 from tests.chaos.faults import FAULTS, by_setting
 from tests.chaos.questions import read_questions
-from tests.chaos.system import System
+from tests.chaos.system import ROOT, System
 from tests.chaos.trial import Record, run_trial
 
 NUM_QUESTIONS = 160
@@ -117,7 +118,8 @@ def record_path(name: str, number: int, out: Path) -> Path:
 def write_record(record: Record, out: Path) -> None:
     """Keep a record and say in one line what it says."""
     path = record_path(record.fault, record.trial, out)
-    path.write_text(json.dumps(record.as_json(), indent=1) + "\n")
+    setting = {"commit": commit(), "hardware": hardware(), "load_average": os.getloadavg()[1]}
+    path.write_text(json.dumps({**record.as_json(), **setting}, indent=1) + "\n")
     print(
         f"{record.fault} {record.trial}: {record.num_right}/{record.num_requests} right, "
         f"{record.num_lost}+{record.num_failed_later} failed, {record.num_wrong} wrong, "
@@ -125,6 +127,20 @@ def write_record(record: Record, out: Path) -> None:
         f"lost, {record.duration_s} s; {'; '.join(record.violations) or 'good'}",
         flush=True,
     )
+
+
+def commit() -> str:
+    """The commit that is run, with a plus sign if files have changed since."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def hardware() -> str:
+    """The processor and its cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} cores"
 
 
 def print_summary(names: list[str], num_trials: int, out: Path) -> int:
