@@ -19,6 +19,7 @@ class Trial:
     Attributes:
         number: of the trial, from 0.
         namespace: in which its load generates, and nothing else does.
+        dead_s: when the process concerned had ended, if it did not at once.
         asked_again: questions that were asked once more after the fault.
         details: what the fault has to say, for the record.
         violations: what must not happen and did.
@@ -29,6 +30,7 @@ class Trial:
     system: System
     load: Load
     questions: Sequence[Question]
+    dead_s: float = 0.0
     asked_again: set[int] = field(default_factory=set)
     details: dict[str, Any] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)

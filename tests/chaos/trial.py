@@ -32,7 +32,7 @@ class Record:
 
     Attributes:
         num_wrong: answers with a token that plain decoding does not give.
-        num_lost: requests that failed and were under way when the fault came.
+        num_lost: requests that failed and had begun before the process concerned had ended.
         num_failed_later: requests that failed although they began after it.
         num_failed_at_last: of those, the ones that began after the recovery.
         num_unclear: of all that failed, those whose client got no error object; a stream that
@@ -103,7 +103,7 @@ def run_trial(
             trial.violations.append("no recovery")
     finally:
         load.stop()
-    _count_outcomes(record, load.outcomes, at_s, recovered_s)
+    _count_outcomes(record, load.outcomes, max(at_s, trial.dead_s), recovered_s)
     _count_outputs(record, trial, at_s)
     _judge(record, fault, trial)
     record.details, record.violations = trial.details, trial.violations
@@ -119,14 +119,14 @@ def _is_warm(load: Load) -> bool:
 
 
 def _count_outcomes(
-    record: Record, outcomes: Sequence[Outcome], at_s: float, recovered_s: float
+    record: Record, outcomes: Sequence[Outcome], dead_s: float, recovered_s: float
 ) -> None:
     failed = [outcome for outcome in outcomes if outcome.is_failure]
     record.num_requests = len(outcomes)
     record.num_right = sum(outcome.kind == "right" for outcome in outcomes)
     record.num_refused = sum(outcome.kind == "refused" for outcome in outcomes)
     record.num_wrong = sum(outcome.kind == "wrong" for outcome in outcomes)
-    record.num_lost = sum(outcome.started_s < at_s for outcome in failed)
+    record.num_lost = sum(outcome.started_s < dead_s for outcome in failed)
     record.num_failed_later = len(failed) - record.num_lost
     record.num_failed_at_last = sum(outcome.started_s > recovered_s for outcome in failed)
     record.num_unclear = sum(outcome.kind != "error" for outcome in failed)

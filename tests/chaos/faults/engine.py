@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
-from tests.chaos import drafter
+from tests.chaos import drafter, processes
 from tests.chaos.fault import Fault, Trial
 from tests.chaos.faults.killed import check_warm
 from tests.chaos.system import wait_for
 
+ENDING_S = 30.0
 RAISING_S = 4.0
 
 
@@ -25,6 +27,10 @@ class EngineBreaks(Fault):
         victim = self._before[trial.number % len(self._before)]
         drafter.tell(trial.system.orders, victim, self.order)
         trial.details["victim"] = victim
+        trial.expect(
+            wait_for(lambda: not processes.is_alive(victim), ENDING_S), "the replica did not end"
+        )
+        trial.dead_s = time.monotonic()
 
     def is_recovered(self, trial: Trial) -> bool:
         return bool(trial.load.replicas() - self._replicas)
