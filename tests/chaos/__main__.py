@@ -60,18 +60,20 @@ def record_faults(names: Sequence[str], num_trials: int, out: Path, num_question
     """Run the trials that have no record yet of faults of one setting."""
     questions = read_questions(out / "questions.jsonl", num_questions)
     system: System | None = None
+    has_logs_of_use = False
     try:
         for name, number in missing(names, num_trials, out):
             fault = FAULTS[name]
             system = system or start_system(fault)
             record = run_trial(fault(), number, system, questions)
             write_record(record, out)
-            if record.violations or not fault.keeps_system:
-                system.stop(keeps_files=bool(record.violations))
-                system = None
+            has_logs_of_use = has_logs_of_use or bool(record.violations)
+            if record.recovery_s is None or not fault.keeps_system or not system.is_ready():
+                system.stop(keeps_files=has_logs_of_use)
+                system, has_logs_of_use = None, False
     finally:
         if system is not None:
-            system.stop()
+            system.stop(keeps_files=has_logs_of_use)
 
 
 def missing(names: Sequence[str], num_trials: int, out: Path) -> Iterator[tuple[str, int]]:
