@@ -24,7 +24,8 @@ from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFoun
 
 logger = logging.getLogger(__name__)
 
-_RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Together longer than a replica whose engine has failed takes to end."""
 
 
 class Gateway:

@@ -22,7 +22,8 @@ from tests.chaos.questions import read_questions
 from tests.chaos.system import ROOT, System
 from tests.chaos.trial import Record, run_trial
 
-NUM_QUESTIONS = 160
+NUM_QUESTIONS = 158
+NUM_ATTEMPTS = 4
 
 
 def main() -> int:
@@ -46,12 +47,12 @@ def main() -> int:
 
 
 def record_in_process(names: Sequence[str], num_trials: int, out: Path, num_questions: int) -> None:
-    """Record the missing trials of faults of one setting in a process of their own; once more if
+    """Record the missing trials of faults of one setting in a process of their own, some times if
     it ends early."""
     command = [sys.executable, "-m", "tests.chaos", "--here", "--out", str(out)]
     command += ["--trials", str(num_trials), "--questions", str(num_questions)]
     command += [f"--fault={name}" for name in names]
-    for _ in range(2):
+    for _ in range(NUM_ATTEMPTS):
         if any(missing_trials(name, num_trials, out) for name in names):
             subprocess.run(command, check=False)
 
