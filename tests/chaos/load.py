@@ -187,7 +187,7 @@ class Load:
             else question.text.startswith(received.text.rstrip("\ufffd"))
         )
         if not is_right:
-            outcome.kind, outcome.detail = "wrong", f"got {received.text[:200]!r}"
+            outcome.kind, outcome.detail = "wrong", f"got {received.text!r}, not {question.text!r}"
         elif received.error is not None:
             outcome.kind, outcome.detail = "error", f"in mid-stream: {received.error}"
         elif is_whole:
