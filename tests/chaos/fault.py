@@ -58,7 +58,8 @@ class Fault(ABC):
         setting: what kind of system it needs; faults of one setting share systems.
         num_workers, gcs_storage: as of :class:`System`.
         may_lose_requests: whether requests under way on the dead process may be lost.
-        closes_port: whether nobody listens until everything is as before, and requests fail.
+        may_refuse: whether requests may fail until everything is as before, because Ray Serve still
+            sends them to a process that is gone.
         may_lose_outputs: whether the database may lack what a dead replica had not yet published.
         keeps_system: whether the next trial may use the same cluster.
     """
@@ -68,7 +69,7 @@ class Fault(ABC):
     num_workers: ClassVar[int] = 0
     gcs_storage: ClassVar[bool] = False
     may_lose_requests: ClassVar[bool] = False
-    closes_port: ClassVar[bool] = False
+    may_refuse: ClassVar[bool] = False
     may_lose_outputs: ClassVar[bool] = False
     keeps_system: ClassVar[bool] = True
 

@@ -55,7 +55,8 @@ def print_setting(records: Iterable[Row]) -> None:
     settings = Counter((record["commit"], record["hardware"]) for record in records)
     for (commit, hardware), number in settings.items():
         print(f"{number} trials: commit {commit}, {hardware}")
-    print()
+    loads = sorted(record["load_average"] for record in records if "load_average" in record)
+    print(f"load average {loads[0]:.0f} to {loads[-1]:.0f}, median {median(loads):.0f}\n")
 
 
 def fault_rows(records: Sequence[Row]) -> Iterator[tuple[str, ...]]:

@@ -161,7 +161,7 @@ def _count_outputs(record: Record, trial: Trial, at_s: float) -> None:
 
 def _judge(record: Record, fault: Fault, trial: Trial) -> None:
     trial.expect(not record.num_wrong, "a wrong token was delivered")
-    num_later = record.num_failed_at_last if fault.closes_port else record.num_failed_later
+    num_later = record.num_failed_at_last if fault.may_refuse else record.num_failed_later
     trial.expect(not num_later, "requests failed that began after the fault")
     trial.expect(fault.may_lose_requests or not record.num_lost, "requests were lost")
     is_old = (record.outputs_lost_age_s or 0.0) > UNPUBLISHED_S

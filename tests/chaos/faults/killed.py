@@ -60,7 +60,7 @@ class ProxyKilled(Killed):
     """Ray Serve's own listener, of which a node has one."""
 
     name = "proxy-killed"
-    closes_port = True
+    may_refuse = True
     role = "proxy"
     may_lose_requests = True
 

@@ -17,6 +17,7 @@ class NodeKilled(Fault):
     setting = "three nodes"
     num_workers = 2
     may_lose_requests = True
+    may_refuse = True
     may_lose_outputs = True
     keeps_system = False
 
