@@ -58,4 +58,4 @@ chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --trials $(TRIALS) --out out/chaos
 
 soak: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --out out/soak.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --out out/chaos/soak.jsonl

@@ -1,5 +1,5 @@
 """The tables of docs/results/reliability.md:
-``python -m tests.chaos.report --records out/chaos [--soak out/soak.jsonl]``."""
+``python -m tests.chaos.report --records out/chaos [--soak out/chaos/soak.jsonl]``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.chaos.questions import Question, read_questions
 from tests.chaos.system import System, wait_for
 from tests.chaos.trial import Record, run_trial
 
-NUM_QUESTIONS = 160
+NUM_QUESTIONS = 158
 ROLES = ("replica", "gateway", "model database", "statistics database", "proxy")
 COUNTS = (
     "num_requests",
@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out/soak.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("out/chaos/soak.jsonl"))
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     questions = read_questions(arguments.out.with_name("questions.jsonl"), NUM_QUESTIONS)
