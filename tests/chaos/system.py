@@ -21,7 +21,7 @@ from tests.chaos import drafter, processes
 from tests.chaos.questions import ENGINE, MODEL
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 480.0
+START_TIMEOUT_S = 900.0
 NUM_NAMESPACES = 400
 
 Config = dict[str, Any]
