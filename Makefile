@@ -3,6 +3,8 @@
 # make test    run the tests          make test-all   the slow ones, too
 # make check   linters, type checker, architecture test
 # make fuzz    1,200,000 hostile inputs; goes on where it was interrupted
+# make chaos   provoke every fault, TRIALS times each; goes on where it was interrupted
+# make soak    random faults for SOAK_MINUTES
 #
 # PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself:
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu     (or .../cu130)
@@ -17,7 +19,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: setup serve test test-all check fuzz
+TRIALS := 10
+SOAK_MINUTES := 30
+
+.PHONY: setup serve test test-all check fuzz chaos soak
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -53,3 +58,9 @@ check: setup
 fuzz: setup
 	$(PIP) --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --cases 150000 --out build/fuzz
+
+chaos: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --trials $(TRIALS) --out out/chaos
+
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --out out/chaos/soak.jsonl

@@ -95,7 +95,7 @@ class ModelDatabaseActor:
             for namespace in received.outputs:
                 self._refills.extend(namespace, now_s)
             for namespace in received.refilled:
-                self._refills.finish(namespace)
+                self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
                 self._log.set_calibration(namespace, received.sender, calibration)
                 if self._store:
@@ -116,7 +116,7 @@ class ModelDatabaseActor:
             refill = {
                 name: self._log.partition(name).seen()
                 for name, position in poll.positions.items()
-                if position.num_held and self._refills.ask(name, now_s)
+                if position.num_held and self._refills.ask(name, poll.reader, now_s)
             }
             room = MAX_REPLY_BYTES
             while True:
@@ -138,7 +138,7 @@ class ModelDatabaseActor:
         """
         with self._lock:
             self._log.flush(namespace)
-            self._refills.finish(namespace)
+            self._refills.forget(namespace)
             if self._store:
                 self._store.flush(namespace, self._log)
 

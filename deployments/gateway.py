@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,9 +22,12 @@ from deployments.metrics_poll import MetricsPoll
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.errors import EngineStopped, HdserveError, ModelNotFound, Overloaded
+from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
+
+_RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Together longer than a replica whose engine has failed takes to end."""
 
 
 class Gateway:
@@ -84,10 +89,29 @@ class Gateway:
         """The records of one answer, as many at a time as have come.  Closing the iterator aborts
         the request.
 
+        A replica whose engine has failed answers faster than any other until it is gone, so what
+        it had not begun with is tried again.  What a replica had begun with is not: it may be why
+        the replica failed.
+
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
         handle: Any = self._streaming[self.model(model).name]
+        for pause_s in (*_RETRY_PAUSES_S, None):
+            async with aclosing(self._attempt(handle, request)) as found:
+                try:
+                    async for records in found:
+                        yield records
+                    return
+                except EngineGone:
+                    if pause_s is None:
+                        raise
+            request = replace(request, session_id="")
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(
+        self, handle: Any, request: GenerationRequest
+    ) -> AsyncGenerator[Records, None]:
         stream = None
         try:
             if request.session_id:
@@ -175,6 +199,7 @@ def gateway_deployment(
         name="gateway",
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
+        graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options={"num_cpus": config.gateway.num_cpus},
     )
     return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

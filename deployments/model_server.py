@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -45,7 +47,11 @@ from hdserve.tree import DraftTree
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 _MAX_SILENCE_S = 120.0
+_FAREWELL_S = 2.0
+_FAREWELL_PAUSE_S = 0.2
 
 _MAX_INLINE_CHARACTERS = 4096
 """Longer texts become tokens in a thread: 1 MB takes seconds, in which no stream would go on."""
@@ -80,7 +86,7 @@ class ModelServer:
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
         max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
-        self._engine = AsyncEngine(self._host.make_engine, max_num_open)
+        self._engine = AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
         self._engine.start()
         if database_config.is_enabled:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
@@ -105,7 +111,8 @@ class ModelServer:
 
         Raises:
             RequestError: the request cannot be answered.
-            EngineStopped: the engine has failed; another replica may answer.
+            EngineGone: the engine had failed before; another replica may answer.
+            EngineStopped: the engine has failed.
         """
         size = request.num_characters + len(request.sampling.get("grammar", ""))
         with self._tracing.generation(request, self._config.name) as trace:
@@ -220,6 +227,19 @@ class ModelServer:
     def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
         self._engine.check(_MAX_SILENCE_S)
+
+    def _leave(self) -> None:
+        """End this process now that its engine has failed, so that Ray Serve replaces it at once:
+        it waits for three failed health checks, else.  Called in the engine's thread."""
+        if self._sharing is not None:
+            self._sharing.close()
+        deadline_s = time.monotonic() + _FAREWELL_S
+        while self._engine.num_open and time.monotonic() < deadline_s:
+            time.sleep(_FAREWELL_PAUSE_S)
+        time.sleep(_FAREWELL_PAUSE_S)  # the last errors are on their way
+        logger.error("the engine has failed: this replica ends, to be replaced")
+        logging.shutdown()
+        os._exit(1)
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
@@ -362,6 +382,7 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
             "resources": dict(config.resources),
         },
         "health_check_period_s": 5,
+        "graceful_shutdown_timeout_s": system.drain_timeout_s,
     }
     if config.autoscaling is not None:
         options["autoscaling_config"] = config.autoscaling

@@ -236,6 +236,10 @@ class ServeConfig(StrictModel):
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    drain_timeout_s: float = Field(default=120.0, ge=0)
+    """How long a process that is replaced or removed may take to end what it has begun to answer;
+    what is not done by then fails."""
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         names = [name for model in self.models for name in (model.name, *model.aliases)]

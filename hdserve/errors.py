@@ -6,6 +6,7 @@
     │   └── SnapshotError         a file or message is corrupt, foreign or too new
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
+    │   └── EngineGone            it had done so before this request came
     └── RequestError              this one request cannot be answered
         ├── InvalidRequest  400   a parameter is wrong
         │   ├── PromptTooLong     the prompt leaves no room in the context
@@ -65,6 +66,12 @@ class EngineStopped(HdserveError):
 
     status = 503
     code = "engine_stopped"
+
+
+class EngineGone(EngineStopped):
+    """The engine had stopped before the request came, so that another replica can begin with it."""
+
+    code = "engine_gone"
 
 
 class RequestError(HdserveError):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-RAY_DIRECTORIES = ("tests/actors/", "tests/deployments/")
+RAY_DIRECTORIES = ("tests/actors/", "tests/chaos/", "tests/deployments/")
 
 settings.register_profile(
     "hdserve",

@@ -68,7 +68,7 @@ def test_unknown_keys_name_the_known_ones(
 def test_a_strange_key_has_no_hint() -> None:
     """No guess is better than a wild one."""
     message = refused({**ONE_MODEL, "zzzzqqq": 1})
-    assert message.startswith("zzzzqqq: unknown key; known keys: access, gateway")
+    assert message.startswith("zzzzqqq: unknown key; known keys: access, drain_timeout_s")
 
 
 def test_every_mistake_is_named() -> None:

@@ -17,6 +17,7 @@ STATUSES = {
     "SnapshotError": 500,
     "UnsupportedModel": 500,
     "EngineStopped": 503,
+    "EngineGone": 503,
     "RequestError": 500,
     "InvalidRequest": 400,
     "PromptTooLong": 400,

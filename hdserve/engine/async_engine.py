@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.engine import Engine
-from hdserve.errors import EngineStopped, HdserveError, InvalidRequest, Overloaded
+from hdserve.errors import EngineGone, EngineStopped, HdserveError, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -42,22 +42,30 @@ class AsyncEngine:
     """Runs an :class:`Engine` in one thread, the only one that ever touches it.
 
     Everything from outside comes through one inbox that is read between steps.  Delivery never
-    blocks the engine.  If a step fails, every waiter and everybody who asks later gets
-    ``EngineStopped`` with the cause: each request ends exactly once.
+    blocks the engine.  If a step fails, every waiter gets ``EngineStopped`` with the cause, and
+    everybody who asks later ``EngineGone``: each request ends exactly once.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.
         max_num_open: most sequences that may be open, running and waiting together.
+        on_failure: called in the engine's thread once a failure has been told to every waiter;
+            not when the engine is closed.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], max_num_open: int) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        max_num_open: int,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
         self._make_engine = make_engine
+        self._on_failure = on_failure
         self._max_num_open = max_num_open
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}
         self._asked: set[Future[Any]] = set()
         self._num_open = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._busy_since_s: float | None = None
         self._is_ready = threading.Event()
@@ -135,6 +143,7 @@ class AsyncEngine:
         Raises:
             Overloaded: too many sequences are open.
             InvalidRequest: the engine refuses the sequence, or its id is in use.
+            EngineGone: it had failed or was closed before.
             EngineStopped: the engine fails or is closed.
         """
         waiter = self._open(seq)
@@ -161,7 +170,7 @@ class AsyncEngine:
         waiter = _Waiter(seq, asyncio.get_running_loop())
         with self._lock:
             if self._failure is not None:
-                raise self._stopped()
+                raise EngineGone(self._stopped().message)
             if self._num_open >= self._max_num_open:
                 raise Overloaded("too many requests are waiting for this model; try again later")
             if seq.request_id in self._waiters:
@@ -195,9 +204,11 @@ class AsyncEngine:
             self._is_ready.set()
             self._serve(engine)
             self._fail(EngineStopped("the engine was closed"))
-        except Exception as error:
+        except BaseException as error:  # extension modules panic with what is no Exception
             logger.exception("the engine stopped")
             self._fail(error)
+            if self._is_ready.is_set() and self._on_failure is not None:
+                self._on_failure()
         finally:
             self._is_ready.set()
 
@@ -219,7 +230,7 @@ class AsyncEngine:
             for output in engine.step():
                 self._deliver(output.sequence, output)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = error
             waiters, asked = [*self._waiters.values()], [*self._asked]

@@ -299,6 +299,7 @@ class Engine:
 def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
     seq = work.slot.seq
     first = seq.num_cached_tokens
+    assert 0 <= first < len(seq.token_ids), "the last token is decided, but not yet in the cache"
     return Chunk(work.slot.segment, first, seq.token_ids[first : first + work.num_tokens], tree)
 
 

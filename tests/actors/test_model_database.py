@@ -229,18 +229,41 @@ def test_a_flush_reaches_readers_of_a_lost_run_too(config):
     assert not Reader(actor, "s", "n").poll().changes["n"].is_flushed
 
 
-def test_one_replica_at_a_time_is_asked_until_one_has_answered():
+def test_one_replica_at_a_time_is_asked_and_each_once():
     refills = Refills()
-    assert not refills.ask("n", 0.0)
+    assert not refills.ask("n", "r", 0.0)
     refills.note_lost("n")
-    assert refills.ask("n", 1.0)
-    assert not refills.ask("n", 1.0 + LEASE_S / 2)
+    assert refills.ask("n", "r", 1.0)
+    assert not refills.ask("n", "s", 1.0 + LEASE_S / 2)
     refills.extend("n", 1.0 + LEASE_S / 2)
-    assert not refills.ask("n", 1.0 + LEASE_S)
-    assert refills.ask("n", 1.0 + 2 * LEASE_S)
-    refills.finish("n")
+    assert not refills.ask("n", "s", 1.0 + LEASE_S)
+    assert refills.ask("n", "s", 1.0 + 2 * LEASE_S)
+    refills.finish("n", "s")
+    assert not refills.ask("n", "s", 1e9)
+    assert refills.ask("n", "r", 1e9)
+    refills.forget("n")
     refills.extend("n", 0.0)
-    assert not refills.ask("n", 1e9)
+    refills.finish("n", "s")
+    assert not refills.ask("n", "t", 1e9)
+
+
+def test_each_replica_gives_back_what_only_it_has(config):
+    """One was told to come back with less than the others, and answered first."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, sender="r"))
+    behind = Reader(actor, "s", "n")
+    assert behind.read() == [0]
+    actor.publish(message(1, 4, sender="r"))
+    own = Reader(actor, "r", "n")
+    own.poll()
+    own.positions["n"] = Position(own.positions["n"].cursor, 0, num_held=2)
+    (log,) = config.snapshot_dir.rglob("*.log")
+    log.write_bytes(b"junk")
+    actor = behind.actor = own.actor = restarted(actor, config)
+    assert behind.poll().refill == {"n": {}}
+    actor.publish(message(0, 3, sender="r"))
+    actor.publish(Publish("s", refilled=("n",)).encode(KEY))
+    assert own.poll().refill == {"n": {"r": [(0, 1)]}}
 
 
 def test_export_goes_into_the_database_of_another_model_of_the_tokenizer(config):

@@ -16,7 +16,7 @@ from hdserve.core import FinishReason, SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.engine import Engine
-from hdserve.errors import ConfigError, EngineStopped, InvalidRequest, Overloaded
+from hdserve.errors import ConfigError, EngineGone, EngineStopped, InvalidRequest, Overloaded
 from hdserve.tree import DraftTree
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
@@ -24,8 +24,12 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 LONG: dict[str, Any] = {**GREEDY, "max_tokens": 240}
 
 
+class Panic(BaseException):
+    """As extension modules in Rust raise it: no ``Exception``."""
+
+
 class GateDrafter(Drafter):
-    """Drafts nothing; a step waits while the gate is closed, and breaks when told to."""
+    """Drafts nothing; a step waits while the gate is closed, and fails as told."""
 
     name = "gate"
 
@@ -33,15 +37,16 @@ class GateDrafter(Drafter):
         self.gate = threading.Event()
         self.gate.set()
         self.is_waiting = threading.Event()
-        self.breaks = False
+        self.num_skipped_tokens = 0
+        self.panic: BaseException | None = None
 
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         if not self.gate.is_set():
             self.is_waiting.set()
         self.gate.wait(60)
-        if self.breaks:
-            # An invariant of the engine is broken in mid-step.
-            seq.num_cached_tokens += 1
+        if self.panic is not None:
+            raise self.panic
+        seq.num_cached_tokens += self.num_skipped_tokens  # breaks an invariant of the engine
 
 
 @pytest.fixture
@@ -57,9 +62,11 @@ def make(drafter: Drafter | None = None, **options: Any) -> Engine:
 
 @asynccontextmanager
 async def started(
-    make_it: Callable[[], Engine] = make, max_num_open: int = 8
+    make_it: Callable[[], Engine] = make,
+    max_num_open: int = 8,
+    on_failure: Callable[[], None] | None = None,
 ) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(make_it, max_num_open)
+    engine = AsyncEngine(make_it, max_num_open, on_failure)
     await asyncio.to_thread(engine.start)
     try:
         yield engine
@@ -231,12 +238,18 @@ def test_an_id_can_be_used_again_in_mid_step(gate: GateDrafter) -> None:
     run_async(test)
 
 
-def test_a_failing_engine_ends_every_request_once(gate: GateDrafter) -> None:
-    """When a step breaks, every open request gets ``EngineStopped`` with the cause, once, and so
-    does everybody who comes later."""
+@pytest.mark.parametrize(
+    ("num_skipped_tokens", "panic"), [(1, None), (2, None), (0, Panic("a panic in an extension"))]
+)
+def test_a_failing_engine_ends_every_request_once(
+    gate: GateDrafter, num_skipped_tokens: int, panic: Panic | None
+) -> None:
+    """When a step breaks, every open request gets ``EngineStopped`` with the cause, once,
+    everybody who comes later ``EngineGone``, and the owner is told when all that is done."""
+    failed = threading.Event()
 
     async def test() -> None:
-        async with started(lambda: make(gate)) as engine:
+        async with started(lambda: make(gate), on_failure=failed.set) as engine:
             gate.gate.clear()
             ends: list[Exception] = []
 
@@ -250,13 +263,14 @@ def test_a_failing_engine_ends_every_request_once(gate: GateDrafter) -> None:
             asked = asyncio.create_task(engine.ask(lambda inner: inner.stats))
             await eventually(lambda: engine.num_open == 3)
             await asyncio.to_thread(gate.is_waiting.wait)
-            gate.breaks = True
+            gate.num_skipped_tokens, gate.panic = num_skipped_tokens, panic
             gate.gate.set()
             await asyncio.gather(*tasks)
             assert len(ends) == 3
             assert all("the engine has failed" in str(error) for error in ends)
             assert engine.num_open == 0
-            with pytest.raises(EngineStopped):
+            assert await asyncio.to_thread(failed.wait, 60)
+            with pytest.raises(EngineGone):
                 await collect(engine, make_sequence("d", make_prompt(5)))
             with pytest.raises(EngineStopped):
                 await engine.ask(lambda inner: inner.stats)

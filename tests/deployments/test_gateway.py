@@ -1,0 +1,69 @@
+"""What the gateway does with replicas that fail, against deployments that run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray import serve
+
+from deployments.gateway import Gateway
+from deployments.generation import Delta, GenerationRequest, Records, Summary
+from hdserve.config import ModelConfig, ServeConfig
+from hdserve.core import DraftCounts
+from hdserve.errors import EngineGone, EngineStopped
+
+CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+DELTA = Delta(0, 0, "text", (1,), (0,), None, "stop")
+SUMMARY = Summary(1, 1, DraftCounts(), "replica")
+
+
+class Failing:
+    """Raises ``error`` for the first ``num_failures`` requests, after ``num_deltas`` deltas."""
+
+    def __init__(self, error: Exception, num_failures: int, num_deltas: int) -> None:
+        self._error = error
+        self._num_failures = num_failures
+        self._num_deltas = num_deltas
+        self._num_requests = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        self._num_requests += 1
+        if self._num_requests > self._num_failures:
+            yield (DELTA, SUMMARY)
+            return
+        for _ in range(self._num_deltas):
+            yield (DELTA,)
+        raise self._error
+
+
+def generate(*arguments: Any) -> list[Records]:
+    application = serve.deployment(Failing).bind(*arguments)
+    handle: Any = serve.run(application, name="failing", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+
+    async def records() -> list[Records]:
+        return [record async for record in gateway.generate("m", GenerationRequest("id"))]
+
+    return asyncio.run(records())
+
+
+def test_a_replica_whose_engine_is_gone_costs_no_request() -> None:
+    """It had begun with nothing, so another try is harmless."""
+    assert generate(EngineGone("gone"), 2, 0) == [(DELTA, SUMMARY)]
+
+
+def test_a_request_that_an_engine_failed_with_is_not_tried_again() -> None:
+    """It may be why."""
+    with pytest.raises(EngineStopped, match="broken") as raised:
+        generate(EngineStopped("broken"), 1, 0)
+    assert not isinstance(raised.value, EngineGone)
+    with pytest.raises(EngineStopped, match="broken"):
+        generate(EngineStopped("broken"), 1, 1)
+
+
+def test_a_model_without_a_working_replica_is_given_up() -> None:
+    with pytest.raises(EngineGone, match="gone"):
+        generate(EngineGone("gone"), 1000, 0)
