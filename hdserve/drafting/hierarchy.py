@@ -18,16 +18,14 @@ from pydantic import Field
 from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
-from hdserve.databases.model import MODEL_ORDERS, ModelDatabase, Partition, TokenIds
+from hdserve.databases.model import ModelDatabase, TokenIds
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
-from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS, RecycledDatabase
-from hdserve.databases.statistics import STATISTICS_ORDERS
+from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.arrays import (
     CONTEXT,
     MAX_NEW_TOKENS,
     MODEL,
     NUM_LEVELS,
-    NUM_ORDERS,
     OTHERS,
     RECYCLED,
     STATE_CONTEXT_STAMP,
@@ -47,10 +45,10 @@ from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.learning import commit
 from hdserve.drafting.recycling import recycle
+from hdserve.drafting.sources import DraftSources, NamespaceSources
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 
-CONTEXT_ORDERS = (0, 1, 2, 3)
 MAX_CALIBRATIONS = 256
 """Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
 
@@ -119,45 +117,9 @@ class _Request:
         self.calibration = calibration
         self.state = state
         self.levels = 0
-        self.sources: _Sources
+        self.sources: NamespaceSources
         self.handles: HandleTable
         self.max_added = 0
-
-
-class _Sources:
-    """The partitions that requests of one namespace are drafted for from.
-
-    Attributes:
-        model, others, recycled: ``None`` while there is nothing.
-        handles: of :class:`Databases`; the arrays of a request are replaced in a copy.
-    """
-
-    __slots__ = ("_versions", "handles", "model", "others", "recycled")
-
-    def __init__(
-        self,
-        model: Partition | None,
-        others: Partition | None,
-        recycled: RecycledDatabase | None,
-        databases: Databases,
-    ) -> None:
-        self.model, self.others, self.recycled = model, others, recycled
-        self._versions = (model.version if model else 0, others.version if others else 0)
-        self.handles = HandleTable(databases)
-
-    def are(
-        self,
-        model: Partition | None,
-        others: Partition | None,
-        recycled: RecycledDatabase | None,
-    ) -> bool:
-        """Whether these are still the arrays of these partitions."""
-        if model is not self.model or others is not self.others or recycled is not self.recycled:
-            return False
-        known, of_others = self._versions
-        return (model is None or model.version == known) and (
-            others is None or others.version == of_others
-        )
 
 
 class Hierarchy(Drafter):
@@ -177,10 +139,7 @@ class Hierarchy(Drafter):
         self._pool = ContextPool()
         self._scratch = new_scratch(self.options.max_nodes)
         self._scratch_handles = HandleTable(self._scratch)
-        self._orders = _order_table()
-        self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
-        self._nothing = Partition(1 << 14)
-        self._sources: dict[str, _Sources] = {}
+        self._sources = DraftSources(resources)
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
         self._num_running = 0
@@ -250,7 +209,7 @@ class Hierarchy(Drafter):
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
-        context = ContextDatabase(self._pool, text, self._orders[CONTEXT], num_tokens)
+        context = ContextDatabase(self._pool, text, self._sources.orders[CONTEXT], num_tokens)
         state = np.zeros(STATE_SIZE, np.int64)
         state[STATE_NUM_TOKENS] = len(text)
         state[STATE_OUTPUT_START] = len(expected) + seq.num_prompt_tokens
@@ -266,13 +225,13 @@ class Hierarchy(Drafter):
         for level in range(NUM_LEVELS):
             if not seq.speculation.allows(LEVEL_SOURCES[level]):
                 levels &= ~(1 << level)
-        if self._current_sources(seq.namespace).recycled is None:
+        if self._sources.of(seq.namespace).recycled is None:
             levels &= ~(1 << RECYCLED)
         return levels
 
     def _connect(self, request: _Request, seq: Sequence) -> None:
         """Note the arrays that ``request`` is drafted for from."""
-        request.sources = self._current_sources(seq.namespace)
+        request.sources = self._sources.of(seq.namespace)
         request.levels = self._levels_of(seq)
         context = request.context
         request.handles = request.sources.handles.copy()
@@ -287,64 +246,9 @@ class Hierarchy(Drafter):
             request.handles.replace(index, array)
         request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 
-    def _partitions(
-        self, namespace: str
-    ) -> tuple[Partition | None, Partition | None, RecycledDatabase | None]:
-        """What this model generated, what the best-ranked other that has something did, and what
-        this model thought."""
-        database = self._resources.model_database
-        model = database.partition(namespace) if database is not None else None
-        recycled = database.recycled(namespace) if database is not None else None
-        others = None
-        for database in self._resources.draft_from:
-            others = others or database.partition(namespace)
-        return model, others, recycled
-
-    def _current_sources(self, namespace: str) -> _Sources:
-        partitions = self._partitions(namespace)
-        sources = self._sources.get(namespace)
-        if sources is None or not sources.are(*partitions):
-            if len(self._sources) >= MAX_CALIBRATIONS:
-                self._sources.clear()
-            sources = self._sources[namespace] = _Sources(
-                *partitions, self._shared_databases(*partitions)
-            )
-        return sources
-
-    def _shared_databases(
-        self,
-        model: Partition | None,
-        others: Partition | None,
-        recycled: RecycledDatabase | None,
-    ) -> Databases:
-        """The arrays of all but a request, in whose places there is nothing."""
-        nothing, statistics = self._nothing, self._resources.statistics
-        table = recycled.table if recycled else nothing.table
-        model, others = model or nothing, others or nothing
-        return Databases(
-            tokens=nothing.log,
-            heads=nothing.heads,
-            context=nothing.table.rows,
-            context_size=nothing.table.size,
-            model=model.table.rows,
-            model_size=model.table.size,
-            model_log=model.log,
-            model_heads=model.heads,
-            model_state=model.log_state,
-            others=others.table.rows,
-            others_size=others.table.size,
-            statistics=statistics.rows if statistics else nothing.table.rows,
-            statistics_size=statistics.size if statistics else nothing.table.size,
-            recycled=table.rows,
-            recycled_size=table.size,
-            orders=self._orders,
-            ending=self._ending,
-            state=nothing.log_state,
-        )
-
     def _refresh(self, request: _Request, seq: Sequence) -> None:
         """Follow arrays that were replaced since the last call."""
-        if not request.sources.are(*self._partitions(seq.namespace)):
+        if request.sources is not self._sources.of(seq.namespace):
             self._connect(request, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
@@ -464,16 +368,3 @@ class Hierarchy(Drafter):
         if request is not None:
             request.context.release()
             self._num_running -= 1
-
-
-def _order_table() -> Ints:
-    table = np.full((NUM_LEVELS, NUM_ORDERS), -1, np.int64)
-    for level, orders in (
-        (CONTEXT, CONTEXT_ORDERS),
-        (MODEL, MODEL_ORDERS),
-        (OTHERS, MODEL_ORDERS),
-        (STATISTICS, STATISTICS_ORDERS),
-        (RECYCLED, RECYCLED_ORDERS),
-    ):
-        table[level, : len(orders)] = orders
-    return table

@@ -58,13 +58,16 @@ def packed_attention(
     assert isinstance(layer, int)
     plan.cache.write(layer, plan.kv_rows, key, value)
     attended = []
+    if plan.attends_in_double:
+        query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
         queries = query.narrow(2, span.first_row, span.num_queries)
-        found = _attend(plan, layer, span, queries, mask, scaling, softcap).transpose(1, 2)
+        found = _attend(plan, layer, span, queries, mask, scaling, softcap)
+        found = found.transpose(1, 2).to(value.dtype)
         attended.append(found if span.num_rows == span.num_queries else found[:, : span.num_rows])
     num_padding = query.shape[2] - span.first_row - span.num_rows
     if num_padding:
-        attended.append(query.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
+        attended.append(value.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
     return attended[0] if len(attended) == 1 else torch.cat(attended, dim=1), None
 
 
@@ -78,6 +81,7 @@ def _attend(
     softcap: float | None,
 ) -> torch.Tensor:
     keys, values = plan.cache.read(layer, span.first_key, span.num_keys)
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
     is_grouped = keys.shape[1] != query.shape[1]
     if softcap is None:
         return F.scaled_dot_product_attention(
@@ -87,5 +91,6 @@ def _attend(
     keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ keys.transpose(2, 3) * scale / softcap) * softcap
-    weights = torch.softmax(scores + mask, dim=-1, dtype=torch.float32).to(query.dtype)
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    weights = torch.softmax(scores + mask, dim=-1, dtype=accurate).to(query.dtype)
     return weights @ values

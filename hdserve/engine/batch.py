@@ -78,11 +78,13 @@ class StepPlan:
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
+        attends_in_double: see :class:`~hdserve.engine.shapes.Shapes`.
     """
 
     cache: KVCache
     kv_rows: torch.Tensor
     spans: list[Span]
+    attends_in_double: bool = False
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
@@ -148,7 +150,7 @@ def build_batch(
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         logit_slices=logit_slices,
-        plan=StepPlan(cache, torch.from_numpy(kv_rows).to(device), spans),
+        plan=StepPlan(cache, torch.from_numpy(kv_rows).to(device), spans, shapes.attends_in_double),
     )
 
 

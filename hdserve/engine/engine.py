@@ -84,7 +84,7 @@ class Engine:
     @property
     def is_exact(self) -> bool:
         """Whether a row's result does not depend on what else is in a forward."""
-        return bool(self._runner.shapes.row_counts)
+        return self._runner.shapes.attends_in_double
 
     @property
     def stats(self) -> EngineStats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from hdserve.core import Source
 from hdserve.engine.batch import Chunk
 from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.shapes import Shapes, exact_candidates
+from hdserve.engine.shapes import Shapes, aligned_candidates, exact_candidates
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -26,25 +26,38 @@ _NUM_COST_ROUNDS = 7
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
     """The shapes forwards run at: exact ones if they are wanted, or cost next to nothing.
 
-    Says in the log which of the two holds.
+    Where ``auto`` finds exact ones too dear, it takes aligned ones if those cost next to nothing.
+    Says in the log which of them hold.
     """
     plain = runner.shapes
     if exact is False:
         return plain
-    if exact == "auto" and _cost(runner, exact_candidates(max_rows)) > _AFFORDABLE_COST:
+    found = _affordable(runner, max_rows) if exact == "auto" else exact_candidates(max_rows)
+    if found is not None:
+        found = find_exact_shapes(runner, found)
+        if found is None:
+            logger.warning(
+                "not exact: no two row counts that fit into the KV cache give equal results here"
+            )
+    if found is None:
         logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
         return plain
-    found = find_exact_shapes(runner, max_rows)
-    if found is None:
-        logger.warning(
-            "not exact: no two row counts that fit into the KV cache give equal results here"
-        )
-        return plain
-    logger.info("exact: forwards run at %s rows", ", ".join(map(str, found.row_counts)))
+    logger.info(
+        "%s: forwards run at %s rows",
+        "exact" if found.attends_in_double else "exact but for drafts that have siblings",
+        ", ".join(map(str, found.row_counts)),
+    )
     return found
 
 
-def find_exact_shapes(runner: ModelRunner, max_rows: int) -> Shapes | None:
+def _affordable(runner: ModelRunner, max_rows: int) -> Shapes | None:
+    for candidates in (exact_candidates(max_rows), aligned_candidates(max_rows)):
+        if _cost(runner, candidates) <= _AFFORDABLE_COST:
+            return candidates
+    return None
+
+
+def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     """Try which row counts give bitwise equal rows on this machine, with this model.
 
     A sequence's last token goes through the model at every candidate count, in the first and in
@@ -52,9 +65,8 @@ def find_exact_shapes(runner: ModelRunner, max_rows: int) -> Shapes | None:
     Where the cache has no room, the long context and then the largest counts are left out.
 
     Returns:
-        The shapes of the largest group; ``None`` when no two counts agree.
+        ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
-    candidates = exact_candidates(max_rows)
     counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
     groups: list[_Group] = []
     original = runner.shapes
@@ -69,7 +81,7 @@ def find_exact_shapes(runner: ModelRunner, max_rows: int) -> Shapes | None:
     largest = max((group.row_counts for group in groups), key=len, default=[])
     if not counts or len(largest) < min(2, len(counts)):
         return None
-    return Shapes(tuple(largest), candidates.query_alignment, candidates.key_alignment)
+    return replace(candidates, row_counts=tuple(largest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,10 @@ def _token(vocab_size: int, index: int) -> int:
 
 def _cost(runner: ModelRunner, shapes: Shapes) -> float:
     """How many times as long a forward of one row takes at ``shapes``, rounds interleaved."""
-    segment = runner.cache.allocate(1)
+    num_cached = min(
+        _CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1
+    )
+    segment = runner.cache.allocate(num_cached + 1)
     if segment is None:
         return 1.0
     original = runner.shapes
@@ -144,14 +159,15 @@ def _cost(runner: ModelRunner, shapes: Shapes) -> float:
         for _ in range(_NUM_COST_ROUNDS):
             for tried in best:
                 runner.shapes = tried
-                best[tried] = min(best[tried], _time_one_row(runner, segment))
+                best[tried] = min(best[tried], _time_one_row(runner, segment, num_cached))
     finally:
         runner.shapes = original
         runner.cache.free(segment)
     return best[shapes] / best[original]
 
 
-def _time_one_row(runner: ModelRunner, segment: Segment) -> float:
+def _time_one_row(runner: ModelRunner, segment: Segment, num_cached: int) -> float:
+    """After ``num_cached`` tokens, whatever they are."""
     started = time.perf_counter()
-    runner.forward([Chunk(segment, 0, [0], DraftTree(0, 0))])
+    runner.forward([Chunk(segment, num_cached, [0], DraftTree(0, 0))])
     return time.perf_counter() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import exact_candidates
 from hdserve.tree import DraftTree
-from tests.models import make_model
+from tests.models import VOCAB_SIZE, make_model
 
 
 def make_runner(num_rows: int, dtype: torch.dtype = torch.float32) -> ModelRunner:
@@ -40,7 +41,7 @@ def logits_of(runner: ModelRunner, num_drafts: int) -> torch.Tensor:
 def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
     """Whatever this machine's kernels do, a token's logits do not depend on its drafts."""
     runner = make_runner(512)
-    found = find_exact_shapes(runner, 64)
+    found = find_exact_shapes(runner, exact_candidates(64))
     assert runner.cache.usage == 0.0
     if found is None:
         pytest.skip("no two row counts agree on this machine")
@@ -50,10 +51,45 @@ def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
     assert all(torch.equal(logits_of(runner, number), plain) for number in (1, 5, 30))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_drafts_with_siblings_come_out_as_if_decoded_plainly(dtype: torch.dtype) -> None:
+    """A node's ancestors lie apart in a tree and beside each other later; no bit shows it."""
+    runner = make_runner(1024, dtype)
+    found = find_exact_shapes(runner, exact_candidates(64))
+    if found is None:
+        pytest.skip("no two row counts agree on this machine")
+    runner.shapes = found
+    generator = random.Random(3)
+    for length in (9, 120, 300):
+        context = [generator.randrange(VOCAB_SIZE) for _ in range(length)]
+        segment = runner.cache.allocate(length + 64)
+        assert segment is not None
+        runner.forward([Chunk(segment, 0, context, None)])
+        tree, path = DraftTree(7, 30), [0]
+        while len(path) <= 5:
+            for _ in range(generator.randrange(1, 5)):
+                tree.add_node(path[-1], generator.randrange(VOCAB_SIZE), Source.OTHER)
+            path.append(generator.choice(children(tree, path[-1])))
+        (drafted,) = runner.forward([Chunk(segment, length, [7], tree)])
+        assert drafted is not None
+        for depth, node in enumerate(path):
+            token = tree.token_ids[node]
+            chunk = Chunk(segment, length + depth, [token], DraftTree(token, 0))
+            (plain,) = runner.forward([chunk])
+            assert plain is not None
+            assert torch.equal(drafted.logits[node], plain.logits[0])
+        runner.cache.free(segment)
+
+
+def children(tree: DraftTree, node: int) -> list[int]:
+    return [child for child, parent in enumerate(tree.parents) if parent == node]
+
+
 def test_counts_that_do_not_fit_are_left_out() -> None:
     """A cache too small for the largest forward is no reason to give up on the others."""
     large, small = make_runner(1024), make_runner(160)
-    everything, found = find_exact_shapes(large, 200), find_exact_shapes(small, 200)
+    candidates = exact_candidates(200)
+    everything, found = (find_exact_shapes(runner, candidates) for runner in (large, small))
     if everything is None:
         pytest.skip("no two row counts agree on this machine")
     assert found is not None

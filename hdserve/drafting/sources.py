@@ -1,0 +1,149 @@
+"""The arrays that requests of one namespace share, as compiled code is given them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hdserve.databases.model import MODEL_ORDERS, Partition
+from hdserve.databases.ngram import Ints
+from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
+from hdserve.databases.statistics import STATISTICS_ORDERS
+from hdserve.drafting.arrays import (
+    CONTEXT,
+    MODEL,
+    NUM_LEVELS,
+    NUM_ORDERS,
+    OTHERS,
+    RECYCLED,
+    STATISTICS,
+    Databases,
+)
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.handles import HandleTable
+
+CONTEXT_ORDERS = (0, 1, 2, 3)
+MAX_NAMESPACES = 256
+"""Whose tables of arrays are kept."""
+
+
+class _Partitions(NamedTuple):
+    """What a namespace has; ``None`` while there is nothing.
+
+    Attributes:
+        model: what this model generated.
+        others: what the best-ranked other model that has something did.
+        recycled: what this model thought.
+    """
+
+    model: Partition | None
+    others: Partition | None
+    recycled: RecycledDatabase | None
+
+    def versions(self) -> tuple[int, int]:
+        """They change when an array was replaced."""
+        return (self.model.version if self.model else 0, self.others.version if self.others else 0)
+
+
+class NamespaceSources:
+    """The partitions that requests of one namespace are drafted for from.
+
+    Attributes:
+        handles: of :class:`Databases`; the arrays of a request are replaced in a copy.
+    """
+
+    __slots__ = ("_partitions", "_versions", "handles")
+
+    def __init__(self, partitions: _Partitions, databases: Databases) -> None:
+        self._partitions = partitions
+        self._versions = partitions.versions()
+        self.handles = HandleTable(databases)
+
+    @property
+    def recycled(self) -> RecycledDatabase | None:
+        return self._partitions.recycled
+
+    def are(self, partitions: _Partitions) -> bool:
+        """Whether these are still the arrays of these partitions."""
+        model, others, recycled = self._partitions
+        return (
+            model is partitions.model
+            and others is partitions.others
+            and recycled is partitions.recycled
+            and self._versions == partitions.versions()
+        )
+
+
+class DraftSources:
+    """The sources of every namespace, made when first asked for.
+
+    Attributes:
+        orders: context lengths by level, see :class:`Databases`.
+    """
+
+    def __init__(self, resources: DraftResources) -> None:
+        self.orders = _order_table()
+        self._resources = resources
+        self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
+        self._nothing = Partition(1 << 14)
+        self._known: dict[str, NamespaceSources] = {}
+
+    def of(self, namespace: str) -> NamespaceSources:
+        """The arrays as they are now."""
+        partitions = self._partitions(namespace)
+        known = self._known.get(namespace)
+        if known is None or not known.are(partitions):
+            if len(self._known) >= MAX_NAMESPACES:
+                self._known.clear()
+            known = NamespaceSources(partitions, self._databases(partitions))
+            self._known[namespace] = known
+        return known
+
+    def _partitions(self, namespace: str) -> _Partitions:
+        database = self._resources.model_database
+        others = None
+        for other in self._resources.draft_from:
+            others = others or other.partition(namespace)
+        if database is None:
+            return _Partitions(None, others, None)
+        return _Partitions(database.partition(namespace), others, database.recycled(namespace))
+
+    def _databases(self, partitions: _Partitions) -> Databases:
+        """The arrays of all but a request, in whose places there is nothing."""
+        nothing, statistics = self._nothing, self._resources.statistics
+        model, others = partitions.model or nothing, partitions.others or nothing
+        recycled = partitions.recycled.table if partitions.recycled else nothing.table
+        return Databases(
+            tokens=nothing.log,
+            heads=nothing.heads,
+            context=nothing.table.rows,
+            context_size=nothing.table.size,
+            model=model.table.rows,
+            model_size=model.table.size,
+            model_log=model.log,
+            model_heads=model.heads,
+            model_state=model.log_state,
+            others=others.table.rows,
+            others_size=others.table.size,
+            statistics=statistics.rows if statistics else nothing.table.rows,
+            statistics_size=statistics.size if statistics else nothing.table.size,
+            recycled=recycled.rows,
+            recycled_size=recycled.size,
+            orders=self.orders,
+            ending=self._ending,
+            state=nothing.log_state,
+        )
+
+
+def _order_table() -> Ints:
+    table = np.full((NUM_LEVELS, NUM_ORDERS), -1, np.int64)
+    for level, orders in (
+        (CONTEXT, CONTEXT_ORDERS),
+        (MODEL, MODEL_ORDERS),
+        (OTHERS, MODEL_ORDERS),
+        (STATISTICS, STATISTICS_ORDERS),
+        (RECYCLED, RECYCLED_ORDERS),
+    ):
+        table[level, : len(orders)] = orders
+    return table
