@@ -48,7 +48,7 @@ def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     coloured = generate(QUESTION, "--show-drafts")
     assert "\x1b[30;4" in coloured
     legend, *lines = re.sub(r"\x1b\[[\d;]*m", "", coloured).strip().splitlines()
-    assert legend.split() == ["plain", "context", "model", "statistics"]
+    assert legend.split() == ["plain", "context", "model", "statistics", "recycled"]
     assert "\n".join(lines[:-1]) == text
     assert "tokens in" in lines[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     original_decide = decoder.SequenceDecoder.decide
 
     def wrong_row(self: Any, tree: Any, outputs: Any) -> Any:
-        shifted = type(outputs)(outputs.logits.roll(1, dims=0))
+        shifted = replace(outputs, logits=outputs.logits.roll(1, dims=0))
         return original_decide(self, tree, shifted)
 
     yield "wrong logits row", "hdserve.engine.decoder", "SequenceDecoder.decide", wrong_row
