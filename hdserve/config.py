@@ -85,7 +85,8 @@ class EngineConfig(StrictModel):
 
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
-    equals plain output in every bit; ``auto``: where that costs at most 3 %."""
+    equals plain output in every bit; ``auto``: where that costs at most 3 %, else all but drafts
+    with siblings where that does, else not."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
