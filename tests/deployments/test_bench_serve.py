@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hdserve.cli import app
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 TEXTS = [f"Book a table for {number} people at an Italian restaurant." for number in range(2, 8)]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.serving_load import measure
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 TEXTS = [(str(number), f"Find me {number} restaurants in Oakland.") for number in range(2, 8)]

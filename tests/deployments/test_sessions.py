@@ -15,7 +15,7 @@ from deployments.generation import GenerationRequest
 from deployments.session import session_id
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 NUM_SLOTS = 2
