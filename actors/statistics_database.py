@@ -36,7 +36,7 @@ CHUNK_BYTES = 8 * 2**20
 CALL_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
-_NUM_ATTEMPTS = 5
+_NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
 
 LookUp = Callable[[Sequence[Sequence[int]]], list[Any]]

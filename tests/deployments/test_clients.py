@@ -19,7 +19,7 @@ import pytest
 
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 SCRIPTS = Path(__file__).parent.parent / "clients"
