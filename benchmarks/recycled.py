@@ -2,7 +2,7 @@
 
     python benchmarks/recycled.py --prompts prompts60.jsonl --out var/recycled.json
 
-The same prompts with the same weights, interleaved: plain, the hierarchy drafter without
+The same prompts with the same weights, interleaved prompt by prompt: plain, the hierarchy drafter without
 ``recycled``, and with it, once with trees of 16 whole and once with the budget that serves.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hdserve.bench.contenders import EngineContender, State, Task
-from hdserve.bench.engine import run_rounds, summarise
+from hdserve.bench.engine import ALL_TASKS, run_rounds, summarise
 from hdserve.bench.prompts import encode_prompt, read_prompts
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
@@ -54,11 +54,10 @@ def measure(
             host = make_host(model, adapts=adapts, recycled=recycled)
             if not contenders:
                 longest = host.model.max_model_len - args.max_tokens
-                prompts = [
-                    encode_prompt(row, host.tokenizer, longest)
+                tasks += [
+                    Task(row.name, [encode_prompt(row, host.tokenizer, longest)])
                     for row in read_prompts(args.prompts)
                 ]
-                tasks.append(Task("all", prompts))
                 contenders.append(
                     EngineContender(
                         "autoregressive", host, is_drafting=False, state=cast("State", state)
@@ -79,6 +78,7 @@ def measure(
     return [
         {"model": model, "state": state, **result.to_json()}
         for result in summarise(runs, 1, temperature)
+        if result.task == ALL_TASKS
     ]
 
 
