@@ -2,8 +2,8 @@
 
     python benchmarks/recycled.py --prompts prompts60.jsonl --out var/recycled.json
 
-The same prompts with the same weights, interleaved prompt by prompt: plain, the hierarchy drafter without
-``recycled``, and with it, once with trees of 16 whole and once with the budget that serves.
+The same prompts with the same weights, interleaved prompt by prompt: plain, the hierarchy drafter
+without ``recycled``, and with it, once with trees of 16 whole and once with the budget that serves.
 """
 
 from __future__ import annotations
