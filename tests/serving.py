@@ -82,16 +82,7 @@ class ServedApplication:
 
     def wait_ready(self) -> None:
         """Wait until every model answers."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            assert self._process.poll() is None, self.log_path.read_text()[-3000:]
-            try:
-                if httpx.get(f"{self.base_url}/ready", timeout=10).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.5)
-        raise AssertionError(f"not ready: {self.log_path.read_text()[-3000:]}")
+        wait_until_ready(self._process, self.base_url, self.log_path)
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         """A client that does not retry."""
@@ -110,6 +101,20 @@ class ServedApplication:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._log.close()
+
+
+def wait_until_ready(process: subprocess.Popen[Any], base_url: str, log_path: Path) -> None:
+    """Wait until every model of the server that ``process`` runs answers."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log_path.read_text()[-3000:]
+        try:
+            if httpx.get(f"{base_url}/ready", timeout=10).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"not ready: {log_path.read_text()[-3000:]}")
 
 
 def free_port() -> int:

@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-import httpx
 import openai
 import pytest
 import yaml
 
-from tests.serving import START_TIMEOUT_S, free_port
+from tests.serving import free_port, wait_until_ready
 
 END_S = 20.0
 """It promises 10 s; a machine that runs other tests gets more."""
@@ -121,7 +120,7 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         ) as client,
     ):
-        wait_until_ready(process, port, log)
+        wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         answer = client.completions.create(model="m", prompt="A table for", max_tokens=8)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 8
@@ -132,16 +131,3 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
             process.send_signal(number)
             assert process.wait(END_S) == 128 + number
         wait_until_gone(mark)
-
-
-def wait_until_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=10).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(log.read_text()[-3000:])

@@ -61,8 +61,8 @@ def serve(
 def run_until_signal(command: list[str]) -> int:
     """Run a command to its end; the first signal that is to end this process ends it, too.
 
-    Ray by itself would join, and deploy to, any cluster it finds on this machine.
-
+    Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
+    start one unless the environment names another.
 
     It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
     back.  What is still there ``END_TIMEOUT_S`` after the signal is killed.

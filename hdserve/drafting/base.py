@@ -113,7 +113,7 @@ class Drafter(ABC):
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no
-        text, at most some 10 kB.  ``None`` when there is nothing new."""
+        text, some tens of kB.  ``None`` when there is nothing new."""
         return None
 
     def adopt(self, namespace: str, state: bytes) -> None:  # noqa: B027 - optional

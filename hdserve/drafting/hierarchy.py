@@ -315,17 +315,25 @@ class Hierarchy(Drafter):
             self._enlarge(request, seq, num_new)
         if self._num_running > 1 and self._resources.model_database is not None:
             self._resources.model_database.record_running(seq)
-        if forward is not None and tree.capacity > 0 and seq.speculation.is_output_shared:
+        if forward is not None and self._recycles(seq, tree):
             self._recycle(request, seq, tree, forward, num_new)
+
+    def _recycles(self, seq: Sequence, tree: DraftTree) -> bool:
+        """Whether what the model thought is kept; not while the budget wants no drafts at all."""
+        return (
+            tree.capacity > 0
+            and self.options.recycled
+            and self._resources.model_database is not None
+            and seq.speculation.is_output_shared
+        )
 
     def _recycle(
         self, request: _Request, seq: Sequence, tree: DraftTree, forward: Forward, num_new: int
     ) -> None:
         """Keep the likeliest tokens after each node of a verified tree."""
         database, scratch = self._resources.model_database, self._scratch
+        assert database is not None
         num_nodes = min(len(tree), len(scratch.top_tokens))
-        if database is None or not self.options.recycled:
-            return
         recycled = database.recycling(seq.namespace)
         if request.sources.recycled is not recycled:
             self._connect(request, seq)

@@ -1,12 +1,15 @@
-"""Requests of one conversation prefer one replica."""
+"""Requests of one conversation prefer one replica, and another always answers, too."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.generation import GenerationRequest
 from deployments.session import session_id
@@ -51,6 +54,25 @@ def ask(
     return replica, text
 
 
+def wait_until_running(application: ServedApplication, replica: str, count: int) -> None:
+    """Wait until so many slots of a replica are taken."""
+    deadline = time.monotonic() + 60.0
+    while num_running(application).get(replica) != count:
+        assert time.monotonic() < deadline, f"{count} requests did not come to the replica"
+        time.sleep(0.2)
+
+
+def num_running(application: ServedApplication) -> dict[str, float]:
+    """Requests that are decoded, by replica."""
+    text = httpx.get(f"{application.base_url}/metrics").text
+    return {
+        sample.labels["engine"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "vllm:num_requests_running"
+    }
+
+
 def turns(first: str) -> Iterator[list[dict[str, str]]]:
     """A conversation as it grows."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": first}]
@@ -83,6 +105,25 @@ def test_the_header_names_the_conversation(application: ServedApplication) -> No
         assert len(replicas) == 1
         used |= replicas
     assert len(used) == 2
+
+
+def test_a_full_replica_is_passed_over(application: ServedApplication) -> None:
+    """While the preferred replica has no slot the other answers, and just the same."""
+    messages = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
+    preferred, alone = ask(application, messages, "full")
+    long: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
+    with ThreadPoolExecutor(NUM_SLOTS) as pool:
+        held = []
+        for count in range(NUM_SLOTS):
+            wait_until_running(application, preferred, count)
+            plain = {"enabled": False}
+            held.append(pool.submit(ask, application, messages, "full", speculation=plain, **long))
+        wait_until_running(application, preferred, NUM_SLOTS)
+        other, text = ask(application, messages, "full")
+        assert not any(request.done() for request in held)
+    assert {request.result()[0] for request in held} == {preferred}
+    assert other != preferred
+    assert text == alone
 
 
 def generation(*messages: tuple[str, str]) -> GenerationRequest:
