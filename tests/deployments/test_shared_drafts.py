@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import model_database
+from deployments.session import SESSION_HEADER
 from hdserve.databases.snapshot import DatabaseKey
 from tests.serving import ServedApplication
 
@@ -60,7 +62,8 @@ def actor(application: ServedApplication) -> Any:
 
 
 def ask(client: openai.OpenAI, text: str) -> tuple[str, str, dict[str, int]]:
-    """Replica, answer, and accepted tokens by source."""
+    """Replica, answer, and accepted tokens by source, in a conversation of its own: any replica may
+    answer it."""
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": text}],
@@ -68,6 +71,7 @@ def ask(client: openai.OpenAI, text: str) -> tuple[str, str, dict[str, int]]:
         seed=4,
         max_tokens=80,
         extra_body={"ignore_eos": True},
+        extra_headers={SESSION_HEADER: uuid.uuid4().hex},
     )
     metrics = (answer.model_extra or {})["metrics"]
     accepted = metrics["speculative_decoding"]["accepted_by_source"]
