@@ -128,6 +128,7 @@ class ModelInfo:
     max_model_len: int
     dtype: str
     device: str
+    is_compiled: bool
     num_threads: int
     num_slots: int
     num_kv_tokens: int

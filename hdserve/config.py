@@ -88,6 +88,11 @@ class EngineConfig(StrictModel):
     equals plain output in every bit; ``auto``: where that costs at most 3 %, else all but drafts
     with siblings where that does, else not."""
 
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the model runs as one compiled graph, 1.3 to 1.6 times as fast on a CPU: ``true``
+    compiles it before the first request; ``auto`` compiles it beside the first requests of a
+    server on a CPU that has a C++ compiler, unless forwards run at exact shapes."""
+
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
 

@@ -24,7 +24,8 @@ class ServedApplication:
 
     Args:
         directory: for the log and the Serve configuration file.
-        config: the hdserve configuration; ``None`` for the default application.
+        config: the hdserve configuration; ``None`` for the default application.  Models are not
+            compiled unless it says so.
         ray_address: a running cluster to use; by default one is started with it.
         environment: further environment variables.
     """
@@ -41,7 +42,7 @@ class ServedApplication:
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "serve.log"
         serve_config = directory / "serve.json"
-        args = {} if config is None else {"config": config}
+        args = {} if config is None else {"config": _uncompiled(config)}
         serve_config.write_text(
             json.dumps(
                 {
@@ -101,6 +102,14 @@ class ServedApplication:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._log.close()
+
+
+def _uncompiled(config: Mapping[str, Any]) -> dict[str, Any]:
+    def uncompiled(model: Mapping[str, Any]) -> dict[str, Any]:
+        engine = model.get("engine", {})
+        return {**model, "engine": {**engine, "compile": engine.get("compile") is True}}
+
+    return {**config, "models": [uncompiled(model) for model in config["models"]]}
 
 
 def wait_until_ready(process: subprocess.Popen[Any], base_url: str, log_path: Path) -> None:

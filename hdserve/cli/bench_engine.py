@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -43,6 +43,15 @@ def engine(
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
     rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 9,
     exact: Annotated[bool, typer.Option(help="Bitwise independent rows.")] = False,
+    compile_: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Whether hdserve's contenders run the model compiled; default: on a CPU, where "
+            "there is a C++ compiler and without --exact, as a server does.",
+            show_default=False,
+        ),
+    ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help="Most drafted tokens a step.")] = 16,
     random_weights: Annotated[
         str | None, typer.Option(help="A published shape, with noise for weights.")
@@ -66,7 +75,13 @@ def engine(
     if (state == "warm") != (fill is not None):
         raise ConfigError("--state warm and --fill belong together")
     sizes = [int(size) for size in batch_sizes.split(",")]
-    host = _make_host(model, dtype, max(sizes), exact, max_draft_tokens, random_weights)
+    options = {
+        "dtype": dtype,
+        "exact": exact,
+        "compile": _compiles(exact) if compile_ is None else compile_,
+        "max_num_sequences": max(sizes),
+    }
+    host = _make_host(model, options, max_draft_tokens, random_weights)
     tasks = _tasks(host, prompts, replay, limit, max_tokens)
     contenders = _make_contenders(compare, host, cast("State", state), is_replay=replay is not None)
     if fill is not None:
@@ -94,6 +109,7 @@ def engine(
         "choices": "recorded" if replay else "the model's",
         "dtype": str(host.model.dtype).removeprefix("torch."),
         "exact": exact,
+        "compiled": options["compile"],
         "state": state,
         "num_threads": host.num_threads,
         "hardware": _hardware(host),
@@ -105,13 +121,15 @@ def engine(
         json_path.write_text(json.dumps({"results": rows}, indent=1))
 
 
+def _compiles(exact: bool) -> bool:
+    from hdserve.engine.compiled_forward import can_compile
+    from hdserve.engine.loader import pick_device
+
+    return not exact and pick_device("auto").type == "cpu" and can_compile()
+
+
 def _make_host(
-    model: str,
-    dtype: str,
-    max_batch_size: int,
-    exact: bool,
-    max_draft_tokens: int,
-    random_weights: str | None,
+    model: str, options: Mapping[str, Any], max_draft_tokens: int, random_weights: str | None
 ) -> ModelHost:
     from hdserve.bench.random_weights import random_host
     from hdserve.config import ModelConfig
@@ -121,7 +139,7 @@ def _make_host(
         {
             "name": random_weights or model,
             "model": model,
-            "engine": {"dtype": dtype, "exact": exact, "max_num_sequences": max_batch_size},
+            "engine": options,
             "drafting": {"max_draft_tokens": max_draft_tokens},
         }
     )
