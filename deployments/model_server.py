@@ -338,6 +338,8 @@ class ModelServer:
             drafts=counts,
             replica=self._replica,
             first_token_s=min((value for value in firsts_s if value is not None), default=None),
+            num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
+            // request.num_choices,
         )
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:

@@ -83,6 +83,10 @@ class EngineConfig(StrictModel):
     prefill_chunk_tokens: int = Field(default=256, ge=1)
     """Most prompt tokens in one step, so that a long prompt does not stall the others."""
 
+    prefix_caching: bool = True
+    """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and
+    values while they are still there."""
+
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 %, else all but drafts

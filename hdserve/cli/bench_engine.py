@@ -80,6 +80,7 @@ def engine(
         "exact": exact,
         "compile": _compiles(exact) if compile_ is None else compile_,
         "max_num_sequences": max(sizes),
+        "prefix_caching": False,  # every round asks the same prompts again
     }
     host = _make_host(model, options, max_draft_tokens, random_weights)
     tasks = _tasks(host, prompts, replay, limit, max_tokens)

@@ -107,7 +107,7 @@ class Engine:
         stats.num_kv_tokens = self._runner.cache.num_rows
         stats.num_running = len(self._scheduler.running)
         stats.num_waiting = len(self._scheduler.waiting)
-        stats.kv_cache_usage = self._runner.cache.usage
+        stats.kv_cache_usage = self._scheduler.usage
         stats.num_drafter_failures = {
             f"{name}.{method}": count
             for (name, method), count in self._drafters.num_failures.items()
@@ -163,6 +163,9 @@ class Engine:
             self._change_over(self._faster)
         for seq in self._scheduler.admit():
             seq.admitted_s = time.monotonic()
+            self._stats.num_prompt_tokens += seq.num_reused_tokens
+            self._stats.num_queried_tokens += seq.num_prompt_tokens
+            self._stats.num_reused_tokens += seq.num_reused_tokens
             self._drafters.start(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
@@ -241,6 +244,7 @@ class Engine:
             acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
             moves += _moves(root_row, acceptance)
             seq.num_cached_tokens = len(seq.token_ids) - 1
+            self._scheduler.offer(work.slot)
             self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)
