@@ -98,11 +98,11 @@ def _attend_packed(
     num_padding = query.shape[2] - span.first_row - span.num_rows
     if num_padding:
         attended.append(value.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
-    return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0]
+    return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
 
 
 def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """Shape and dtype of what the operator gives."""
+    """Shape, dtype and strides of what the operator gives."""
     return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 

@@ -41,7 +41,11 @@ class CompiledForward:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._forward: Callable[..., torch.Tensor] = torch.compile(
-            _forward_of(module), dynamic=True, fullgraph=True, options=_OPTIONS
+            _forward_of(module),
+            dynamic=True,
+            fullgraph=True,
+            isolate_recompiles=True,
+            options=_OPTIONS,
         )
 
     @torch.inference_mode()

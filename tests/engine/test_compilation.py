@@ -21,7 +21,7 @@ from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
-from tests.models import make_model
+from tests.models import ARCHITECTURES, make_model
 
 pytestmark = [
     pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
@@ -137,6 +137,13 @@ def test_its_cost_is_measured(faster: Future[Faster]) -> None:
     one, tree = cost([1, 4], 1)
     assert 0 < one <= tree
     assert isinstance(cost._by_num_sequences[2], ForwardCost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_compiles(architecture: str) -> None:
+    """With grouped heads, windows of attention, and whatever else its layers do."""
+    compile_model(prepare_model(make_model(architecture), EngineConfig()))
 
 
 class Refusing(torch.nn.Module):
