@@ -40,7 +40,7 @@ class CompiledForward:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._forward: Callable[..., torch.Tensor] = torch.compile(
+        self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
             fullgraph=True,

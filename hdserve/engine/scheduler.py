@@ -10,6 +10,9 @@ from hdserve.core import Sequence
 from hdserve.engine.kv_cache import Segment
 from hdserve.engine.prefix_cache import PrefixCache
 
+_MAX_CHUNK_SCORES = 1 << 22
+"""Tokens of a chunk times tokens they attend to: 16 MiB of mask in float32."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -44,7 +47,8 @@ class Scheduler:
 
     A sequence is admitted when there is a slot and a segment for all tokens it may ever have, so
     memory never runs out later.  Every decoding sequence takes part in every step; prompts share
-    ``prefill_chunk_tokens`` rows a step, oldest first, so a long prompt does not stall the others.
+    ``prefill_chunk_tokens`` rows a step, oldest first, so a long prompt does not stall the others;
+    deep inside a very long one a chunk is shorter, so that memory stays bounded.
 
     Args:
         prefixes: gives the segments.
@@ -113,7 +117,7 @@ class Scheduler:
             if num_pending == 1:
                 yield Scheduled(slot, 1, is_choosing=True)
             elif num_prefill_tokens > 0:
-                num_tokens = min(num_pending, num_prefill_tokens)
+                num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
                 num_prefill_tokens -= num_tokens
                 yield Scheduled(slot, num_tokens, is_choosing=num_tokens == num_pending)
 
@@ -131,3 +135,7 @@ class Scheduler:
         seq = slot.seq
         namespace = seq.namespace if seq.speculation.is_output_shared else None
         self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
+
+
+def _max_chunk_tokens(seq: Sequence) -> int:
+    return max(1, _MAX_CHUNK_SCORES // (seq.num_cached_tokens + 1))
