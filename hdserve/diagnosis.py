@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.databases.statistics import read_info
+from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, SnapshotError
@@ -69,6 +70,7 @@ def diagnose(config: ServeConfig, port: int) -> Iterator[Finding]:
         yield from check()
     for model in config.models:
         yield from check_device(model)
+        yield from check_compiler(model)
         yield from check_model(model)
 
 
@@ -191,6 +193,27 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     if weights > found.free_bytes:
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
         yield _failure(f"{model.name}: memory", text, "engine.dtype: bfloat16, or a smaller model")
+
+
+def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
+    """Whether a model that runs on a CPU can be compiled.
+
+    Args:
+        can_compile: instead of what this machine can.
+    """
+    try:
+        is_on_cpu = describe_hardware(model.engine.device).name == "cpu"
+    except ConfigError:
+        return  # said already
+    if model.engine.compile is False or not is_on_cpu:
+        return
+    subject = f"{model.name}: compiler"
+    if compiler_exists() if can_compile is None else can_compile:
+        yield _ok(subject, "there is a C++ compiler: the model runs compiled")
+        return
+    make = _failure if model.engine.compile is True else _warning
+    text = "no C++ compiler: the model cannot be compiled, which makes its steps a third faster"
+    yield make(subject, text, "apt-get install g++, or engine.compile: false")
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

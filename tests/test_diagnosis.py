@@ -129,6 +129,17 @@ def test_device() -> None:
         assert verdicts(diagnosis.check_device(wanted)) == ["failure"]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "with_compiler", "without"),
+    [("auto", ["ok"], ["warning"]), (True, ["ok"], ["failure"]), (False, [], [])],
+)
+def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) -> None:
+    """Without one a model is slower, or not served if it has to be compiled."""
+    config = configured(engine={"device": "cpu", "compile": wanted})
+    assert verdicts(diagnosis.check_compiler(config, can_compile=True)) == with_compiler
+    assert verdicts(diagnosis.check_compiler(config, can_compile=False)) == without
+
+
 def test_model_and_statistics(tmp_path: Path) -> None:
     """Each part that is missing, or belongs to another tokenizer, is named."""
     (statistics, *_) = bundled_statistics()
