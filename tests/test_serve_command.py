@@ -16,7 +16,7 @@ import openai
 import pytest
 import yaml
 
-from tests.serving import free_port, wait_until_ready
+from benchmarks.server import free_port, wait_until_ready
 
 END_S = 20.0
 """It promises 10 s; a machine that runs other tests gets more."""
