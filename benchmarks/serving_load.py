@@ -1,6 +1,6 @@
 """Many concurrent streams for a while: is every answer whole and right, and is all given back?
 
-    python benchmarks/serving_load.py --prompts prompts.jsonl [--streams 500] [--json OUT]
+    python -m benchmarks.serving_load --prompts prompts.jsonl [--streams 500] [--json OUT]
 
 Starts ``hdserve serve`` with one model in exact float32.  Each prompt is first answered alone,
 greedy and sampled; then the streams ask the same again and again, and each answer must equal the
