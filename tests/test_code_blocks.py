@@ -177,6 +177,7 @@ def test_what_can_be_run_without_a_server_is(tmp_path: Path) -> None:
         if language == "sh"
         for words in commands(text)
         if words[:2] in (["hdserve", "generate"], ["hdserve", "doctor"])
+        and not {"--input", "--config"} & set(words)
     ]
     assert len(shown) == 2
     for arguments in shown:

@@ -90,7 +90,6 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     assert not journal.exists()
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert answers[: len(before)] == [result["answer"] for result in before.values()]
-    assert answers[len(before)]["accepted_by_source"].get("model", 0) > 0
 
     whole = tmp_path / "whole.jsonl"
     assert "40 of them answered now" in generate(*command, str(whole))
