@@ -107,6 +107,7 @@ class Summary(NamedTuple):
         drafts: over all choices.
         replica: which replica answered.
         first_token_s: seconds from the arrival at the replica to the first token of any choice.
+        num_reused_tokens: prompt tokens that were in the KV cache already.
     """
 
     num_prompt_tokens: int
@@ -114,6 +115,7 @@ class Summary(NamedTuple):
     drafts: DraftCounts
     replica: str
     first_token_s: float | None = None
+    num_reused_tokens: int = 0
 
 
 Records = tuple[Delta | Summary, ...]
@@ -128,6 +130,7 @@ class ModelInfo:
     max_model_len: int
     dtype: str
     device: str
+    is_compiled: bool
     num_threads: int
     num_slots: int
     num_kv_tokens: int

@@ -112,6 +112,10 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo("vllm:num_requests_waiting", "gauge", "Sequences that wait for a slot.")
     yield MetricInfo("vllm:kv_cache_usage_perc", "gauge", "Used share of the KV cache, 0 to 1.")
     yield MetricInfo("vllm:prompt_tokens", "counter", "Prompt tokens processed.")
+    yield MetricInfo(
+        "vllm:prefix_cache_queries", "counter", "Prompt tokens looked for in the KV cache."
+    )
+    yield MetricInfo("vllm:prefix_cache_hits", "counter", "Prompt tokens found there.")
     yield MetricInfo("vllm:generation_tokens", "counter", "Tokens generated.")
     yield MetricInfo("vllm:request_success", "counter", "Ended sequences.", ("finished_reason",))
     yield MetricInfo("vllm:admission_rejections", "counter", "Refused requests.", ("reason",))

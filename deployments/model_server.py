@@ -82,6 +82,7 @@ class ModelServer:
             num_threads=num_threads,
             locate_statistics=locate_statistics,
             on_output=self._publish,
+            is_server=True,
         )
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
@@ -202,14 +203,15 @@ class ModelServer:
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
-        stats, max_total_tokens = await self._engine.ask(
-            lambda engine: (engine.stats, engine.max_total_tokens)
+        stats, max_total_tokens, is_compiled = await self._engine.ask(
+            lambda engine: (engine.stats, engine.max_total_tokens, engine.is_compiled)
         )
         return ModelInfo(
             name=self._config.name,
             max_model_len=max_total_tokens,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
+            is_compiled=is_compiled,
             num_threads=self._host.num_threads,
             num_slots=self._config.engine.max_num_sequences,
             num_kv_tokens=stats.num_kv_tokens,
@@ -336,6 +338,8 @@ class ModelServer:
             drafts=counts,
             replica=self._replica,
             first_token_s=min((value for value in firsts_s if value is not None), default=None),
+            num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
+            // request.num_choices,
         )
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:

@@ -71,6 +71,8 @@ class ReplicaMetrics:
         yield Sample("vllm:num_requests_waiting", stats.num_waiting)
         yield Sample("vllm:kv_cache_usage_perc", stats.kv_cache_usage)
         yield Sample("vllm:prompt_tokens", stats.num_prompt_tokens)
+        yield Sample("vllm:prefix_cache_queries", stats.num_queried_tokens)
+        yield Sample("vllm:prefix_cache_hits", stats.num_reused_tokens)
         yield Sample("vllm:generation_tokens", stats.num_output_tokens)
         for reason in FinishReason:
             yield Sample("vllm:request_success", stats.num_finished.get(reason, 0), (reason,))

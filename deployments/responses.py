@@ -45,6 +45,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         "prompt_tokens": summary.num_prompt_tokens,
         "completion_tokens": summary.num_output_tokens,
         "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
     }
 
 

@@ -164,6 +164,7 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "max_model_len": info.max_model_len,
             "dtype": info.dtype,
             "device": info.device,
+            "is_compiled": info.is_compiled,
             "num_threads": info.num_threads,
             "num_slots": info.num_slots,
             "num_kv_tokens": info.num_kv_tokens,

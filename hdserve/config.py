@@ -83,10 +83,19 @@ class EngineConfig(StrictModel):
     prefill_chunk_tokens: int = Field(default=256, ge=1)
     """Most prompt tokens in one step, so that a long prompt does not stall the others."""
 
+    prefix_caching: bool = True
+    """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and
+    values while they are still there."""
+
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 %, else all but drafts
     with siblings where that does, else not."""
+
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the model runs as one compiled graph, 1.3 to 1.6 times as fast on a CPU: ``true``
+    compiles it before the first request; ``auto`` compiles it beside the first requests of a
+    server on a CPU that has a C++ compiler, unless forwards run at exact shapes."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: the node's cores shared by its replicas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.build import build_engine
+from hdserve.engine.compilation import Faster
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import prepare_model
@@ -27,6 +29,7 @@ def make_engine(
     max_draft_tokens: int = 12,
     adapts_budget: bool = False,
     grammars: Grammars | None = None,
+    faster: Future[Faster] | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine in float64 around a tiny Llama, or around ``model``."""
@@ -40,7 +43,14 @@ def make_engine(
     loaded = prepare_model(model if model is not None else make_model(), config.engine)
     if tokenizer is not None and grammars is None:
         grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    return build_engine(config, loaded, tuple(drafters), tokenizer, grammars=grammars)
+    return build_engine(
+        config,
+        loaded,
+        tuple(drafters),
+        tokenizer,
+        grammars=grammars,
+        begin_to_compile=None if faster is None else lambda *_: faster,
+    )
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:

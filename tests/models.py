@@ -20,6 +20,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 torch.set_num_threads(1)
@@ -68,6 +70,10 @@ def _gpt_neox() -> PreTrainedModel:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES))
 
 
+def _stablelm() -> PreTrainedModel:
+    return StableLmForCausalLM(StableLmConfig(**_SIZES, num_key_value_heads=2))
+
+
 ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -75,6 +81,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": _mistral,
     "gemma3": _gemma3,
     "gpt_neox": _gpt_neox,
+    "stablelm": _stablelm,
 }
 
 

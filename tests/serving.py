@@ -18,7 +18,8 @@ class ServedApplication(Server):
 
     Args:
         directory: for the log and the Serve configuration file.
-        config: the hdserve configuration; ``None`` for the default application.
+        config: the hdserve configuration; ``None`` for the default application.  Models are not
+            compiled unless it says so.
         ray_address: a running cluster to use; by default one is started with it.
         environment: further environment variables.
     """
@@ -36,7 +37,7 @@ class ServedApplication(Server):
             "name": "hdserve",
             "route_prefix": "/",
             "import_path": "deployments:app",
-            "args": {} if config is None else {"config": config},
+            "args": {} if config is None else {"config": _uncompiled(config)},
         }
         http_options = {"host": "127.0.0.1", "port": port}
         path = directory / "serve.json"
@@ -59,3 +60,11 @@ class ServedApplication(Server):
         for client in self._clients:
             client.close()
         super().stop()
+
+
+def _uncompiled(config: Mapping[str, Any]) -> dict[str, Any]:
+    def uncompiled(model: Mapping[str, Any]) -> dict[str, Any]:
+        engine = model.get("engine", {})
+        return {**model, "engine": {**engine, "compile": engine.get("compile") is True}}
+
+    return {**config, "models": [uncompiled(model) for model in config["models"]]}

@@ -10,7 +10,7 @@ def test_what_is_remembered_is_drafted_from() -> None:
     """The answer of another process comes in fewer steps, and is the same."""
     prompts = ["A table for two in"]
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    options = {"engine": {"dtype": "float32"}, "drafting": {"adapts_budget": False}}
+    options = {"engine": {"compile": False}, "drafting": {"adapts_budget": False}}
     (first,) = LLM("hdserve-mini", **options).generate(prompts, params)
     assert Source.MODEL not in first.counts.accepted_by_source
     llm = LLM("hdserve-mini", **options)

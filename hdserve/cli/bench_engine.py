@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -46,6 +46,15 @@ def engine(
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
     rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 9,
     exact: Annotated[bool, typer.Option(help="Bitwise independent rows.")] = False,
+    compile_: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Whether hdserve's contenders run the model compiled; default: on a CPU, where "
+            "there is a C++ compiler and without --exact, as a server does.",
+            show_default=False,
+        ),
+    ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help="Most drafted tokens a step.")] = 16,
     random_weights: Annotated[
         str | None, typer.Option(help="A published shape, with noise for weights.")
@@ -71,16 +80,24 @@ def engine(
         raise ConfigError("--state warm and --fill belong together")
     sizes = [int(size) for size in batch_sizes.split(",")]
     files = {"prompts": prompts, "fill": fill, "replay": replay}
+    options = {
+        "dtype": dtype,
+        "exact": exact,
+        "compile": _compiles(exact) if compile_ is None else compile_,
+        "max_num_sequences": max(sizes),
+        "prefix_caching": False,  # every round asks the same prompts again
+    }
     depends_on: dict[str, Any] = {
         "model": random_weights or model,
         "weights": "random" if random_weights else "real",
         "choices": "recorded" if replay else "the model's",
         "exact": exact,
+        "compiled": options["compile"],
         "state": state,
         "commit": commit(),
     }
     with interruptible(how_to_go_on(json_path)):
-        host = _make_host(model, dtype, max(sizes), exact, max_draft_tokens, random_weights)
+        host = _make_host(model, options, max_draft_tokens, random_weights)
         depends_on |= {
             "dtype": str(host.model.dtype).removeprefix("torch."),
             "num_threads": host.num_threads,
@@ -141,13 +158,15 @@ def _measure(
     return results
 
 
+def _compiles(exact: bool) -> bool:
+    from hdserve.engine.compiled_forward import can_compile
+    from hdserve.engine.loader import pick_device
+
+    return not exact and pick_device("auto").type == "cpu" and can_compile()
+
+
 def _make_host(
-    model: str,
-    dtype: str,
-    max_batch_size: int,
-    exact: bool,
-    max_draft_tokens: int,
-    random_weights: str | None,
+    model: str, options: Mapping[str, Any], max_draft_tokens: int, random_weights: str | None
 ) -> ModelHost:
     from hdserve.bench.random_weights import random_host
     from hdserve.config import ModelConfig
@@ -157,7 +176,7 @@ def _make_host(
         {
             "name": random_weights or model,
             "model": model,
-            "engine": {"dtype": dtype, "exact": exact, "max_num_sequences": max_batch_size},
+            "engine": options,
             "drafting": {"max_draft_tokens": max_draft_tokens},
         }
     )

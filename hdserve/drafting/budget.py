@@ -122,6 +122,11 @@ class DraftBudget:
         self._expected = dict.fromkeys(Source, _PRIOR_WEIGHT)
         self._accepted = dict.fromkeys(Source, _PRIOR_WEIGHT)
 
+    def change_cost(self, cost: BatchCost) -> None:
+        """Forwards cost something else from now on."""
+        self._cost = cost
+        self._patience.clear()
+
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
         return self._patience_with(num_sequences).is_looking()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +17,27 @@ from hdserve.engine.batch import Span, StepPlan
 ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""
 
-PLAN_KEYWORD: Final = "hdserve_plan"
-"""The keyword argument of the model call that carries the :class:`StepPlan`."""
+_PLAN: Final[ContextVar[StepPlan]] = ContextVar("hdserve_plan")
+
+_OPERATOR: Final = "hdserve::packed_attention"
+"""What a compiled model calls: an operator takes tensors and numbers, so it cannot be given the
+plan, and finds it where the eager function does."""
 
 
 def register_attention() -> None:
     """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+@contextmanager
+def attending(plan: StepPlan) -> Iterator[None]:
+    """Within it, forwards of this thread attend as ``plan`` says."""
+    token = _PLAN.set(plan)
+    try:
+        yield
+    finally:
+        _PLAN.reset(token)
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
@@ -37,12 +53,12 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **kwargs: Any,
+    **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write the rows' keys and values to the cache and attend sequence by sequence.
 
     Linear layers run once over all packed rows; attention runs per sequence, because one mask over
-    the concatenation would cost the square of the batch.
+    the concatenation would cost the square of the batch.  To be called within :func:`attending`.
 
     Args:
         query: ``[1, num_heads, num_rows, head_size]``.
@@ -53,9 +69,23 @@ def packed_attention(
     Returns:
         ``[1, num_rows, num_heads, value_size]`` and no weights.
     """
-    plan: StepPlan = kwargs[PLAN_KEYWORD]
     layer = module.layer_idx
     assert isinstance(layer, int)
+    attend = torch.ops.hdserve.packed_attention if torch.compiler.is_compiling() else _attend_packed
+    arguments = (query, key, value, layer, scaling, sliding_window, softcap)
+    return cast("torch.Tensor", attend(*arguments)), None
+
+
+def _attend_packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    plan = _PLAN.get()
     plan.cache.write(layer, plan.kv_rows, key, value)
     attended = []
     if plan.attends_in_double:
@@ -68,7 +98,21 @@ def packed_attention(
     num_padding = query.shape[2] - span.first_row - span.num_rows
     if num_padding:
         attended.append(value.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
-    return attended[0] if len(attended) == 1 else torch.cat(attended, dim=1), None
+    return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
+
+
+def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
+    """Shape, dtype and strides of what the operator gives."""
+    return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+torch.library.define(
+    _OPERATOR,
+    "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
+    "float? softcap) -> Tensor",
+)
+torch.library.impl(_OPERATOR, "default", _attend_packed)
+torch.library.register_fake(_OPERATOR, _like_attended)
 
 
 def _attend(

@@ -12,6 +12,8 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.compilation import BeginToCompile
+from hdserve.engine.compiled_forward import CompiledForward
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
@@ -21,7 +23,9 @@ from hdserve.engine.loader import LoadedModel
 from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduler
+from hdserve.engine.shapes import Shapes
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import ConfigError
 
@@ -40,8 +44,15 @@ def build_engine(
     *,
     grammars: Grammars | None = None,
     on_finish: Callable[[core.Sequence], None] | None = None,
+    compiled: CompiledForward | None = None,
+    begin_to_compile: BeginToCompile | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
+
+    Args:
+        compiled: the model, if it has been compiled.
+        begin_to_compile: compiles it beside the first requests; not used where forwards run at
+            exact shapes, so that the same request never gives something else.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
@@ -54,6 +65,7 @@ def build_engine(
     cache = _make_cache(config.engine, model, max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
     check_packed_forward(runner)
+    runner.compiled = None if runner.needs_hidden else compiled
     max_rows = _max_rows(config.engine, max_draft_tokens)
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
@@ -62,7 +74,7 @@ def build_engine(
             measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
         )
     scheduler = Scheduler(
-        cache,
+        PrefixCache(cache, config.engine.prefix_caching),
         max_num_sequences=config.engine.max_num_sequences,
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
         num_extra_rows=max_draft_tokens,
@@ -76,6 +88,11 @@ def build_engine(
         config.engine.max_num_sequences,
         cache.num_rows,
     )
+    faster = None
+    if begin_to_compile is not None and not runner.needs_hidden and runner.shapes == Shapes():
+        faster = begin_to_compile(
+            model, 1 + max_draft_tokens, config.engine.max_num_sequences, budget is not None
+        )
     return Engine(
         runner,
         scheduler,
@@ -86,6 +103,7 @@ def build_engine(
         max_depth=drafting.max_depth,
         budget=budget,
         on_finish=on_finish,
+        faster=faster,
     )
 
 

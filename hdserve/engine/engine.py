@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from hdserve import core
@@ -11,6 +13,7 @@ from hdserve.core import FinishReason, SamplingParams, StepOutput
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batch import Chunk
+from hdserve.engine.compilation import Faster
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
@@ -20,6 +23,8 @@ from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
 from hdserve.errors import InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -35,6 +40,8 @@ class Engine:
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
         on_finish: called with every sequence that ended, whatever the reason; for later drafts,
             so decoding goes on when it fails.
+        faster: the model compiled, some time later; the engine changes over when it is there, and
+            goes on as it is if it never is.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Engine:
         max_depth: int,
         budget: DraftBudget | None = None,
         on_finish: Callable[[core.Sequence], None] | None = None,
+        faster: Future[Faster] | None = None,
     ) -> None:
         self._runner = runner
         self._model = runner.model
@@ -60,6 +68,7 @@ class Engine:
         self._max_depth = max_depth
         self._budget = budget
         self._on_finish = on_finish
+        self._faster = faster
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._stats = EngineStats()
@@ -87,13 +96,18 @@ class Engine:
         return self._runner.shapes.attends_in_double
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether the model runs as one compiled graph."""
+        return self._runner.compiled is not None
+
+    @property
     def stats(self) -> EngineStats:
         """The counters; the same object every time."""
         stats = self._stats
         stats.num_kv_tokens = self._runner.cache.num_rows
         stats.num_running = len(self._scheduler.running)
         stats.num_waiting = len(self._scheduler.waiting)
-        stats.kv_cache_usage = self._runner.cache.usage
+        stats.kv_cache_usage = self._scheduler.usage
         stats.num_drafter_failures = {
             f"{name}.{method}": count
             for (name, method), count in self._drafters.num_failures.items()
@@ -145,8 +159,13 @@ class Engine:
             One output per sequence that got tokens.
         """
         started = time.perf_counter()
+        if self._faster is not None and self._faster.done():
+            self._change_over(self._faster)
         for seq in self._scheduler.admit():
             seq.admitted_s = time.monotonic()
+            self._stats.num_prompt_tokens += seq.num_reused_tokens
+            self._stats.num_queried_tokens += seq.num_prompt_tokens
+            self._stats.num_reused_tokens += seq.num_reused_tokens
             self._drafters.start(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
@@ -159,6 +178,17 @@ class Engine:
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)
         return outputs
+
+    def _change_over(self, faster: Future[Faster]) -> None:
+        self._faster = None
+        error = faster.exception()
+        if error is not None:
+            logger.warning("the model is not compiled: %s", error)
+            return
+        self._runner.compiled = faster.result().compiled
+        cost = faster.result().cost
+        if self._budget is not None and cost is not None:
+            self._budget.change_cost(cost)
 
     def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
@@ -214,6 +244,7 @@ class Engine:
             acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
             moves += _moves(root_row, acceptance)
             seq.num_cached_tokens = len(seq.token_ids) - 1
+            self._scheduler.offer(work.slot)
             self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)

@@ -13,8 +13,10 @@ from hdserve.engine.batch import Chunk
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.tree import DraftTree
 
+MEASURED_COLUMNS = 128
+"""Tokens each sequence has cached, where there is room."""
+
 _NUM_ROUNDS = 4
-_CONTEXT_TOKENS = 128
 _MAX_SECONDS = 4.0
 
 
@@ -64,7 +66,7 @@ def _num_columns(runner: ModelRunner, max_rows: int) -> int:
     """Tokens each sequence has cached: as many as the context and the cache leave."""
     deepest = max(_tree(max_rows).depths)
     rows_left = runner.cache.num_rows - max_rows
-    return max(0, min(_CONTEXT_TOKENS, runner.model.max_model_len - 1 - deepest, rows_left))
+    return max(0, min(MEASURED_COLUMNS, runner.model.max_model_len - 1 - deepest, rows_left))
 
 
 def _points(max_rows: int, max_num_sequences: int) -> Iterator[_Point]:

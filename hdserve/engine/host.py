@@ -18,6 +18,8 @@ from hdserve.databases.statistics import StatisticsDatabase, read_info
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine
+from hdserve.engine.compilation import compile_beside, compile_model
+from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
@@ -53,6 +55,8 @@ class ModelHost:
             to map.
         on_output: told the namespace and the token ids of every output that may be shared; called
             in the engine's thread, must not block.
+        is_server: whether it stays long enough for a model to be compiled beside the first
+            requests.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class ModelHost:
         num_threads: int | None = None,
         locate_statistics: LocateStatistics = first_directory,
         on_output: OnOutput | None = None,
+        is_server: bool = False,
     ) -> None:
         threads = config.engine.num_threads or num_threads
         if threads is not None:
@@ -77,6 +82,8 @@ class ModelHost:
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
         self._on_output = on_output
+        self._is_server = is_server
+        self._compiled: CompiledForward | None = None
         self.databases = {
             name: ModelDatabase(max_database_bytes) for name in (config.name, *config.draft_from)
         }
@@ -112,6 +119,9 @@ class ModelHost:
             ending_token_ids=self.model.eos_token_ids,
         )
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
+        compiles = self.config.engine.compile
+        if compiles is True and self._compiled is None:
+            self._compiled = compile_model(self.model)
         return build_engine(
             self.config,
             self.model,
@@ -119,7 +129,13 @@ class ModelHost:
             self.tokenizer,
             grammars=self.grammars,
             on_finish=self._record,
+            compiled=self._compiled,
+            begin_to_compile=compile_beside if compiles == "auto" and self._may_compile else None,
         )
+
+    @property
+    def _may_compile(self) -> bool:
+        return self._is_server and self.model.device.type == "cpu" and can_compile()
 
     def apply(self, model: str, namespace: str, outputs: Sequence[TokenIds]) -> None:
         """Add what other replicas, or other models to draft from, have generated."""

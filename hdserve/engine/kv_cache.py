@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,10 @@ class Segment:
 
     start: int
     num_rows: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +102,37 @@ class KVCache:
                 return Segment(gap.start, wanted)
         return None
 
+    def allocate_at(self, start: int, num_rows: int) -> Segment | None:
+        """Take the rows from ``start``, where a free row is; ``None`` if one of them is taken."""
+        wanted = Segment(start, align(num_rows))
+        for index, gap in enumerate(self._free):
+            if gap.start <= start and wanted.end <= gap.end:
+                rests = (
+                    Segment(gap.start, start - gap.start),
+                    Segment(wanted.end, gap.end - wanted.end),
+                )
+                self._free[index : index + 1] = [rest for rest in rests if rest.num_rows]
+                return wanted
+        return None
+
+    def has_room(self, num_rows: int, also_free: Iterable[Segment] = ()) -> bool:
+        """Whether there is a gap of ``num_rows`` rows, or would be with ``also_free`` free."""
+        wanted = align(num_rows)
+        return any(gap.num_rows >= wanted for gap in _merge([*self._free, *also_free]))
+
     def free(self, segment: Segment) -> None:
         """Give the rows back; adjacent gaps become one."""
-        gaps = sorted([*self._free, segment], key=lambda gap: gap.start)
-        merged = gaps[:1]
-        for gap in gaps[1:]:
-            last = merged[-1]
-            end = last.start + last.num_rows
-            assert end <= gap.start, "a segment was freed twice"
-            if end == gap.start:
-                merged[-1] = Segment(last.start, last.num_rows + gap.num_rows)
-            else:
-                merged.append(gap)
-        self._free = merged
+        self._free = _merge([*self._free, segment])
+
+    def copy(self, source: int, target: int, num_rows: int) -> None:
+        """Copy ``num_rows`` rows from row ``source`` to row ``target`` in all layers, as if
+        simultaneously."""
+        if source == target or not num_rows:
+            return
+        overlaps = abs(source - target) < num_rows
+        for stored in (self._keys, self._values):
+            rows = stored.narrow(2, source, num_rows)
+            stored.narrow(2, target, num_rows).copy_(rows.clone() if overlaps else rows)
 
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -141,3 +163,16 @@ class KVCache:
         targets = torch.tensor([target for _, target in moves], device=device)
         self._keys[:, :, targets] = self._keys[:, :, sources]
         self._values[:, :, targets] = self._values[:, :, sources]
+
+
+def _merge(gaps: Iterable[Segment]) -> list[Segment]:
+    """``gaps`` in order, those that touch as one."""
+    merged: list[Segment] = []
+    for gap in sorted(gaps, key=lambda gap: gap.start):
+        if not merged or merged[-1].end < gap.start:
+            merged.append(gap)
+            continue
+        last = merged[-1]
+        assert last.end == gap.start, "a segment was freed twice"
+        merged[-1] = Segment(last.start, last.num_rows + gap.num_rows)
+    return merged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.engine.attention import PLAN_KEYWORD
+from hdserve.engine.attention import attending
 from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
@@ -73,6 +73,9 @@ class ModelRunner:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
         shapes: to what the sizes of a forward are padded.
+
+    Attributes:
+        compiled: runs the model instead of its own modules, once there is one.
     """
 
     def __init__(
@@ -85,8 +88,9 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.cache = cache
-        self._needs_hidden = needs_hidden
+        self.needs_hidden = needs_hidden
         self.shapes = shapes or Shapes()
+        self.compiled: Callable[[ForwardBatch], torch.Tensor] | None = None
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:
@@ -106,13 +110,15 @@ class ModelRunner:
         ]
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        output = cast("Any", self.model.module)(
-            input_ids=batch.token_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            output_hidden_states=self._needs_hidden,
-            **{PLAN_KEYWORD: batch.plan},
-        )
-        hidden = output.hidden_states[-1][0, batch.logit_rows] if self._needs_hidden else None
+        if self.compiled is not None:
+            return self.compiled(batch).float(), None
+        with attending(batch.plan):
+            output = cast("Any", self.model.module)(
+                input_ids=batch.token_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                output_hidden_states=self.needs_hidden,
+            )
+        hidden = output.hidden_states[-1][0, batch.logit_rows] if self.needs_hidden else None
         return output.logits[0].float(), hidden

@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hdserve.core import Sequence
-from hdserve.engine.kv_cache import KVCache, Segment
+from hdserve.engine.kv_cache import Segment
+from hdserve.engine.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A running sequence and its place in the cache."""
+    """A running sequence and its place in the cache.
+
+    Attributes:
+        is_offered: whether others may reuse what its prompt left in the cache.
+    """
 
     seq: Sequence
     segment: Segment
+    is_offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +47,19 @@ class Scheduler:
     ``prefill_chunk_tokens`` rows a step, oldest first, so a long prompt does not stall the others.
 
     Args:
+        prefixes: gives the segments.
         num_extra_rows: rows a segment has beyond the sequence's longest length, for its drafts.
     """
 
     def __init__(
         self,
-        cache: KVCache,
+        prefixes: PrefixCache,
         *,
         max_num_sequences: int,
         prefill_chunk_tokens: int,
         num_extra_rows: int,
     ) -> None:
-        self._cache = cache
+        self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._num_extra_rows = num_extra_rows
@@ -66,7 +73,12 @@ class Scheduler:
     @property
     def max_total_tokens(self) -> int:
         """Prompt and output of the longest sequence the cache could hold if it were alone."""
-        return self._cache.num_rows - self._num_extra_rows
+        return self._prefixes.cache.num_rows - self._num_extra_rows
+
+    @property
+    def usage(self) -> float:
+        """The share of the cache's rows that belong to running sequences, 0 to 1."""
+        return self._prefixes.usage
 
     def add(self, seq: Sequence) -> None:
         """Queue ``seq``, which must fit."""
@@ -79,11 +91,14 @@ class Scheduler:
         keeps those behind it waiting."""
         admitted = []
         while self.waiting and len(self.running) < self._max_num_sequences:
-            segment = self._cache.allocate(self._num_rows(self.waiting[0]))
-            if segment is None:
+            seq = self.waiting[0]
+            num_rows = seq.max_total_tokens + self._num_extra_rows
+            placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
+            if placed is None:
                 break
-            seq = self.waiting.popleft()
-            self.running.append(Slot(seq, segment))
+            segment, seq.num_cached_tokens = placed
+            seq.num_reused_tokens = seq.num_cached_tokens
+            self.running.append(Slot(self.waiting.popleft(), segment))
             admitted.append(seq)
         return admitted
 
@@ -102,10 +117,17 @@ class Scheduler:
                 num_prefill_tokens -= num_tokens
                 yield Scheduled(slot, num_tokens, is_choosing=num_tokens == num_pending)
 
-    def release(self, slot: Slot) -> None:
-        """Free the slot and the segment of a sequence that has ended."""
-        self.running.remove(slot)
-        self._cache.free(slot.segment)
+    def offer(self, slot: Slot) -> None:
+        """The prompt of ``slot`` is cached: others may reuse it from now on."""
+        seq = slot.seq
+        if not slot.is_offered and seq.speculation.is_output_shared:
+            prompt = seq.token_ids[: seq.num_prompt_tokens]
+            self._prefixes.offer(slot.segment, prompt, seq.namespace)
+        slot.is_offered = True
 
-    def _num_rows(self, seq: Sequence) -> int:
-        return seq.max_total_tokens + self._num_extra_rows
+    def release(self, slot: Slot) -> None:
+        """Free the slot of a sequence that has ended; its segment as soon as it is needed."""
+        self.running.remove(slot)
+        seq = slot.seq
+        namespace = seq.namespace if seq.speculation.is_output_shared else None
+        self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)

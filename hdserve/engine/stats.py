@@ -63,6 +63,8 @@ class EngineStats:
     ``num_kv_tokens``, the size of the cache.
 
     Attributes:
+        num_queried_tokens: prompt tokens that were looked for in the KV cache.
+        num_reused_tokens: those that were found.
         num_drafter_failures: by ``drafter.call``.
         drafter_times_s: by drafter and call.
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget.
@@ -70,6 +72,8 @@ class EngineStats:
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
+    num_reused_tokens: int = 0
     num_output_tokens: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -38,7 +38,8 @@ def bench(*arguments: str) -> Any:
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
     """Interrupted in the middle of a round, that round is decoded anew, and no other."""
-    host = ModelHost(ModelConfig(name="m", model="hdserve-mini"))
+    engine: Any = {"compile": False}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
     contenders = [
         EngineContender(name, host, is_drafting=name == "hierarchy", state="cold")
         for name in ("autoregressive", "hierarchy")
@@ -89,7 +90,8 @@ def test_the_command_goes_on(tmp_path: Path, prompts: Path) -> None:
     """After each real Ctrl-C: the figures are those of all rounds, each measured once."""
     out, journal = tmp_path / "out.json", tmp_path / "out.json.unfinished"
     options = ["bench", "engine", "--prompts", str(prompts), "--json", str(out)]
-    options += ["--model", "hdserve-mini", "--compare", "autoregressive,hierarchy"]
+    options += ["--model", "hdserve-mini", "--no-compile"]
+    options += ["--compare", "autoregressive,hierarchy"]
     options += ["--state", "warm", "--fill", str(prompts), "--max-tokens"]
     endless = [*options, "8", "--rounds", "1000000"]
     told = interrupt_after(3, journal, *endless)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hdserve.core import Source
-from hdserve.engine.attention import PLAN_KEYWORD, packed_attention, register_attention
+from hdserve.engine.attention import attending, packed_attention, register_attention
 from hdserve.engine.batch import Chunk, build_batch
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
@@ -80,9 +80,8 @@ def test_packed_attention_is_attention(
     key = random(generator, 1, num_kv_heads, num_rows, HEAD_SIZE)
     value = random(generator, 1, num_kv_heads, num_rows, VALUE_SIZE)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
-    output, weights = packed_attention(
-        Layer(), query, key, value, None, **options, **{PLAN_KEYWORD: batch.plan}
-    )
+    with attending(batch.plan):
+        output, weights = packed_attention(Layer(), query, key, value, None, **options)
     assert weights is None
     assert output.shape == (1, num_rows, NUM_HEADS, VALUE_SIZE)
     own = batch.plan.kv_rows < 160  # not the scratch row

@@ -17,8 +17,6 @@ from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
     PreTrainedModel,
-    StableLmConfig,
-    StableLmForCausalLM,
 )
 
 from hdserve.config import EngineConfig, ModelConfig
@@ -65,10 +63,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "diffllama": (
         lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SMALL, num_key_value_heads=2)),
         "other results|does not call",
-    ),
-    "stablelm": (
-        lambda: StableLmForCausalLM(StableLmConfig(**SMALL, num_key_value_heads=2)),
-        "cannot be run in packed forwards",
     ),
     "deepseek": (_deepseek, "cannot be run in packed forwards"),
 }

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import FinishReason, SamplingParams, Sequence
 from hdserve.engine.kv_cache import KVCache, KVShape
+from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduled, Scheduler
 
 NUM_EXTRA_ROWS = 8
@@ -19,7 +20,7 @@ def make_scheduler(
 ) -> tuple[Scheduler, KVCache]:
     cache = KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu"))
     scheduler = Scheduler(
-        cache,
+        PrefixCache(cache, is_enabled=False),
         max_num_sequences=max_num_sequences,
         prefill_chunk_tokens=prefill_chunk_tokens,
         num_extra_rows=NUM_EXTRA_ROWS,

@@ -1,0 +1,125 @@
+"""Compiling a model: before the first request, or beside the first ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from hdserve.core import Source
+from hdserve.drafting.budget import BatchCost
+from hdserve.engine.batch import Chunk
+from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.forward_cost import MEASURED_COLUMNS, measure_forward_cost
+from hdserve.engine.kv_cache import KVCache, Segment, align
+from hdserve.engine.loader import LoadedModel
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.errors import UnsupportedModel
+from hdserve.tree import DraftTree
+
+logger = logging.getLogger(__name__)
+
+_NUM_CACHE_ROWS = 64
+_NUM_CACHED_TOKENS = 12
+_TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
+_TOLERANCE_FLOAT32 = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Faster:
+    """What an engine can change over to between two steps.
+
+    Attributes:
+        cost: of its forwards; ``None`` where nobody asked.
+    """
+
+    compiled: CompiledForward
+    cost: BatchCost | None
+
+
+BeginToCompile = Callable[[LoadedModel, int, int, bool], Future[Faster]]
+"""Told the model, the rows of the largest draft tree, the most sequences, and whether to measure
+the cost of forwards."""
+
+
+def compile_model(model: LoadedModel) -> CompiledForward:
+    """Compile ``model`` for any number of rows, and compare it with itself not compiled.
+
+    Only reads the model, so that it may run beside an engine.
+
+    Raises:
+        UnsupportedModel: it cannot be compiled, or gives something else then.
+    """
+    started = time.monotonic()
+    name = type(model.module).__name__
+    compiled = CompiledForward(model.module)
+    try:
+        difference = _difference(model, compiled)
+    except Exception as error:  # of a compiler, any
+        raise UnsupportedModel(f"{name} cannot be compiled: {error}") from error
+    if difference > _TOLERANCE.get(model.dtype, _TOLERANCE_FLOAT32):
+        raise UnsupportedModel(f"{name} gives other results when compiled (by {difference:.1%})")
+    logger.info("compiled %s in %.0f s", name, time.monotonic() - started)
+    return compiled
+
+
+def compile_beside(
+    model: LoadedModel, max_rows: int, max_num_sequences: int, measures_cost: bool
+) -> Future[Faster]:
+    """Compile in a thread of its own, and measure what forwards cost then."""
+    found: Future[Faster] = Future()
+
+    def run() -> None:
+        try:
+            compiled = compile_model(model)
+            cost = None
+            if measures_cost:
+                num_rows = max_num_sequences * align(MEASURED_COLUMNS + max_rows)
+                runner = _runner(model, num_rows)
+                runner.compiled = compiled
+                cost = measure_forward_cost(runner, max_rows, max_num_sequences)
+            found.set_result(Faster(compiled, cost))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="hdserve-compile", daemon=True).start()
+    return found
+
+
+def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:
+    """One with a small cache of its own."""
+    return ModelRunner(model, KVCache(model.kv_shape, num_rows, model.dtype, model.device))
+
+
+def _difference(model: LoadedModel, compiled: CompiledForward) -> float:
+    """By how much the logits differ, relative to how much they differ among themselves, in a
+    prompt, in a tree and in a single row."""
+    runner = _runner(model, _NUM_CACHE_ROWS)
+    segment = Segment(0, _NUM_CACHE_ROWS)
+    tree = DraftTree(5 % model.vocab_size, 3)
+    tree.add_path([1, 2, 3], Source.OTHER)
+    num_cached = max(1, min(_NUM_CACHED_TOKENS, model.max_model_len - len(tree)))
+    prompt = [(index * 7919 + 13) % model.vocab_size for index in range(num_cached)]
+    root = tree.token_ids[0]
+    work = [
+        Chunk(segment, 0, prompt, DraftTree(prompt[-1], 0)),
+        Chunk(segment, num_cached, [root], tree),
+        Chunk(segment, num_cached, [root], DraftTree(root, 0)),
+    ]
+    difference = 0.0
+    for chunk in work:
+        logits = []
+        for forward in (None, compiled):
+            runner.compiled = forward
+            (outputs,) = runner.forward([chunk])
+            assert outputs is not None
+            logits.append(outputs.logits)
+        plain, found = logits
+        spread = (plain - plain.mean(dim=-1, keepdim=True)).norm(dim=-1)
+        difference = max(difference, float(((found - plain).norm(dim=-1) / spread).max()))
+    return difference

@@ -1,0 +1,77 @@
+"""The model as one compiled graph, with attention over the packed trees as its one operator."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+
+from hdserve.engine.attention import attending
+from hdserve.engine.batch import ForwardBatch
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
+    "compile_threads": 1,  # no pool of processes beside the replica
+    "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+}
+"""Of ``torch.compile``.  The modules never change, so nothing has to watch them."""
+
+_MIN_ROWS = 2
+"""Rows, and rows with logits, of the smaller forwards of the graph of many rows."""
+
+
+def can_compile() -> bool:
+    """Whether there is the C++ compiler that makes a model's code on a CPU."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+class CompiledForward:
+    """Runs the stock model compiled by ``torch.compile``: its many small steps become few.
+
+    Numbers of rows and of logits are variables of the graph.  There are two graphs, of one row and
+    of more, and each is made when it is first used, which takes a minute or so, and seconds where
+    the code is in PyTorch's cache on disk.
+
+    Args:
+        module: a causal language model of transformers that attends by
+            :func:`~hdserve.engine.attention.packed_attention`.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._forward: Callable[..., torch.Tensor] = torch.compile(
+            _forward_of(module),
+            dynamic=True,
+            fullgraph=True,
+            isolate_recompiles=True,
+            options=_OPTIONS,
+        )
+
+    @torch.inference_mode()
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
+        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows."""
+        rows = batch.logit_rows
+        num_missing = min(_MIN_ROWS, batch.token_ids.shape[1]) - len(rows)
+        if num_missing > 0:
+            rows = torch.cat([rows, rows.new_zeros(num_missing)])
+        with attending(batch.plan):
+            logits = self._forward(batch.token_ids, batch.position_ids, rows)
+        return logits[: len(batch.logit_rows)]
+
+
+def _forward_of(module: torch.nn.Module) -> Any:
+    model = cast("Any", module)
+
+    def forward(
+        token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        output = model(
+            input_ids=token_ids,
+            position_ids=position_ids,
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
+        return cast("torch.Tensor", output.logits[0])
+
+    return forward

@@ -1,0 +1,185 @@
+"""Keys and values that earlier sequences left, for prompts that begin alike."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from hdserve.engine.kv_cache import KVCache, Segment, align
+
+BLOCK_TOKENS = 32
+"""Prefixes are found by whole blocks of this many tokens, then extended token by token."""
+
+_NUM_COMPARED = 8
+"""Of the entries that begin with the same blocks, so many are compared to the token."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What the first ``len(token_ids)`` columns of ``segment`` hold.
+
+    Attributes:
+        keys: of its whole blocks; each stands for all tokens up to the end of its block.
+        is_running: whether the sequence that owns the segment has not ended.
+    """
+
+    segment: Segment
+    token_ids: np.ndarray
+    keys: list[int]
+    is_running: bool
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """Places sequences in the KV cache, and finds them a beginning that is there already.
+
+    The segment of a sequence that has ended stays, cut to what it holds, until rows are needed::
+
+        segment of an earlier sequence   s s s s u u a a a
+        a later prompt                   s s s s u u a a a t u u
+                                         └ reused ───────┘ └ goes through the model
+
+    A continued conversation grows in place where there is room behind it, else rows are copied.
+    Entries whose sequence still runs can be copied from, too: their columns never change.  Of the
+    others the one that was not used for longest goes first.  The same keys and values would be
+    computed again, so this changes speed, never tokens.
+
+    Args:
+        cache: all of whose segments for sequences are to be had here alone.
+        is_enabled: ``False`` keeps and finds nothing.
+    """
+
+    cache: KVCache
+    is_enabled: bool = True
+    _entries: OrderedDict[int, _Entry] = field(default_factory=OrderedDict)
+    _by_key: dict[int, dict[int, _Entry]] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> float:
+        """The share of the cache's rows that belong to running sequences, 0 to 1."""
+        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
+        return self.cache.usage - num_idle_rows / self.cache.num_rows
+
+    def place(
+        self, token_ids: Sequence[int], namespace: str, num_rows: int
+    ) -> tuple[Segment, int] | None:
+        """A segment of ``num_rows`` rows for a sequence with the prompt ``token_ids``.
+
+        Returns:
+            It, and how many tokens its first columns hold already, fewer than the prompt has;
+            ``None`` when there is no room now, and then nothing has changed.
+        """
+        idle = [entry.segment for entry in self._idle()]
+        if not self.cache.has_room(num_rows, idle):
+            return None
+        source, num_tokens = self._find(token_ids, namespace)
+        segment = self._allocate(num_rows, source, num_tokens)
+        if source is not None:
+            self.cache.copy(source.segment.start, segment.start, num_tokens)
+            self.offer(segment, token_ids[:num_tokens], namespace)
+        return segment, num_tokens
+
+    def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
+        """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
+        if self.is_enabled:
+            self._add(segment, token_ids, namespace, is_running=True)
+
+    def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
+        """A sequence has ended whose columns hold ``token_ids``.
+
+        Args:
+            namespace: whose sequences may reuse them; ``None`` keeps nothing.
+        """
+        self._remove(self._entries.get(segment.start))
+        is_kept = self.is_enabled and namespace is not None and len(token_ids) >= BLOCK_TOKENS
+        if not is_kept or self._is_known(token_ids, namespace or ""):
+            self.cache.free(segment)
+            return
+        num_kept = align(len(token_ids))
+        if num_kept < segment.num_rows:
+            rest = segment.num_rows - num_kept
+            self.cache.free(Segment(segment.start + num_kept, rest))
+        kept = Segment(segment.start, num_kept)
+        self._add(kept, token_ids, namespace or "", is_running=False)
+
+    def _allocate(self, num_rows: int, source: _Entry | None, num_tokens: int) -> Segment:
+        """There is room.  What an evicted source held stays until somebody writes there."""
+        if source is not None and not source.is_running and num_tokens == len(source.token_ids):
+            self._evict(source)  # all of it goes on in the new sequence
+            segment = self.cache.allocate_at(source.segment.start, num_rows)
+            if segment is not None:
+                return segment
+        if source is not None and source.segment.start in self._entries:
+            self._entries.move_to_end(source.segment.start)
+        segment = self.cache.allocate(num_rows)
+        while segment is None:
+            self._evict(next(self._idle()))
+            segment = self.cache.allocate(num_rows)
+        return segment
+
+    def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
+        """Who holds most of ``token_ids`` but the last, and how many tokens of it."""
+        wanted = np.asarray(token_ids[:-1], np.int64)
+        known: dict[int, _Entry] = {}
+        for key in _keys(wanted, namespace):
+            if key not in self._by_key:
+                break
+            known = self._by_key[key]
+        best, num_best = None, BLOCK_TOKENS - 1
+        for entry in islice(reversed(known.values()), _NUM_COMPARED):
+            num_common = _num_common(entry.token_ids, wanted)
+            if num_common > num_best:
+                best, num_best = entry, num_common
+        return best, num_best if best is not None else 0
+
+    def _is_known(self, token_ids: Sequence[int], namespace: str) -> bool:
+        source, num_tokens = self._find([*token_ids, 0], namespace)
+        return source is not None and not source.is_running and num_tokens == len(token_ids)
+
+    def _add(
+        self, segment: Segment, token_ids: Sequence[int], namespace: str, *, is_running: bool
+    ) -> None:
+        self._remove(self._entries.get(segment.start))
+        tokens = np.asarray(token_ids, np.int64)
+        entry = _Entry(segment, tokens, list(_keys(tokens, namespace)), is_running)
+        self._entries[segment.start] = entry
+        for key in entry.keys:
+            self._by_key.setdefault(key, {})[segment.start] = entry
+
+    def _evict(self, entry: _Entry) -> None:
+        assert not entry.is_running, "a running sequence would lose its rows"
+        self._remove(entry)
+        self.cache.free(entry.segment)
+
+    def _remove(self, entry: _Entry | None) -> None:
+        if entry is None:
+            return
+        start = entry.segment.start
+        del self._entries[start]
+        for key in entry.keys:
+            del self._by_key[key][start]
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    def _idle(self) -> Iterator[_Entry]:
+        """The entries that can go, oldest first."""
+        return (entry for entry in self._entries.values() if not entry.is_running)
+
+
+def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
+    """One per whole block, of all tokens up to its end; two different ones may be equal by
+    chance, so tokens are compared in the end."""
+    key = hash(namespace)
+    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))
+        yield key
+
+
+def _num_common(first: np.ndarray, second: np.ndarray) -> int:
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(first[:length] != second[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,162 @@
+"""A compiled model gives what the model gives, and an engine changes over to it in mid-sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from hdserve.config import EngineConfig
+from hdserve.core import Source
+from hdserve.drafting.budget import BatchCost, ForwardCost
+from hdserve.engine.batch import Chunk
+from hdserve.engine.compilation import Faster, compile_beside, compile_model
+from hdserve.engine.compiled_forward import CompiledForward, can_compile
+from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.loader import LoadedModel, prepare_model
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.errors import UnsupportedModel
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import ARCHITECTURES, make_model
+
+pytestmark = [
+    pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def faster(model: torch.nn.Module) -> Future[Faster]:
+    """Compiled in a thread beside this one, with the cost of its forwards."""
+    loaded = prepare_model(model, EngineConfig())
+    found = compile_beside(loaded, 4, 2, True)
+    found.result(240)
+    return found
+
+
+@pytest.fixture
+def compiled(faster: Future[Faster]) -> CompiledForward:
+    return faster.result().compiled
+
+
+def make_runner(model: torch.nn.Module) -> tuple[LoadedModel, ModelRunner]:
+    loaded = prepare_model(model, EngineConfig())
+    return loaded, ModelRunner(loaded, KVCache(loaded.kv_shape, 2048, loaded.dtype, loaded.device))
+
+
+def make_work(runner: ModelRunner, num_nodes: int, num_sequences: int) -> Iterator[Chunk]:
+    for number in range(num_sequences):
+        segment = runner.cache.allocate(64 + num_nodes)
+        assert segment is not None
+        prompt = make_prompt(20 + number, number)
+        runner.forward([Chunk(segment, 0, prompt, None)])
+        tree = DraftTree(3, num_nodes)
+        for node in range(num_nodes):
+            tree.add_path([4 + node, 5], Source.OTHER)
+        yield Chunk(segment, len(prompt), [3], tree)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_sequences"), [(0, 1), (1, 1), (2, 1), (9, 1), (40, 1), (0, 2), (7, 5)]
+)
+def test_same_logits(
+    model: torch.nn.Module, compiled: CompiledForward, num_nodes: int, num_sequences: int
+) -> None:
+    """For trees and batches of any size, by the two graphs that were made at first."""
+    _, runner = make_runner(model)
+    chunks = list(make_work(runner, num_nodes, num_sequences))
+    plain = runner.forward(chunks)
+    runner.compiled = compiled
+    for wanted, found in zip(plain, runner.forward(chunks), strict=True):
+        assert wanted is not None
+        assert found is not None
+        torch.testing.assert_close(found.logits, wanted.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_no_number_of_rows_compiles_again(
+    model: torch.nn.Module, compiled: CompiledForward
+) -> None:
+    """Not that of a prompt that ends without a choice, nor that of a large batch."""
+    _, runner = make_runner(model)
+    runner.compiled = compiled
+    segment = runner.cache.allocate(200)
+    assert segment is not None
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for length in (1, 2, 3, 17, 64):
+            runner.forward([Chunk(segment, 0, make_prompt(length), None)])
+            runner.forward([Chunk(segment, 0, make_prompt(length), DraftTree(3, 0))])
+        for num_nodes in (0, 5, 30):
+            runner.forward(list(make_work(runner, num_nodes, 3)))
+
+
+def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:
+    """Between two steps, with drafts in flight; what comes out is what plain decoding gives."""
+    sequences = [make_sequence(name, make_prompt(9, seed)) for seed, name in enumerate("ab")]
+    wanted = plain_tokens(model, sequences)
+    later: Future[Faster] = Future()
+    engine = make_engine([OracleDrafter(wanted, length=3)], model=model, exact=False, faster=later)
+    for seq in sequences:
+        engine.add(seq)
+    for _ in range(3):
+        engine.step()
+    assert not engine.is_compiled
+    later.set_result(faster.result())
+    engine.step()
+    assert engine.is_compiled
+    while engine.has_work:
+        engine.step()
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:
+    """The engine goes on when the compiler fails."""
+    broken: Future[Faster] = Future()
+    broken.set_exception(UnsupportedModel("no"))
+    seq = make_sequence("a", make_prompt(5))
+    wanted = plain_tokens(model, [seq])
+    engine = make_engine(model=model, exact=False, faster=broken)
+    run(engine, [seq])
+    assert not engine.is_compiled
+    assert seq.token_ids == wanted["a"]
+
+
+def test_its_cost_is_measured(faster: Future[Faster]) -> None:
+    """The budget of an engine that changes over follows the compiled model."""
+    cost = faster.result().cost
+    assert isinstance(cost, BatchCost)
+    one, tree = cost([1, 4], 1)
+    assert 0 < one <= tree
+    assert isinstance(cost._by_num_sequences[2], ForwardCost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_compiles(architecture: str) -> None:
+    """With grouped heads, windows of attention, and whatever else its layers do."""
+    compile_model(prepare_model(make_model(architecture), EngineConfig()))
+
+
+class Refusing(torch.nn.Module):
+    """A module no compiler takes."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        print(value.tolist())
+        return value
+
+
+def test_a_model_that_cannot_be_compiled_is_named() -> None:
+    """With what stands in the way."""
+    model = make_model()
+    model.model.norm = Refusing()
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot be compiled"):
+        compile_model(prepare_model(model, EngineConfig()))

@@ -1,0 +1,293 @@
+"""What earlier sequences left is found, never wrong, and never in the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hdserve.core import SpeculationParams
+from hdserve.engine.engine import Engine
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.prefix_cache import BLOCK_TOKENS, PrefixCache
+from tests.drafters import OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import make_model
+
+SHAPE = KVShape(num_layers=2, num_heads=1, key_size=1, value_size=1)
+LONG = 3 * BLOCK_TOKENS
+
+
+def make_cache(num_rows: int = 320) -> KVCache:
+    return KVCache(SHAPE, num_rows, torch.float64, torch.device("cpu"))
+
+
+def contents(tokens: list[int]) -> list[float]:
+    """What a column holds: a number that depends on its token and all before it."""
+    state, found = 1.0, []
+    for token in tokens:
+        state = (state * 31.0 + token) % 1e9
+        found.append(state)
+    return found
+
+
+class Model:
+    """Fills columns as a model would, and compares them."""
+
+    def __init__(self, num_rows: int = 320) -> None:
+        self.cache = make_cache(num_rows)
+        self.prefixes = PrefixCache(self.cache)
+
+    def write(self, segment: Segment, tokens: list[int], first: int = 0) -> None:
+        values = torch.tensor(contents(tokens)[first:], dtype=torch.float64)[None, None, :, None]
+        rows = torch.arange(segment.start + first, segment.start + len(tokens))
+        for layer in range(SHAPE.num_layers):
+            self.cache.write(layer, rows, values, values + layer)
+
+    def read(self, segment: Segment, num_tokens: int) -> list[float]:
+        keys, values = self.cache.read(1, segment.start, num_tokens)
+        assert torch.equal(keys + 1, values)
+        return keys.flatten().tolist()
+
+    def serve(self, tokens: list[int], namespace: str = "a", num_rows: int = 0) -> int:
+        """A sequence from its beginning to its end; how many tokens it reused."""
+        placed = self.prefixes.place(tokens, namespace, num_rows or len(tokens) + 8)
+        assert placed is not None
+        segment, num_reused = placed
+        assert self.read(segment, num_reused) == contents(tokens)[:num_reused]
+        self.write(segment, tokens, num_reused)
+        self.prefixes.release(segment, tokens, namespace)
+        return num_reused
+
+
+def test_the_last_token_is_never_reused() -> None:
+    """It goes through the model, because what follows it is to be chosen."""
+    model = Model()
+    tokens = make_prompt(LONG)
+    assert model.serve(tokens) == 0
+    assert model.serve(tokens) == LONG - 1
+    assert model.serve([*tokens, 5, 6]) == LONG
+
+
+def test_the_longest_beginning_is_found() -> None:
+    """To the token, but not less than a block."""
+    model = Model()
+    tokens = make_prompt(LONG)
+    model.serve(tokens)
+    for num_common in (BLOCK_TOKENS, BLOCK_TOKENS + 1, LONG - 1):
+        other = [*tokens[:num_common], 60, 60]
+        assert other[num_common] != tokens[num_common]
+        assert model.serve(other) == num_common
+    assert model.serve([*tokens[: BLOCK_TOKENS - 1], 60, 60, 60]) == 0
+
+
+def test_namespaces_do_not_find_each_other() -> None:
+    """Nor does anybody find what was not to be kept."""
+    model = Model()
+    tokens = make_prompt(LONG)
+    model.serve(tokens, "a")
+    assert model.serve(tokens, "b") == 0
+    secret = make_prompt(LONG, seed=1)
+    placed = model.prefixes.place(secret, "a", LONG)
+    assert placed is not None
+    model.prefixes.release(placed[0], secret, None)
+    assert model.serve(secret, "a") == 0
+
+
+def test_a_conversation_grows_in_place() -> None:
+    """Where there is room behind it, no row is copied."""
+    model = Model()
+    tokens = make_prompt(LONG)
+    model.serve(tokens)
+    placed = model.prefixes.place([*tokens, *make_prompt(40, 1)], "a", 200)
+    assert placed == (Segment(0, 224), LONG)
+
+
+def test_what_is_taken_over_survives_a_move() -> None:
+    """A conversation that cannot grow where it is moves, even onto its own rows."""
+    model = Model(num_rows=256)
+    tokens = make_prompt(LONG)
+    filler = model.prefixes.place(make_prompt(20, 1), "b", 32)
+    assert filler is not None
+    model.serve(tokens)
+    blocker = model.cache.allocate_at(128, 32)
+    assert blocker is not None
+    model.cache.free(filler[0])
+    longer = [*tokens, *make_prompt(8, 2)]
+    assert model.serve(longer, num_rows=120) == LONG
+
+
+def test_running_sequences_share_their_prompts() -> None:
+    """A prompt can be copied while its sequence still runs, and its rows are not evicted."""
+    model = Model(num_rows=256)
+    tokens = make_prompt(LONG)
+    placed = model.prefixes.place(tokens, "a", LONG)
+    assert placed is not None
+    segment, _ = placed
+    model.write(segment, tokens)
+    model.prefixes.offer(segment, tokens, "a")
+    assert model.serve([*tokens, 1]) == LONG
+    assert model.prefixes.place(make_prompt(9, 3), "a", 256) is None
+    assert model.read(segment, LONG) == contents(tokens)
+
+
+def test_the_oldest_goes_first() -> None:
+    """What was used lately stays."""
+    model = Model(num_rows=384)
+    first, second, third = (make_prompt(LONG, seed) for seed in range(3))
+    for tokens in (first, second, third):
+        model.serve(tokens, num_rows=LONG)
+    model.serve(first, num_rows=LONG)
+    model.serve(make_prompt(150, 7), num_rows=160)
+    assert model.serve(second, num_rows=LONG) == 0
+    assert model.serve(first, num_rows=LONG) == LONG - 1
+
+
+def test_the_same_is_kept_once() -> None:
+    """A prompt that comes again and again does not fill the cache with copies of it."""
+    model = Model(num_rows=640)
+    other, same = make_prompt(LONG, 1), make_prompt(LONG)
+    model.serve(other)
+    for _ in range(20):
+        model.serve(same)
+    assert model.serve(other) == LONG - 1
+
+
+def test_equal_keys_of_other_tokens_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chance, or somebody who looked for it, cannot pass one prompt off for another."""
+    monkeypatch.setattr("hdserve.engine.prefix_cache._keys", lambda tokens, _: iter([1]))
+    model = Model()
+    model.serve(make_prompt(LONG))
+    assert model.serve(make_prompt(LONG, seed=1)) == 0
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Sequences of few different beginnings, run and ended in any order in a small cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(num_rows=512)
+        self.running: list[tuple[Segment, list[int], str]] = []
+
+    @rule(
+        lengths=st.lists(st.sampled_from([7, 32, 40, 90]), min_size=1, max_size=3),
+        seeds=st.lists(st.integers(0, 2), min_size=3, max_size=3),
+        namespace=st.sampled_from("ab"),
+        num_more=st.integers(0, 100),
+    )
+    def place(self, lengths: list[int], seeds: list[int], namespace: str, num_more: int) -> None:
+        tokens = [
+            token
+            for length, seed in zip(lengths, seeds, strict=False)
+            for token in make_prompt(length, seed)
+        ]
+        placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
+        if placed is None:
+            return
+        segment, num_reused = placed
+        assert num_reused < len(tokens)
+        assert self.model.read(segment, num_reused) == contents(tokens)[:num_reused]
+        self.model.write(segment, tokens, num_reused)
+        self.running.append((segment, tokens, namespace))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), offers=st.booleans(), is_kept=st.booleans())
+    def end(self, data: st.DataObject, offers: bool, is_kept: bool) -> None:
+        index = data.draw(st.integers(0, len(self.running) - 1))
+        segment, tokens, namespace = self.running[index]
+        if offers:
+            self.model.prefixes.offer(segment, tokens, namespace)
+            return
+        del self.running[index]
+        num_cached = data.draw(st.integers(0, len(tokens)))
+        kept = namespace if is_kept else None
+        self.model.prefixes.release(segment, tokens[:num_cached], kept)
+
+    @invariant()
+    def running_rows_are_untouched(self) -> None:
+        for segment, tokens, _ in self.running:
+            assert self.model.read(segment, len(tokens)) == contents(tokens)
+
+    @invariant()
+    def rows_are_counted(self) -> None:
+        num_rows = sum(segment.num_rows for segment, _, _ in self.running)
+        assert np.isclose(self.model.prefixes.usage, num_rows / self.model.cache.num_rows)
+
+    def teardown(self) -> None:
+        for segment, _, _ in self.running:
+            self.model.prefixes.release(segment, [], None)
+        assert self.model.prefixes.place([0], "a", self.model.cache.num_rows) is not None
+
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def converse(engine: Engine, num_turns: int = 4) -> list[tuple[int, list[int]]]:
+    """A conversation: how much of each prompt was reused, and the answer."""
+    found, history = [], make_prompt(50)
+    for turn in range(num_turns):
+        seq = make_sequence(str(turn), history, max_tokens=12)
+        run(engine, [seq])
+        found.append((seq.num_reused_tokens, seq.output_token_ids))
+        history = [*seq.token_ids, *make_prompt(9, turn + 1)]
+    return found
+
+
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_a_conversation_is_not_read_again(is_drafting: bool) -> None:
+    """Each turn reuses all that went through the model before, drafted or not, and gives the very
+    answer it gives without that."""
+    model = make_model()
+    cold = converse(make_engine(model=model, prefix_caching=False))
+    drafters = [OracleDrafter({}, length=2)] if is_drafting else []
+    warm = converse(make_engine(drafters, model=model))
+    assert [answer for _, answer in warm] == [answer for _, answer in cold]
+    assert [reused for reused, _ in cold] == [0, 0, 0, 0]
+    assert [reused for reused, _ in warm] == [0, 61, 82, 103]
+
+
+def test_choices_of_one_prompt_share_it() -> None:
+    """Those that begin while another one runs copy its prompt."""
+    model = make_model()
+    prompt = make_prompt(LONG)
+    sequences = [make_sequence(str(number), prompt, max_tokens=30) for number in range(3)]
+    wanted = plain_tokens(model, sequences)
+    engine = make_engine(model=model, max_num_sequences=3, prefill_chunk_tokens=64)
+    engine.add(sequences[0])
+    for _ in range(3):
+        engine.step()
+    run(engine, sequences[1:])
+    assert [seq.num_reused_tokens for seq in sequences] == [0, LONG - 1, LONG - 1]
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.num_reused_tokens == 2 * (LONG - 1)
+    assert engine.stats.num_queried_tokens == engine.stats.num_prompt_tokens == 3 * LONG
+    assert engine.stats.kv_cache_usage == 0.0
+
+
+def test_an_aborted_prompt_leaves_what_it_had() -> None:
+    """What had gone through the model is right, and is reused."""
+    model = make_model()
+    prompt = make_prompt(LONG)
+    engine = make_engine(model=model, prefill_chunk_tokens=40)
+    engine.add(make_sequence("gone", prompt))
+    engine.step()
+    engine.abort("gone")
+    seq = make_sequence("a", prompt)
+    wanted = plain_tokens(model, [seq])
+    run(engine, [seq])
+    assert seq.num_reused_tokens == 40
+    assert seq.token_ids == wanted["a"]
+
+
+def test_what_is_not_shared_is_not_kept() -> None:
+    """``share_output: false`` keeps a request's prompt to itself, too."""
+    engine = make_engine()
+    prompt = make_prompt(LONG)
+    run(engine, [make_sequence("a", prompt, SpeculationParams(is_output_shared=False))])
+    seq = make_sequence("b", prompt)
+    run(engine, [seq])
+    assert seq.num_reused_tokens == 0
