@@ -31,11 +31,14 @@ def interrupt_after(num_units: int, journal: Path, *arguments: str) -> str:
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while len(units(journal)) < num_units:
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=START_TIMEOUT_S)
+        try:
+            while len(units(journal)) < num_units:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
     assert process.returncode == 130, told
     return told
