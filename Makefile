@@ -34,14 +34,19 @@ $(STAMP): pyproject.toml constraints.txt
 	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 2>/dev/null | grep -q '+cpu' || \
 	  echo "PyTorch: no CPU build is offered, so its CUDA build is installed, a download of" \
 	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
-	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) --editable '.[test,dev]'
-	@echo "compiling the drafting kernels, once"
+	@echo "setup 1/3: $(TORCH), 200 MB without CUDA; a minute or more"
+	@$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
+	@$(PIP) --editable '.[test,dev]'
+	@echo "setup 3/3: compiling the drafting kernels, once; a minute"
 	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')"
 	@touch $(STAMP)
+	@echo "setup done; '. $(VENV)/bin/activate' puts hdserve on the PATH of a shell"
 
+# On a Ray of its own unless RAY_ADDRESS names a cluster: by itself Ray would join any it finds.
 serve: setup
-	$(BIN)/serve run deployments:app
+	@echo "starting Ray and the models; ready when it says: Application 'default' is ready"
+	RAY_ADDRESS=$${RAY_ADDRESS:-local} $(BIN)/serve run deployments:app
 
 test: setup
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -1,6 +1,6 @@
 """What lies between a client and an engine costs.
 
-    python benchmarks/gateway_overhead.py [--json OUT]
+    python -m benchmarks.gateway_overhead [--json OUT]
 
 Two figures of one gateway, one replica and this machine.  *First token*: one request at a time to
 a bundled model; what the client waited less what the engine took, which the answer says.

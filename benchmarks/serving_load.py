@@ -1,6 +1,6 @@
 """Many concurrent streams for a while: is every answer whole and right, and is all given back?
 
-    python benchmarks/serving_load.py --prompts prompts.jsonl [--streams 500] [--json OUT]
+    python -m benchmarks.serving_load --prompts prompts.jsonl [--streams 500] [--json OUT]
 
 Starts ``hdserve serve`` with one model in exact float32.  Each prompt is first answered alone,
 greedy and sampled; then the streams ask the same again and again, and each answer must equal the
@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -33,6 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.server import Server
 from benchmarks.server_processes import MemoryLog, server_processes
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
@@ -50,13 +47,6 @@ MUST_BE_ZERO = (
     "hdserve_drafter_sequences",
 )
 MAX_GROWTH = 0.05
-_RAY_ENVIRONMENT = {
-    "RAY_ADDRESS": "local",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-}
-_START_S = 600.0
 _METRICS_AGE_S = 1.2
 _SETTLE_S = 5.0
 
@@ -246,53 +236,6 @@ async def measure(
     }
 
 
-class Server:
-    """``hdserve serve`` with a Ray of its own, for as long as it is needed."""
-
-    def __init__(self, directory: Path, config: Mapping[str, Any], port: int) -> None:
-        path = directory / "config.yaml"
-        path.write_text(json.dumps(config))
-        command = [sys.executable, "-c", "from hdserve.cli import main; main()", "serve"]
-        self.base_url = f"http://127.0.0.1:{port}"
-        self._log = (directory / "serve.log").open("w")
-        self.process = subprocess.Popen(
-            [*command, "--config", str(path), "--port", str(port)],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_RAY_ENVIRONMENT},
-            start_new_session=True,
-        )
-
-    def __enter__(self) -> Server:
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _wait_ready(self) -> None:
-        deadline_s = time.monotonic() + _START_S
-        while time.monotonic() < deadline_s:
-            assert self.process.poll() is None, "the server ended; see serve.log"
-            try:
-                if httpx.get(f"{self.base_url}/ready", timeout=10).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.5)
-        raise AssertionError("the server did not become ready; see serve.log")
-
-    def __exit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self._log.close()
-
-
 def main(
     prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
     model: Annotated[str, typer.Option()] = "hdserve-mini",
@@ -318,12 +261,12 @@ def main(
     texts = [(row.name, row.text[:600]) for row in read_prompts(prompts)]
     with (
         tempfile.TemporaryDirectory() as own_directory,
-        Server(directory or Path(own_directory), config, port) as server,
+        Server.hdserve(directory or Path(own_directory), config, port) as server,
     ):
         result = asyncio.run(
             measure(
                 server.base_url,
-                server.process.pid,
+                server.pid,
                 model,
                 texts,
                 num_streams=streams,

@@ -98,6 +98,10 @@ class LLM:
         """
         return self._host.params(chosen)
 
+    def remember(self, outputs: Sequence[Sequence[int]]) -> None:
+        """Draft from token ids that the model generated in another process, too."""
+        self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
+
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
         added = []
         try:

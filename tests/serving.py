@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 
-START_TIMEOUT_S = 180.0
+from benchmarks.server import Server, free_port
 
 
-class ServedApplication:
+class ServedApplication(Server):
     """``serve run`` in a subprocess on a free port, on a Ray of its own.
 
     Args:
@@ -38,52 +32,22 @@ class ServedApplication:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._clients: list[openai.OpenAI] = []
-        self.port = free_port()
-        self.base_url = f"http://127.0.0.1:{self.port}"
-        self.log_path = directory / "serve.log"
-        serve_config = directory / "serve.json"
-        args = {} if config is None else {"config": _uncompiled(config)}
-        serve_config.write_text(
-            json.dumps(
-                {
-                    "http_options": {"host": "127.0.0.1", "port": self.port},
-                    "applications": [
-                        {
-                            "name": "hdserve",
-                            "route_prefix": "/",
-                            "import_path": "deployments:app",
-                            "args": args,
-                        }
-                    ],
-                }
-            )
-        )
-        serve = Path(sys.executable).with_name("serve")
-        variables = {
-            **os.environ,
-            "RAY_ADDRESS": ray_address,
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",
-            **(environment or {}),
+        port = free_port()
+        application = {
+            "name": "hdserve",
+            "route_prefix": "/",
+            "import_path": "deployments:app",
+            "args": {} if config is None else {"config": _uncompiled(config)},
         }
-        self._log = self.log_path.open("w")
-        self._process = subprocess.Popen(
-            [str(serve), "run", str(serve_config)],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,
+        http_options = {"host": "127.0.0.1", "port": port}
+        path = directory / "serve.json"
+        path.write_text(json.dumps({"http_options": http_options, "applications": [application]}))
+        super().__init__(
+            [str(Path(sys.executable).with_name("serve")), "run", str(path)],
+            port,
+            directory / "serve.log",
+            {"RAY_ADDRESS": ray_address, **(environment or {})},
         )
-
-    @property
-    def pid(self) -> int:
-        """The process all others descend from."""
-        return self._process.pid
-
-    def wait_ready(self) -> None:
-        """Wait until every model answers."""
-        wait_until_ready(self._process, self.base_url, self.log_path)
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         """A client that does not retry."""
@@ -95,13 +59,7 @@ class ServedApplication:
         """End it with every process it started."""
         for client in self._clients:
             client.close()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._log.close()
+        super().stop()
 
 
 def _uncompiled(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,24 +68,3 @@ def _uncompiled(config: Mapping[str, Any]) -> dict[str, Any]:
         return {**model, "engine": {**engine, "compile": engine.get("compile") is True}}
 
     return {**config, "models": [uncompiled(model) for model in config["models"]]}
-
-
-def wait_until_ready(process: subprocess.Popen[Any], base_url: str, log_path: Path) -> None:
-    """Wait until every model of the server that ``process`` runs answers."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log_path.read_text()[-3000:]
-        try:
-            if httpx.get(f"{base_url}/ready", timeout=10).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(f"not ready: {log_path.read_text()[-3000:]}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -14,6 +14,7 @@ PACKAGES = ("hdserve", "actors", "deployments")
 LAYERS = {
     "hdserve.errors": 0,
     "hdserve.grammar": 1,
+    "hdserve.journal": 1,
     "hdserve.core": 1,
     "hdserve.tree": 1,
     "hdserve.models": 1,

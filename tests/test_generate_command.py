@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hdserve.cli import app
 from hdserve.errors import InvalidRequest
+from tests.interruption import interrupt_after, units
 
 OPTIONS = ["--model", "hdserve-mini", "--temperature", "0", "--max-tokens", "24"]
 QUESTION = "I want to book a table for two."
@@ -67,3 +68,38 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for arguments in ([], ["a", "--input", "b"], ["--input", str(tmp_path / "none")]):
         with pytest.raises(InvalidRequest):
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
+
+
+def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
+    """After a real Ctrl-C: rows that were answered are kept, the text is that of a whole job."""
+    rows = [{"id": number, "prompt": f"A table for {number}, please."} for number in range(40)]
+    asked, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    journal = tmp_path / "answers.jsonl.unfinished"
+    command = ["--input", str(asked), "--output"]
+    told = interrupt_after(3, journal, "generate", *command, str(out), *OPTIONS)
+    assert "interrupted; the same command goes on where it was" in told
+    assert not out.exists()
+    with journal.open("a") as file:
+        file.write('{"unit": "row 39", "res')
+    before = units(journal)
+    assert 3 <= len(before) < len(rows)
+
+    told = generate(*command, str(out))
+    assert f"40 rows, {len(rows) - len(before)} of them answered now" in told
+    assert not journal.exists()
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert answers[: len(before)] == [result["answer"] for result in before.values()]
+
+    whole = tmp_path / "whole.jsonl"
+    assert "40 of them answered now" in generate(*command, str(whole))
+    for one, line in zip(answers, whole.read_text().splitlines(), strict=True):
+        other = json.loads(line)
+        names = ("id", "prompt", "messages", "text", "finish_reason", "num_tokens")
+        assert [one[name] for name in names] == [other[name] for name in names]
+
+
+def test_what_output_goes_with(tmp_path: Path) -> None:
+    for arguments in (["a"], ["--input", "b", "--json"], ["--input", "b", "--show-drafts"]):
+        with pytest.raises(InvalidRequest, match="--output goes with --input"):
+            generate(*arguments, "--output", str(tmp_path / "out"))

@@ -96,14 +96,13 @@ class EngineContender(Contender):
         self._state = state
         self._filled: list[list[int]] = []
 
-    def fill(self, prompts: Sequence[EncodedPrompt], max_tokens: int) -> None:
-        """Answer ``prompts`` and remember the answers as what a warm round begins with."""
-        task = Task("fill", prompts)
-        for seq in self._decode(task, 8, max_tokens, {"temperature": 0.0}):
-            self._filled.append(seq.output_token_ids)
+    def answers(self, prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
+        """The token ids of greedy answers to ``prompts``."""
+        sequences = self._decode(Task("fill", prompts), 8, max_tokens, {"temperature": 0.0})
+        return [seq.output_token_ids for seq in sequences]
 
     def fill_with(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Take recorded answers for what a warm round begins with."""
+        """Take answers for what a warm round begins with."""
         self._filled += [list(output) for output in outputs]
 
     def begin_round(self) -> None:

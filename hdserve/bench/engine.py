@@ -6,11 +6,15 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from hdserve.bench.contenders import Contender, Measurement, Task
 from hdserve.core import DraftCounts
 from hdserve.engine.stats import StepTimes, add_counts
+from hdserve.journal import Journal
 
 BASELINE = "autoregressive"
 ALL_TASKS = "all"
@@ -52,6 +56,11 @@ class Result:
 Runs = dict[tuple[str, str], list[Measurement]]
 """By contender and task, one measurement per round."""
 
+_Round = list[tuple[str, str, Measurement]]
+"""Contender, task, and what was measured."""
+
+_ROUND: TypeAdapter[_Round] = TypeAdapter(_Round)
+
 
 def run_rounds(
     contenders: Sequence[Contender],
@@ -61,6 +70,7 @@ def run_rounds(
     max_tokens: int,
     sampling: dict[str, Any],
     num_rounds: int,
+    journal: Journal | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Runs:
     """Decode every task with every contender, ``num_rounds`` times.
@@ -69,23 +79,51 @@ def run_rounds(
     the machine meets all of them.
 
     Args:
-        progress: called after each run.
+        journal: where rounds are kept and restored from.  A round is kept whole, since its ratios
+            are of one process; after an interruption the drafters calibrate themselves anew.
+        progress: called after each run, restored ones included.
     """
+    journal = journal or Journal(None, {})
     able = [
         contender
         for contender in contenders
         if contender.max_batch_size is None or batch_size <= contender.max_batch_size
     ]
+
+    def decode(round_number: int) -> Any:
+        shift = round_number % len(able)
+        order = able[shift:] + able[:shift]
+        runs = _run_round(order, tasks, batch_size, max_tokens, sampling, progress)
+        return _ROUND.dump_python(runs, mode="json")
+
     runs: Runs = defaultdict(list)
     for round_number in range(num_rounds):
-        for contender in able:
-            contender.begin_round()
-        shift = round_number % len(able)
-        for task in tasks:
-            for contender in able[shift:] + able[:shift]:
-                measured = contender.run(task, batch_size, max_tokens, sampling)
-                runs[contender.name, task.name].append(measured)
+        unit = f"batch {batch_size}, round {round_number}"
+        is_restored = unit in journal
+        found = _ROUND.validate_python(journal.once(unit, partial(decode, round_number)))
+        for name, task, measured in found:
+            runs[name, task].append(measured)
+            if is_restored:
                 progress()
+    return runs
+
+
+def _run_round(
+    contenders: Sequence[Contender],
+    tasks: Sequence[Task],
+    batch_size: int,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    progress: Callable[[], None],
+) -> _Round:
+    for contender in contenders:
+        contender.begin_round()
+    runs: _Round = []
+    for task in tasks:
+        for contender in contenders:
+            measured = contender.run(task, batch_size, max_tokens, sampling)
+            runs.append((contender.name, task.name, measured))
+            progress()
     return runs
 
 

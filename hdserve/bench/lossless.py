@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from hdserve import core
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.core import SpeculationParams
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.journal import Journal
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -65,81 +68,108 @@ class SettingResult:
         return asdict(self)
 
 
-def check_lossless(
-    host: ModelHost,
-    prompts: Sequence[EncodedPrompt],
-    max_tokens: int,
-    *,
-    batch_size: int = 1,
-    progress: Callable[[int], None] = lambda _: None,
-) -> list[SettingResult]:
-    """Decode every prompt plainly, drafted with cold databases, and drafted again with the
-    databases that pass filled; greedy and sampled.
+_RESULT: TypeAdapter[SettingResult] = TypeAdapter(SettingResult)
+
+
+class LosslessCheck:
+    """Decodes prompts plainly, drafted with cold databases, and drafted again with the databases
+    that pass filled.
+
+    Plain and drafted output of a setting are a unit of the journal each: they begin with a new
+    engine and empty databases, so a result does not depend on where the job was interrupted.
 
     Args:
-        progress: told how many sequences have ended.
+        journal: where units are kept and restored from.
+        progress: told how many sequences have ended, those of restored units included.
     """
-    results = []
-    for setting, sampling in SETTINGS.items():
-        engine = host.make_engine()
-        host.own_database.clear()
-        result = SettingResult(
-            setting, str(host.model.dtype).removeprefix("torch."), engine.is_exact
+
+    def __init__(
+        self,
+        host: ModelHost,
+        prompts: Sequence[EncodedPrompt],
+        max_tokens: int,
+        *,
+        batch_size: int = 1,
+        journal: Journal | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._host = host
+        self._prompts = prompts
+        self._max_tokens = max_tokens
+        self._batch_size = batch_size
+        self._journal = journal or Journal(None, {})
+        self._progress = progress
+
+    def run(self) -> list[SettingResult]:
+        """The results, greedy and sampled."""
+        return [self._run(setting) for setting in SETTINGS]
+
+    def _run(self, setting: str) -> SettingResult:
+        num_prompts = len(self._prompts)
+        plain = self._unit(f"{setting}, plain", num_prompts, lambda: self._plain(setting))
+        result = self._unit(
+            f"{setting}, drafted", 2 * num_prompts, lambda: self._drafted(setting, plain)
         )
-        result.num_cut_prompts = sum(prompt.is_cut for prompt in prompts)
-        plain = _decode(
-            engine, prompts, sampling, max_tokens, batch_size, progress, is_drafted=False
+        return _RESULT.validate_python(result)
+
+    def _unit(self, name: str, num_sequences: int, work: Callable[[], Any]) -> Any:
+        if name in self._journal:
+            self._progress(num_sequences)
+        return self._journal.once(name, work)
+
+    def _plain(self, setting: str) -> list[list[int]]:
+        """The output token ids of each prompt."""
+        return [
+            seq.output_token_ids for seq in self._decode(self._engine(), setting, is_drafted=False)
+        ]
+
+    def _drafted(self, setting: str, plain: Sequence[list[int]]) -> dict[str, Any]:
+        engine = self._engine()
+        result = SettingResult(
+            setting, str(self._host.model.dtype).removeprefix("torch."), engine.is_exact
         )
         different = set()
         for databases in ("cold", "filled"):
-            drafted = _decode(
-                engine, prompts, sampling, max_tokens, batch_size, progress, is_drafted=True
-            )
+            drafted = self._decode(engine, setting, is_drafted=True)
             _count(result, drafted)
-            for index, (one, other) in enumerate(zip(plain, drafted, strict=True)):
-                if one.token_ids != other.token_ids:
+            for index, (wanted, seq) in enumerate(zip(plain, drafted, strict=True)):
+                if wanted != seq.output_token_ids:
                     different.add(index)
                     result.first_differences.append(
-                        _difference(engine, prompts[index], databases, one, other)
+                        _difference(engine, self._prompts[index], databases, wanted, seq)
                     )
-        result.total = len(prompts)
-        result.identical = len(prompts) - len(different)
+        result.total = len(plain)
+        result.identical = len(plain) - len(different)
+        result.num_cut_prompts = sum(prompt.is_cut for prompt in self._prompts)
         del result.first_differences[_MAX_SHOWN_DIFFERENCES:]
-        results.append(result)
-    return results
+        return result.to_json()
 
+    def _engine(self) -> Engine:
+        self._host.own_database.clear()
+        return self._host.make_engine()
 
-def _decode(
-    engine: Engine,
-    prompts: Iterable[EncodedPrompt],
-    sampling: dict[str, Any],
-    max_tokens: int,
-    batch_size: int,
-    progress: Callable[[int], None],
-    *,
-    is_drafted: bool,
-) -> list[core.Sequence]:
-    """The sequences in the order of ``prompts``; plain output does not enter the databases."""
-    speculation = SpeculationParams(is_enabled=is_drafted, is_output_shared=is_drafted)
-    sequences = [
-        core.Sequence(
-            f"{index}",
-            list(prompt.token_ids),
-            core.SamplingParams(max_tokens=max_tokens, seed=index, **sampling),
-            speculation,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    waiting = sequences[::-1]
-    num_open = 0
-    while waiting or num_open:
-        while waiting and num_open < batch_size:
-            engine.add(waiting.pop())
-            num_open += 1
-        num_ended = sum(output.finish_reason is not None for output in engine.step())
-        num_open -= num_ended
-        progress(num_ended)
-    return sequences
+    def _decode(self, engine: Engine, setting: str, *, is_drafted: bool) -> list[core.Sequence]:
+        """The sequences in the order of the prompts; plain output does not enter the databases."""
+        speculation = SpeculationParams(is_enabled=is_drafted, is_output_shared=is_drafted)
+        sequences = [
+            core.Sequence(
+                f"{index}",
+                list(prompt.token_ids),
+                core.SamplingParams(max_tokens=self._max_tokens, seed=index, **SETTINGS[setting]),
+                speculation,
+            )
+            for index, prompt in enumerate(self._prompts)
+        ]
+        waiting = sequences[::-1]
+        num_open = 0
+        while waiting or num_open:
+            while waiting and num_open < self._batch_size:
+                engine.add(waiting.pop())
+                num_open += 1
+            num_ended = sum(output.finish_reason is not None for output in engine.step())
+            num_open -= num_ended
+            self._progress(num_ended)
+        return sequences
 
 
 def _count(result: SettingResult, sequences: Iterable[core.Sequence]) -> None:
@@ -155,10 +185,10 @@ def _difference(
     engine: Engine,
     prompt: EncodedPrompt,
     databases: str,
-    plain: core.Sequence,
+    one: Sequence[int],
     drafted: core.Sequence,
 ) -> Difference:
-    one, other = plain.output_token_ids, drafted.output_token_ids
+    other = drafted.output_token_ids
     position = next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
@@ -166,8 +196,7 @@ def _difference(
     tokens = [ids[position] if position < len(ids) else None for ids in (one, other)]
     gap = None
     if None not in tokens:
-        common = plain.token_ids[: plain.num_prompt_tokens + position]
-        gap = _gap(engine, common, tokens)
+        gap = _gap(engine, [*prompt.token_ids, *one[:position]], tokens)
     return Difference(prompt.row.name, databases, position, tokens[0], tokens[1], gap)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hdserve.bench.environment import commit, cpu_name
+from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.errors import ConfigError
+from hdserve.journal import Journal, file_digest
 
 if TYPE_CHECKING:
     from hdserve.bench.contenders import Contender, State, Task
@@ -59,15 +62,16 @@ def engine(
     replay: Annotated[
         Path | None, typer.Option(help="Recorded requests; their tokens are the choices.")
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write results here; with it the job resumes.")
+    ] = None,
 ) -> None:
     """Decode the same prompts with the same model in several ways, interleaved.
 
     Ratios are to `autoregressive`, plain decoding with hdserve's engine, within a round; the median
-    over the rounds and its 95 % interval are given.
+    over the rounds and its 95 % interval are given.  An interrupted job goes on with the first
+    round it has not ended when the same command is run again.
     """
-    from hdserve.bench.engine import run_rounds, summarise
-
     if (prompts is None) == (replay is None):
         raise ConfigError("exactly one of --prompts and --replay is needed")
     if state not in STATES:
@@ -75,6 +79,7 @@ def engine(
     if (state == "warm") != (fill is not None):
         raise ConfigError("--state warm and --fill belong together")
     sizes = [int(size) for size in batch_sizes.split(",")]
+    files = {"prompts": prompts, "fill": fill, "replay": replay}
     options = {
         "dtype": dtype,
         "exact": exact,
@@ -82,12 +87,57 @@ def engine(
         "max_num_sequences": max(sizes),
         "prefix_caching": False,  # every round asks the same prompts again
     }
-    host = _make_host(model, options, max_draft_tokens, random_weights)
-    tasks = _tasks(host, prompts, replay, limit, max_tokens)
-    contenders = _make_contenders(compare, host, cast("State", state), is_replay=replay is not None)
-    if fill is not None:
-        _fill(contenders, host, fill, max_tokens, is_replay=replay is not None)
-    sampling: dict[str, Any] = {"temperature": temperature}
+    depends_on: dict[str, Any] = {
+        "model": random_weights or model,
+        "weights": "random" if random_weights else "real",
+        "choices": "recorded" if replay else "the model's",
+        "exact": exact,
+        "compiled": options["compile"],
+        "state": state,
+        "commit": commit(),
+    }
+    with interruptible(how_to_go_on(json_path)):
+        host = _make_host(model, options, max_draft_tokens, random_weights)
+        depends_on |= {
+            "dtype": str(host.model.dtype).removeprefix("torch."),
+            "num_threads": host.num_threads,
+            "hardware": _hardware(host),
+        }
+        unshown = {name: file_digest(path) for name, path in files.items()} | {
+            "max_tokens": max_tokens,
+            "batch_sizes": sizes,
+            "compare": compare,
+            "temperature": temperature,
+            "limit": limit,
+            "max_draft_tokens": max_draft_tokens,
+        }
+        journal = Journal(json_path, depends_on | unshown)
+        tasks = _tasks(host, prompts, replay, limit, max_tokens)
+        is_replay = replay is not None
+        contenders = _make_contenders(compare, host, cast("State", state), is_replay=is_replay)
+        if fill is not None:
+            _fill(contenders, host, fill, max_tokens, journal, is_replay=is_replay)
+        results = _measure(contenders, tasks, sizes, max_tokens, temperature, rounds, journal)
+    setting = depends_on | {"interruptions": journal.num_interruptions}
+    _print(results, setting)
+    if json_path is not None:
+        rows = [{**result.to_json(), **setting} for result in results]
+        json_path.write_text(json.dumps({"results": rows}, indent=1))
+    journal.finish()
+
+
+def _measure(
+    contenders: Sequence[Contender],
+    tasks: Sequence[Task],
+    sizes: Sequence[int],
+    max_tokens: int,
+    temperature: float,
+    rounds: int,
+    journal: Journal,
+) -> list[Result]:
+    """Run all rounds at all batch sizes, behind a progress bar."""
+    from hdserve.bench.engine import run_rounds, summarise
+
     results: list[Result] = []
     columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -99,27 +149,13 @@ def engine(
                 tasks,
                 batch_size=size,
                 max_tokens=max_tokens,
-                sampling=sampling,
+                sampling={"temperature": temperature},
                 num_rounds=rounds,
+                journal=journal,
                 progress=lambda: bar.advance(shown),
             )
             results += summarise(runs, size, temperature)
-    setting = {
-        "model": random_weights or model,
-        "weights": "random" if random_weights else "real",
-        "choices": "recorded" if replay else "the model's",
-        "dtype": str(host.model.dtype).removeprefix("torch."),
-        "exact": exact,
-        "compiled": options["compile"],
-        "state": state,
-        "num_threads": host.num_threads,
-        "hardware": _hardware(host),
-        "commit": commit(),
-    }
-    _print(results, setting)
-    if json_path is not None:
-        rows = [{**result.to_json(), **setting} for result in results]
-        json_path.write_text(json.dumps({"results": rows}, indent=1))
+    return results
 
 
 def _compiles(exact: bool) -> bool:
@@ -196,6 +232,7 @@ def _fill(
     host: ModelHost,
     fill: Path,
     max_tokens: int,
+    journal: Journal,
     *,
     is_replay: bool,
 ) -> None:
@@ -211,7 +248,8 @@ def _fill(
         else:
             longest = host.model.max_model_len - max_tokens
             rows = [encode_prompt(row, host.tokenizer, longest) for row in read_prompts(fill)]
-            contender.fill(rows, max_tokens)
+            answer = partial(contender.answers, rows, max_tokens)
+            contender.fill_with(journal.once(f"{contender.name}, fill", answer))
 
 
 def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:

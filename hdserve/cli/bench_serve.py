@@ -25,10 +25,10 @@ from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
+from hdserve.cli.interruption import EXIT_INTERRUPTED
 from hdserve.errors import ConfigError
 
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
-_EXIT_INTERRUPTED = 130
 _METRICS_AGE_S = 1.1
 """A gateway may answer ``/metrics`` with what it heard up to a second ago."""
 
@@ -117,7 +117,7 @@ def serve(
     asyncio.run(_measure(target, rows, plans, keep))
     Console().print(_table(results))
     if any(row["interrupted"] for row in results):
-        raise typer.Exit(_EXIT_INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
     if any(row["failed"] for row in results):
         raise typer.Exit(1)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hdserve.bench.prompts import PromptRow, read_prompts
+from hdserve.cli.interruption import interruptible
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -25,6 +26,7 @@ from hdserve.errors import DatabaseError
 _UNBOUNDED = 2**62
 
 
+@interruptible()
 def build(
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")],
     prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from hdserve import core
+from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.core import SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
+from hdserve.journal import Journal, file_digest
 
 if TYPE_CHECKING:
     from hdserve.llm import Prompt
@@ -52,25 +57,87 @@ def generate(
         bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write a JSON object a row here; with it the job resumes."),
+    ] = None,
 ) -> None:
     """Answer a prompt, or each row of a file, as it is generated.
 
     Rows of a file are answered one after the other with the same model, so later answers are
-    drafted from earlier ones.  With --json each row is printed with its `text`, `finish_reason`
-    and what drafting did.
+    drafted from earlier ones.  With --json or --output each row has its `text`, `finish_reason`
+    and what drafting did.  An interrupted job with --output goes on with the first row it has not
+    answered when the same command is run again.
     """
+    if output is not None and (input_path is None or shows_drafts or as_json):
+        raise InvalidRequest("--output goes with --input, without --show-drafts and --json")
     rows = list(_rows(prompt, input_path, completes=completes))
+    chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    sampling = {name: value for name, value in chosen.items() if value is not None}
+    speculation = SpeculationParams(is_enabled=drafts)
+    if output is not None:
+        settings = {
+            "model": model,
+            "input": file_digest(input_path),
+            "complete": completes,
+            "drafts": drafts,
+            **chosen,
+        }
+        with interruptible():
+            _write_answers(rows, model, sampling, speculation, output, settings)
+        return
+    printer = _JsonPrinter() if as_json else _TextPrinter(shows_drafts)
+    with interruptible("" if input_path is None else how_to_go_on(None, "--output")):
+        _print_answers(rows, model, sampling, speculation, printer)
+
+
+def _print_answers(
+    rows: Sequence[dict[str, Any]],
+    model: str,
+    sampling: dict[str, Any],
+    speculation: SpeculationParams,
+    printer: _TextPrinter | _JsonPrinter,
+) -> None:
     from hdserve.llm import LLM
 
     llm = LLM(model)
-    chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    sampling = {name: value for name, value in chosen.items() if value is not None}
-    printer = _JsonPrinter() if as_json else _TextPrinter(shows_drafts)
     for row in rows:
-        outputs = llm.stream(
-            _prompt(row), llm.sampling(**sampling), SpeculationParams(is_enabled=drafts)
-        )
-        printer.print(row, outputs)
+        printer.print(row, llm.stream(_prompt(row), llm.sampling(**sampling), speculation))
+
+
+def _write_answers(
+    rows: Sequence[dict[str, Any]],
+    model: str,
+    sampling: dict[str, Any],
+    speculation: SpeculationParams,
+    path: Path,
+    settings: dict[str, Any],
+) -> None:
+    """Answer what a journal beside ``path`` does not hold yet, then write all answers there."""
+    from hdserve.llm import LLM
+
+    journal = Journal(path, settings)
+    llm = LLM(model)
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        outputs = llm.stream(_prompt(row), llm.sampling(**sampling), speculation)
+        found, seq = _answer(row, outputs)
+        return {"answer": found, "token_ids": seq.output_token_ids}
+
+    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    answers = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        for number, row in enumerate(bar.track(rows)):
+            unit = f"row {number}"
+            is_restored = unit in journal
+            result = journal.once(unit, partial(answer, row))
+            if is_restored:
+                llm.remember([result["token_ids"]])
+            answers.append(result["answer"])
+    path.write_text("".join(_line(one) + "\n" for one in answers), encoding="utf-8")
+    journal.finish()
+    num_now = len(rows) - journal.num_restored
+    typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")
 
 
 class _TextPrinter:
@@ -102,23 +169,34 @@ class _JsonPrinter:
     """One object a row, when its answer is complete."""
 
     def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
-        collected = list(outputs)
-        seq = collected[-1].sequence
-        counts = seq.counts
-        answer = {
-            **row,
-            "text": "".join(output.text for output in collected),
-            "finish_reason": seq.finish_reason,
-            "num_tokens": seq.num_output_tokens,
-            "num_steps": counts.num_steps,
-            "num_drafts": counts.num_drafts,
-            "num_draft_tokens": counts.num_draft_tokens,
-            "num_accepted_tokens": counts.num_accepted_tokens,
-            "accepted_by_source": {
-                source.label: count for source, count in sorted(counts.accepted_by_source.items())
-            },
-        }
-        typer.echo(json.dumps(answer, ensure_ascii=False))
+        typer.echo(_line(_answer(row, outputs)[0]))
+
+
+def _answer(
+    row: dict[str, Any], outputs: Iterable[StepOutput]
+) -> tuple[dict[str, Any], core.Sequence]:
+    """The row with its answer and what drafting did, and the sequence."""
+    collected = list(outputs)
+    seq = collected[-1].sequence
+    counts = seq.counts
+    found = {
+        **row,
+        "text": "".join(output.text for output in collected),
+        "finish_reason": seq.finish_reason,
+        "num_tokens": seq.num_output_tokens,
+        "num_steps": counts.num_steps,
+        "num_drafts": counts.num_drafts,
+        "num_draft_tokens": counts.num_draft_tokens,
+        "num_accepted_tokens": counts.num_accepted_tokens,
+        "accepted_by_source": {
+            source.label: count for source, count in sorted(counts.accepted_by_source.items())
+        },
+    }
+    return found, seq
+
+
+def _line(answer: dict[str, Any]) -> str:
+    return json.dumps(answer, ensure_ascii=False)
 
 
 def _summary(last: StepOutput) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hdserve.bench.environment import commit, cpu_name
+from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.config import EngineConfig, ModelConfig
+from hdserve.journal import Journal, file_digest
+
+if TYPE_CHECKING:
+    from hdserve.bench.lossless import SettingResult
 
 
 def check_lossless(
@@ -27,34 +33,19 @@ def check_lossless(
     exact: Annotated[
         bool, typer.Option(help="Run forwards at shapes whose rows are bitwise independent.")
     ] = True,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write results here; with it the job resumes.")
+    ] = None,
 ) -> None:
     """Compare drafted with plain output, token for token, greedy and sampled.
 
     Each prompt is decoded plainly, with cold databases, and again with the databases that pass
-    filled.  Exits with 1 when a single token differs, or when nothing was accepted.
+    filled.  Exits with 1 when a single token differs, or when nothing was accepted.  An interrupted
+    job goes on with the plain or drafted half it has not ended when the same command is run again.
     """
-    from hdserve.bench.lossless import SETTINGS
-    from hdserve.bench.lossless import check_lossless as run
-    from hdserve.bench.prompts import encode_prompt, read_prompts
-    from hdserve.engine.host import ModelHost
-
-    rows = read_prompts(prompts, limit)
-    engine = EngineConfig.model_validate(
-        {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
-    )
-    host = ModelHost(ModelConfig(name=model, model=model, engine=engine))
-    longest = host.model.max_model_len - max_tokens
-    encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(SETTINGS) * 3 * len(encoded))
-        results = run(
-            host,
-            encoded,
-            max_tokens,
-            batch_size=batch_size,
-            progress=lambda num: bar.advance(task, num),
+    with interruptible(how_to_go_on(json_path)):
+        results, journal = _run(
+            prompts, model, dtype, max_tokens, batch_size, limit, exact, json_path
         )
     for result in results:
         typer.echo(
@@ -68,5 +59,55 @@ def check_lossless(
     if json_path is not None:
         report = {"model": model, "results": [result.to_json() for result in results]}
         json_path.write_text(json.dumps(report, indent=1))
+    journal.finish()
     if not all(result.is_lossless for result in results):
         raise typer.Exit(1)
+
+
+def _run(
+    prompts: Path,
+    model: str,
+    dtype: str,
+    max_tokens: int,
+    batch_size: int,
+    limit: int | None,
+    exact: bool,
+    json_path: Path | None,
+) -> tuple[list[SettingResult], Journal]:
+    """Load the model and check it, behind a progress bar."""
+    from hdserve.bench.lossless import SETTINGS, LosslessCheck
+    from hdserve.bench.prompts import encode_prompt, read_prompts
+    from hdserve.engine.host import ModelHost
+
+    rows = read_prompts(prompts, limit)
+    engine = EngineConfig.model_validate(
+        {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
+    )
+    host = ModelHost(ModelConfig(name=model, model=model, engine=engine))
+    settings = {
+        "model": model,
+        "prompts": file_digest(prompts),
+        "limit": limit,
+        "dtype": str(host.model.dtype).removeprefix("torch."),
+        "exact": exact,
+        "max_tokens": max_tokens,
+        "batch_size": batch_size,
+        "hardware": cpu_name() if host.device_name == "cpu" else host.device_name,
+        "num_threads": host.num_threads,
+        "commit": commit(),
+    }
+    journal = Journal(json_path, settings)
+    longest = host.model.max_model_len - max_tokens
+    encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(SETTINGS) * 3 * len(encoded))
+        check = LosslessCheck(
+            host,
+            encoded,
+            max_tokens,
+            batch_size=batch_size,
+            journal=journal,
+            progress=lambda num: bar.advance(task, num),
+        )
+        return check.run(), journal

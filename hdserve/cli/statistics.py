@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from hdserve.cli.interruption import interruptible
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
@@ -37,6 +38,7 @@ def statistics() -> None:
 
 
 @app.command()
+@interruptible("the same command goes on where it was saved last")
 def build(
     tokenizer: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")

@@ -1,0 +1,131 @@
+"""What a long job has done, kept beside its result until that is written.
+
+One JSON object per line; a line that an interruption cut short is cut off when the job goes on::
+
+    {"settings": {"model": "hdserve-tiny", ...}}     what the results depend on
+    {"unit": "batch 1, round 0", "result": ...}      a finished part of the job
+    {"interruptions": 1}                             here it went on
+    {"unit": "batch 1, round 1", "result": ...}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hdserve.errors import ConfigError
+
+SUFFIX = ".unfinished"
+
+
+class Journal:
+    """The finished units of a job.
+
+    Args:
+        result_path: where the job writes its result; the journal lies beside it, with ``SUFFIX``
+            appended.  ``None`` keeps nothing.
+        settings: what the results depend on, as JSON has it.
+
+    Attributes:
+        num_restored: units that an interrupted job had done.
+        num_interruptions: how often the job went on.
+
+    Raises:
+        ConfigError: there is a journal of other settings, or none can be read and written there.
+    """
+
+    def __init__(self, result_path: Path | None, settings: Mapping[str, Any]) -> None:
+        self.path = result_path and result_path.with_name(result_path.name + SUFFIX)
+        self._results: dict[str, Any] = {}
+        self.num_interruptions = 0
+        try:
+            self._open(json.loads(json.dumps(settings)))
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read and written: {error}") from error
+        self.num_restored = len(self._results)
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._results
+
+    def once(self, unit: str, work: Callable[[], Any]) -> Any:
+        """The result of ``unit``: what ``work`` returns as JSON has it, now or before.
+
+        A result is the same whether it was restored or not: tuples become lists, keys texts.
+        """
+        if unit not in self._results:
+            line = json.dumps({"unit": unit, "result": work()}, ensure_ascii=False)
+            self._append(line)
+            self._results[unit] = json.loads(line)["result"]
+        return self._results[unit]
+
+    def finish(self) -> None:
+        """Delete it: the result is written."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _open(self, settings: dict[str, Any]) -> None:
+        if self.path is None:
+            return
+        lines = self._lines()
+        if not lines:
+            self._append(json.dumps({"settings": settings}, ensure_ascii=False))
+            return
+        self._check(lines[0].get("settings"), settings)
+        for line in lines[1:]:
+            if "unit" in line:
+                self._results[line["unit"]] = line["result"]
+            self.num_interruptions = line.get("interruptions", self.num_interruptions)
+        self.num_interruptions += 1
+        self._append(json.dumps({"interruptions": self.num_interruptions}))
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All lines of the file, once what follows the last newline is cut off."""
+        assert self.path is not None
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self.path.write_bytes(whole)
+        try:
+            return [dict(json.loads(line)) for line in whole.splitlines()]
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self.path}: an unfinished job cannot be resumed; delete it: {error}"
+            ) from error
+
+    def _check(self, kept: Any, wanted: dict[str, Any]) -> None:
+        if kept != wanted:
+            other = ", ".join(_differences(kept if isinstance(kept, dict) else {}, wanted))
+            raise ConfigError(
+                f"{self.path}: an unfinished job of other settings ({other}); finish or delete it"
+            )
+
+    def _append(self, line: str) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def file_digest(path: Path | None) -> str | None:
+    """Names the content of a file among the settings.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name in {**kept, **wanted}:
+        old, new = kept.get(name), wanted.get(name)
+        if old != new:
+            yield f"{name} was {json.dumps(old)}, is {json.dumps(new)}"

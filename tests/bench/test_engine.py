@@ -1,0 +1,123 @@
+"""``hdserve bench engine``: an interrupted job goes on with the rounds it has not ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.bench.contenders import EngineContender, Task
+from hdserve.bench.engine import Runs, run_rounds
+from hdserve.bench.prompts import EncodedPrompt, PromptRow
+from hdserve.cli import app
+from hdserve.config import ModelConfig
+from hdserve.engine.host import ModelHost
+from hdserve.errors import ConfigError
+from hdserve.journal import Journal
+from tests.interruption import interrupt_after, units
+
+TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [text], "task": text.split()[0]} for text in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def bench(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
+    """Interrupted in the middle of a round, that round is decoded anew, and no other."""
+    engine: Any = {"compile": False}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    contenders = [
+        EngineContender(name, host, is_drafting=name == "hierarchy", state="cold")
+        for name in ("autoregressive", "hierarchy")
+    ]
+    encoded = [
+        EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
+        for text in TEXTS
+    ]
+    tasks = [Task(str(index), [prompt]) for index, prompt in enumerate(encoded)]
+
+    def decode(num_before_signal: int | None) -> tuple[Runs, list[int]]:
+        runs: list[int] = []
+
+        def note() -> None:
+            runs.append(1)
+            if len(runs) == num_before_signal:
+                signal.raise_signal(signal.SIGINT)
+
+        found = run_rounds(
+            contenders,
+            tasks,
+            batch_size=1,
+            max_tokens=8,
+            sampling={"temperature": 0.0},
+            num_rounds=3,
+            journal=Journal(tmp_path / "out", {}),
+            progress=note,
+        )
+        return found, runs
+
+    journal = tmp_path / "out.unfinished"
+    with pytest.raises(KeyboardInterrupt):
+        decode(6)
+    assert list(units(journal)) == ["batch 1, round 0"]
+    kept = journal.read_bytes()
+    found, runs = decode(None)
+    assert len(runs) == 3 * 2 * 2
+    assert journal.read_bytes().startswith(kept)
+    assert set(found) == {(c.name, task.name) for c in contenders for task in tasks}
+    again, _ = decode(None)
+    assert again == found
+    for measured in found.values():
+        assert [one.num_tokens for one in measured] == [8, 8, 8]
+        assert all(one.num_steps == one.drafts.num_steps > 0 for one in measured)
+
+
+def test_the_command_goes_on(tmp_path: Path, prompts: Path) -> None:
+    """After each real Ctrl-C: the figures are those of all rounds, each measured once."""
+    out, journal = tmp_path / "out.json", tmp_path / "out.json.unfinished"
+    options = ["bench", "engine", "--prompts", str(prompts), "--json", str(out)]
+    options += ["--model", "hdserve-mini", "--no-compile"]
+    options += ["--compare", "autoregressive,hierarchy"]
+    options += ["--state", "warm", "--fill", str(prompts), "--max-tokens"]
+    endless = [*options, "8", "--rounds", "1000000"]
+    told = interrupt_after(3, journal, *endless)
+    assert "interrupted; the same command goes on where it was" in told
+    before = units(journal)
+    assert next(iter(before)) == "hierarchy, fill"
+    interrupt_after(len(before) + 2, journal, *endless)
+    after = units(journal)
+    assert list(after.items())[: len(before)] == list(before.items())
+    assert not out.exists()
+
+    with pytest.raises(ConfigError, match="max_tokens was 8, is 9"):
+        bench(*options, "9")
+
+    num_rounds = len(after) - 1  # one unit is what fills the database
+    assert bench(*options, "8", "--rounds", str(num_rounds)).exit_code == 0
+    assert not journal.exists()
+    results = json.loads(out.read_text())["results"]
+    assert {row["task"] for row in results} == {"I", "A", "all"}
+    assert {(row["num_rounds"], row["interruptions"]) for row in results} == {(num_rounds, 2)}
+    for row in results:
+        if row["task"] != "all":
+            speeds = [
+                run["num_tokens"] / run["seconds"]
+                for name, unit in after.items()
+                for contender, task, run in (unit if "round" in name else ())
+                if (contender, task) == (row["contender"], row["task"])
+            ]
+            assert row["tokens_per_s"] == pytest.approx(statistics.median(speeds))

@@ -1,0 +1,107 @@
+"""``hdserve check-lossless``: what it counts, and that an interrupted job goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.bench.lossless import LosslessCheck, SettingResult
+from hdserve.bench.prompts import PromptRow, encode_prompt
+from hdserve.cli import app
+from hdserve.config import ModelConfig
+from hdserve.engine.host import ModelHost
+from hdserve.errors import ConfigError
+from hdserve.journal import Journal
+from tests.interruption import interrupt_after, units
+
+TEXTS = ("I want to book a table for two.", "A taxi to the station, please.", "Any trains?")
+NUM_SEQUENCES = 2 * 3 * len(TEXTS)
+UNITS = ["greedy, plain", "greedy, drafted", "sampled, plain", "sampled, drafted"]
+
+
+@pytest.fixture(scope="module")
+def host() -> ModelHost:
+    """One whose drafts do not follow the time a forward takes, so that all counts repeat."""
+    options: dict[str, Any] = {
+        "engine": {"dtype": "float32", "exact": True, "max_num_sequences": 2},
+        "drafting": {"adapts_budget": False},
+    }
+    return ModelHost(ModelConfig(name="m", model="hdserve-mini", **options))
+
+
+def check(host: ModelHost, path: Path | None, stops_after: int | None = None) -> Any:
+    """The results; a real SIGINT comes when ``stops_after`` sequences have ended."""
+    num_ended = 0
+
+    def note(num: int) -> None:
+        nonlocal num_ended
+        before, num_ended = num_ended, num_ended + num
+        if stops_after is not None and before < stops_after <= num_ended:
+            signal.raise_signal(signal.SIGINT)
+
+    encoded = [encode_prompt(PromptRow(text, "all", text), host.tokenizer, 512) for text in TEXTS]
+    job = LosslessCheck(
+        host, encoded, 16, batch_size=2, journal=Journal(path, {"a": 1}), progress=note
+    )
+    results = job.run()
+    assert num_ended == NUM_SEQUENCES
+    return results
+
+
+def test_interrupted_anywhere_it_counts_the_same(host: ModelHost, tmp_path: Path) -> None:
+    """Tokens, drafts and where they came from: all is as in a job that was not interrupted."""
+    wanted: list[SettingResult] = check(host, None)
+    assert [result.setting for result in wanted] == ["greedy", "sampled"]
+    for result in wanted:
+        assert (result.identical, result.total, result.is_lossless) == (3, 3, True)
+        assert result.accepted_by_source["model"] > 0
+    for stops_after in (5, 8, 14):  # in the first drafted pass, the second, and of other sampling
+        path = tmp_path / f"{stops_after}"
+        with pytest.raises(KeyboardInterrupt):
+            check(host, path, stops_after)
+        kept = units(path.with_suffix(".unfinished"))
+        assert list(kept) == UNITS[: len(kept)]
+        assert check(host, path) == wanted
+
+
+def test_a_kept_difference_is_reported(host: ModelHost, tmp_path: Path) -> None:
+    """Plain output that was kept is what drafted output is compared with, also when it differs."""
+    path = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        check(host, path, len(TEXTS) + 1)
+    journal = path.with_suffix(".unfinished")
+    (kept,) = units(journal).values()
+    changed = [[*kept[0][:-1], kept[0][-1] ^ 1], *kept[1:]]
+    journal.write_text(journal.read_text().replace(json.dumps(kept), json.dumps(changed)))
+    greedy, sampled = check(host, path)
+    assert (greedy.identical, sampled.identical) == (2, 3)
+    assert not greedy.is_lossless
+    cold, filled = greedy.first_differences
+    assert (cold.prompt, cold.databases, filled.databases) == (TEXTS[0], "cold", "filled")
+    assert cold.position == len(kept[0]) - 1
+    assert (cold.plain_token, cold.drafted_token) == (changed[0][-1], kept[0][-1])
+
+
+def test_the_command_goes_on(tmp_path: Path) -> None:
+    """After a real Ctrl-C, and with the exit code of the whole."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in TEXTS * 2))
+    command = ["check-lossless", "--prompts", str(prompts), "--model", "hdserve-mini"]
+    command += ["--json", str(out), "--batch-size", "2", "--max-tokens"]
+    journal = tmp_path / "out.json.unfinished"
+    told = interrupt_after(1, journal, *command, "24")
+    assert "interrupted; the same command goes on where it was" in told
+    assert 1 <= len(units(journal)) < len(UNITS)
+    with pytest.raises(ConfigError, match="max_tokens was 24, is 9"):
+        CliRunner().invoke(app, [*command, "9"], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*command, "24"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "greedy identical 6/6" in result.stdout
+    assert not journal.exists()
+    found = json.loads(out.read_text())["results"]
+    assert [(row["identical"], row["total"]) for row in found] == [(6, 6), (6, 6)]

@@ -1,0 +1,44 @@
+"""Commands that are interrupted as a user does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 180.0
+
+
+def units(journal: Path) -> dict[str, Any]:
+    """The finished units of a journal, whose last line may still be written."""
+    if not journal.exists():
+        return {}
+    whole = journal.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = [json.loads(line) for line in whole]
+    return {line["unit"]: line["result"] for line in lines if "unit" in line}
+
+
+def interrupt_after(num_units: int, journal: Path, *arguments: str) -> str:
+    """Run ``hdserve``, send SIGINT once so many units are done; what it says on standard error."""
+    command = [sys.executable, "-c", "from hdserve.cli import main; main()", *arguments]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            while len(units(journal)) < num_units:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, told
+    return told

@@ -1,0 +1,93 @@
+"""What a long job keeps, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdserve.errors import ConfigError
+from hdserve.journal import Journal, file_digest
+
+SETTINGS = {"model": "a", "sizes": (1, 4)}
+
+
+def never() -> Any:
+    raise AssertionError("this unit was done before")
+
+
+def test_finished_units_are_not_done_again(tmp_path: Path) -> None:
+    """A result is the same whether it was restored or not; the job counts its interruptions."""
+    journal = Journal(tmp_path / "out.json", SETTINGS)
+    first = journal.once("a", lambda: {1: (2, 3), "é": None})
+    assert first == {"1": [2, 3], "é": None}
+    for number in (1, 2):
+        journal = Journal(tmp_path / "out.json", SETTINGS)
+        assert (journal.num_restored, journal.num_interruptions) == (1, number)
+        assert journal.once("a", never) == first
+    assert journal.once("b", lambda: 5) == 5
+    assert "b" in Journal(tmp_path / "out.json", SETTINGS)
+    journal.finish()
+    assert list(tmp_path.iterdir()) == []
+    assert Journal(tmp_path / "out.json", SETTINGS).num_restored == 0
+
+
+def test_every_cut_of_the_file_goes_on(tmp_path: Path) -> None:
+    """Whatever an interruption left of the last line, whole lines before it are kept."""
+    whole = Journal(tmp_path / "whole", SETTINGS)
+    for number in range(3):
+        whole.once(f"unit {number}", lambda number=number: "é" * number)  # type: ignore[misc]
+    assert whole.path is not None
+    data = whole.path.read_bytes()
+    for size in range(len(data) + 1):
+        path = tmp_path / f"{size}.unfinished"
+        path.write_bytes(data[:size])
+        journal = Journal(tmp_path / f"{size}", SETTINGS)
+        assert journal.num_restored == max(0, data[:size].count(b"\n") - 1)
+        for number in range(3):
+            expected = "é" * number
+            assert journal.once(f"unit {number}", lambda text=expected: text) == expected  # type: ignore[misc]
+        assert Journal(tmp_path / f"{size}", SETTINGS).num_restored == 3
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    """The error says which, and the finished units stay."""
+    Journal(tmp_path / "out", SETTINGS).once("a", lambda: 1)
+    with pytest.raises(ConfigError, match=r'model was "a", is "b".*finish or delete'):
+        Journal(tmp_path / "out", {**SETTINGS, "model": "b"})
+    assert Journal(tmp_path / "out", SETTINGS).once("a", never) == 1
+
+
+@pytest.mark.parametrize("text", ["{\n", "3\n", '"a"\n', '{"settings": 3}\n'])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "out.unfinished").write_text(text)
+    with pytest.raises(ConfigError, match="delete it"):
+        Journal(tmp_path / "out", SETTINGS)
+    assert (tmp_path / "out.unfinished").read_text() == text
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """It is told before the work, not after it."""
+    with pytest.raises(ConfigError, match="cannot be read and written"):
+        Journal(tmp_path / "none" / "out", SETTINGS)
+
+
+def test_without_a_result_file_nothing_is_kept() -> None:
+    journal = Journal(None, SETTINGS)
+    assert journal.once("a", lambda: (1,)) == [1]
+    assert journal.once("a", never) == [1]
+    journal.finish()
+
+
+def test_digests_follow_contents(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text(json.dumps([1]))
+    other.write_text(json.dumps([1]))
+    assert file_digest(one) == file_digest(other)
+    other.write_text(json.dumps([2]))
+    assert file_digest(one) != file_digest(other)
+    assert file_digest(None) is None
+    with pytest.raises(ConfigError, match="cannot read"):
+        file_digest(tmp_path / "none")
