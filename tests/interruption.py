@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 START_TIMEOUT_S = 180.0
 
 
@@ -24,9 +26,13 @@ def units(journal: Path) -> dict[str, Any]:
 
 
 def interrupt_after(num_units: int, journal: Path, *arguments: str) -> str:
-    """Run ``hdserve``, send SIGINT once so many units are done; what it says on standard error."""
+    """Run ``hdserve`` with as many threads as this process has, send SIGINT once so many units are
+    done; what it says on standard error."""
     command = [sys.executable, "-c", "from hdserve.cli import main; main()", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -70,6 +70,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     """After a real Ctrl-C: rows that were answered are kept, the text is that of a whole job."""
     rows = [{"id": number, "prompt": f"A table for {number}, please."} for number in range(40)]

@@ -86,6 +86,7 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
         assert all(one.num_steps == one.drafts.num_steps > 0 for one in measured)
 
 
+@pytest.mark.slow
 def test_the_command_goes_on(tmp_path: Path, prompts: Path) -> None:
     """After each real Ctrl-C: the figures are those of all rounds, each measured once."""
     out, journal = tmp_path / "out.json", tmp_path / "out.json.unfinished"

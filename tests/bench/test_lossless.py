@@ -87,6 +87,7 @@ def test_a_kept_difference_is_reported(host: ModelHost, tmp_path: Path) -> None:
     assert (cold.plain_token, cold.drafted_token) == (changed[0][-1], kept[0][-1])
 
 
+@pytest.mark.slow
 def test_the_command_goes_on(tmp_path: Path) -> None:
     """After a real Ctrl-C, and with the exit code of the whole."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
