@@ -27,6 +27,7 @@ from rich.console import Console
 from benchmarks.server_processes import cpu_s, server_processes
 from deployments.gateway import gateway_deployment
 from deployments.model_server import ModelServer, model_deployment
+from deployments.runtime import actor_options
 from hdserve.access import Access
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
@@ -96,7 +97,7 @@ def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
             self._engine.start()
 
     deploy = serve.deployment(
-        name="model-stub", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
+        name="model-stub", max_ongoing_requests=10_000, ray_actor_options=actor_options(0)
     )
     return deploy(StubServer).bind()
 
