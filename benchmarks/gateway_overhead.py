@@ -27,11 +27,12 @@ from rich.console import Console
 from benchmarks.server_processes import cpu_s, server_processes
 from deployments.gateway import gateway_deployment
 from deployments.model_server import ModelServer, model_deployment
+from deployments.runtime import actor_options
 from hdserve.access import Access
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import Outcome
-from hdserve.config import ModelConfig, ModelDatabaseConfig, parse_config
+from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig, parse_config
 from hdserve.core import FinishReason, Sequence, Source, StepOutput
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.stats import EngineStats
@@ -88,14 +89,15 @@ def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
 
     class StubServer(ModelServer):
         def __init__(self) -> None:
-            super().__init__(config, ModelDatabaseConfig(is_enabled=False), 1)
+            database = ModelDatabaseConfig(is_enabled=False)
+            super().__init__(config, database, 1, TelemetryConfig())
             self._engine.close()
             engine: Any = StubEngine(step_s)
             self._engine = AsyncEngine(lambda: engine, 10_000)
             self._engine.start()
 
     deploy = serve.deployment(
-        name="model-stub", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
+        name="model-stub", max_ongoing_requests=10_000, ray_actor_options=actor_options(0)
     )
     return deploy(StubServer).bind()
 
@@ -154,7 +156,7 @@ def start(port: int, step_s: float) -> str:
     )
     real, stub = config.models
     applications = {
-        REAL: model_deployment(real, config.model_database, 2),
+        REAL: model_deployment(real, config),
         STUB: stub_deployment(stub, step_s),
     }
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -19,6 +20,7 @@ from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
@@ -50,8 +52,13 @@ class Gateway:
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
         }
-        self._unary = dict(handles)
-        self._streaming = {name: handle.options(stream=True) for name, handle in handles.items()}
+        # gRPC instead of calls of Ray actors: half the processor time a message.
+        direct = {name: handle.options(_by_reference=False) for name, handle in handles.items()}
+        self._unary = dict(direct)
+        self._streaming = {
+            name: handle.options(stream=True, response_serialization="pickle")
+            for name, handle in direct.items()
+        }
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
@@ -185,7 +192,7 @@ def translated(error: Exception) -> HdserveError:
         return cause
     if isinstance(error, BackPressureError):
         return Overloaded("too many requests are waiting for this model; try again later")
-    if isinstance(error, (DeploymentUnavailableError, RayActorError)):
+    if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
         return EngineStopped("the model's replica went away; try again")
     logger.error("a model server failed", exc_info=error)
     return HdserveError("the model server failed; its log says why")
@@ -200,6 +207,6 @@ def gateway_deployment(
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         graceful_shutdown_timeout_s=config.drain_timeout_s,
-        ray_actor_options={"num_cpus": config.gateway.num_cpus},
+        ray_actor_options=actor_options(config.gateway.num_cpus),
     )
     return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

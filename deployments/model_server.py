@@ -28,6 +28,7 @@ from deployments.metrics import Report
 from deployments.ray_metrics import Reporter
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
+from deployments.runtime import actor_options
 from deployments.sharing import ClusterSharing
 from deployments.statistics import locate_statistics
 from deployments.tracing import GenerationTrace, Tracing
@@ -380,11 +381,9 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         "name": f"model-{config.name}",
         "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
         "max_queued_requests": max(config.engine.max_num_queued, 1),
-        "ray_actor_options": {
-            "num_cpus": config.num_cpus,
-            "num_gpus": config.num_gpus,
-            "resources": dict(config.resources),
-        },
+        "ray_actor_options": actor_options(
+            config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
+        ),
         "health_check_period_s": 5,
         "graceful_shutdown_timeout_s": system.drain_timeout_s,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -287,7 +287,21 @@ def _request_id(request: Request) -> str:
 
 def _body_schema(model: Any) -> dict[str, Any]:
     schema = model.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """``schema`` without references, which would point into the whole document; none of the
+    definitions holds itself."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        schema = definitions[name] | {key: schema[key] for key in schema if key != "$ref"}
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 async def _on_error(_request: Request, error: Exception) -> JSONResponse:

@@ -51,7 +51,7 @@ def check(application: ServedApplication, command: list[str], directory: Path) -
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert len(found["chat"]) > 10
     assert found["stream"] == found["chat"]
-    assert found["num_pieces"] > 2
+    assert found["num_pieces"] > 1  # drafts of what another client was told are long
     assert 0 < found["chat_tokens"] == found["stream_tokens"] <= 24
     assert found["error"]["status"] == 404
     assert "no-such-model" in found["error"]["message"]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from benchmarks.server_processes import server_processes
 from hdserve.config import default_config
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
 
 MODELS = ("hdserve-tiny", "hdserve-mini")
+DEPLOYMENTS = {"gateway", *(f"model-{name}" for name in MODELS)}
 QUESTION = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
 
 
@@ -261,6 +264,17 @@ def test_small_routes(application: ServedApplication) -> None:
     assert back.json() == {"prompt": text}
     chat = post(f"{url}/tokenize", json={"model": MODELS[1], "messages": QUESTION}).json()
     assert chat["count"] > 10
+
+
+def test_every_process_has_one_event_loop(application: ServedApplication) -> None:
+    """Gateway and replicas run as ``deployments.runtime`` says, without a word in the environment
+    of the server."""
+    processes = [item for item in server_processes(application.pid) if item.name in DEPLOYMENTS]
+    assert {process.name for process in processes} == DEPLOYMENTS
+    for process in processes:
+        variables = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        assert "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0" in variables
+        assert "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0" in variables
 
 
 def test_disconnect_frees_the_slot(application: ServedApplication) -> None:

