@@ -122,6 +122,20 @@ class _Request:
         self.max_added = 0
 
 
+class _FlatForward:
+    """What a model without an opinion says of ``num_nodes`` nodes; to warm up with."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    def top_tokens(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        shape = (self._num_nodes, k)
+        return np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+
+    def hidden(self, node: int) -> Any:
+        raise NotImplementedError
+
+
 class Hierarchy(Drafter):
     """The default drafter.
 
@@ -201,7 +215,7 @@ class Hierarchy(Drafter):
         tree = DraftTree(seq.token_ids[-1], 4)
         drafter.propose(seq, tree)
         seq.token_ids.append(0)
-        drafter.observe(seq, tree, Acceptance((0,), (0,)), None)
+        drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
         drafter.finish(seq)
 
     def start(self, seq: Sequence) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -360,3 +363,27 @@ def test_warm_up_leaves_nothing_behind() -> None:
     drafter = Hierarchy(make_resources())
     drafter.warm_up()
     assert drafter.calibration("default").num_tokens == 0
+
+
+COMPILED_IN_THE_FIRST_REQUEST = """
+import gc
+from numba.core.dispatcher import Dispatcher
+from hdserve import LLM, SamplingParams
+
+def signatures():
+    found = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
+    return {item.py_func.__qualname__: len(item.signatures) for item in found}
+
+llm = LLM("hdserve-mini")
+before = signatures()
+llm.generate(["A table for two", "A train to"], SamplingParams(max_tokens=8, temperature=0.0))
+changed = {name for name, number in signatures().items() if number != before.get(name)}
+assert before and not changed, changed
+"""
+
+
+def test_no_request_waits_for_the_compiler() -> None:
+    """What two requests at once run is compiled, or loaded, when the engine is made."""
+    command = [sys.executable, "-c", COMPILED_IN_THE_FIRST_REQUEST]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
