@@ -29,13 +29,15 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--states", nargs="+", default=["cold", "online"])
+    parser.add_argument("--compile", action="store_true", help="run the models compiled")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print("| model | state | temperature | budget, recycled | tokens/step | to plain (range) |")
     print("|---|---|--:|---|--:|---|")
     for model in args.models:
-        for state in ("cold", "online"):
+        for state in args.states:
             for temperature in args.temperatures:
                 for row in measure(model, state, temperature, args):
                     rows.append(row)
@@ -51,7 +53,7 @@ def measure(
     tasks: list[Task] = []
     for adapts in (False, True):
         for recycled in (False, True):
-            host = make_host(model, adapts=adapts, recycled=recycled)
+            host = make_host(model, adapts=adapts, recycled=recycled, compiles=args.compile)
             if not contenders:
                 longest = host.model.max_model_len - args.max_tokens
                 tasks += [
@@ -82,14 +84,21 @@ def measure(
     ]
 
 
-def make_host(model: str, *, adapts: bool, recycled: bool) -> ModelHost:
+def make_host(model: str, *, adapts: bool, recycled: bool, compiles: bool) -> ModelHost:
+    engine = {
+        "dtype": "float32",
+        "exact": False,
+        "compile": compiles,
+        "max_num_sequences": 1,
+        "prefix_caching": False,  # every round asks the same prompts again
+    }
     drafter = {"name": "hierarchy", "options": {"recycled": recycled}}
     return ModelHost(
         ModelConfig.model_validate(
             {
                 "name": model,
                 "model": model,
-                "engine": {"dtype": "float32", "exact": False, "max_num_sequences": 1},
+                "engine": engine,
                 "drafting": {
                     "max_draft_tokens": BUDGET,
                     "adapts_budget": adapts,

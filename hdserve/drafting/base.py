@@ -97,7 +97,8 @@ class Drafter(ABC):
     ) -> None:
         """``tree`` was verified and ``acceptance.token_ids`` are now the end of ``seq.token_ids``.
 
-        ``forward`` is ``None`` where recorded output is replayed without a model.
+        ``forward`` is ``None`` where recorded output is replayed without a model, and where the
+        model is so fast that reading its forwards would not pay.
         """
 
     def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional

@@ -260,7 +260,13 @@ class Engine:
         count_draft(self._stats.drafts, tree, acceptance)
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
-        self._drafters.observe(seq, tree, acceptance, outputs)
+        self._drafters.observe(seq, tree, acceptance, outputs if self._shows_forwards else None)
+
+    @property
+    def _shows_forwards(self) -> bool:
+        """Whether drafters see what the model made of each node."""
+        budget = self._budget
+        return budget is None or budget.affords_reading or self._drafters.needs_hidden
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)

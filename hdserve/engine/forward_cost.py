@@ -7,10 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from hdserve.core import Source
+from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.budget import BatchCost, ForwardCost
 from hdserve.engine.batch import Chunk
-from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.model_runner import ModelRunner, TopTokens
 from hdserve.tree import DraftTree
 
 MEASURED_COLUMNS = 128
@@ -59,7 +62,21 @@ def measure_forward_cost(
     for point, elapsed in best.items():
         curves[point.num_sequences][point.num_rows_together] = elapsed
     assert 1 in curves, "the forward's cost is measured while the cache is empty"
-    return BatchCost({number: ForwardCost(points) for number, points in curves.items()})
+    reading_share = _time_reading(runner, max_rows) / curves[1][max_rows]
+    return BatchCost(
+        {number: ForwardCost(points) for number, points in curves.items()}, reading_share
+    )
+
+
+def _time_reading(runner: ModelRunner, num_rows: int) -> float:
+    """Seconds to find the likeliest tokens of ``num_rows`` rows."""
+    logits = torch.rand((num_rows, runner.model.vocab_size), device=runner.model.device)
+    best = float("inf")
+    for _ in range(_NUM_ROUNDS):
+        started = time.perf_counter()
+        TopTokens(logits)(min(NUM_TOP, runner.model.vocab_size))
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 def _num_columns(runner: ModelRunner, max_rows: int) -> int:
