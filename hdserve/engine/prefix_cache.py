@@ -62,7 +62,8 @@ class PrefixCache:
     def usage(self) -> float:
         """The share of the cache's rows that belong to running sequences, 0 to 1."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
-        return self.cache.usage - num_idle_rows / self.cache.num_rows
+        num_rows = self.cache.num_rows
+        return (num_rows - self.cache.num_free_rows - num_idle_rows) / num_rows
 
     def place(
         self, token_ids: Sequence[int], namespace: str, num_rows: int

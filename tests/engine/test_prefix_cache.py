@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -214,7 +213,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def rows_are_counted(self) -> None:
         num_rows = sum(segment.num_rows for segment, _, _ in self.running)
-        assert np.isclose(self.model.prefixes.usage, num_rows / self.model.cache.num_rows)
+        assert self.model.prefixes.usage == num_rows / self.model.cache.num_rows
 
     def teardown(self) -> None:
         for segment, _, _ in self.running:
