@@ -251,3 +251,21 @@ def test_more_rows_never_cost_less(points: dict[int, float]) -> None:
     assert all(math.isfinite(value) and value > 0 for value in seconds)
     for fewer, more in itertools.pairwise(seconds):
         assert more >= fewer * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("share", "is_affordable"), [(0.0, True), (0.05, True), (0.08, False)])
+def test_forwards_are_read_where_it_pays(share: float, is_affordable: bool) -> None:
+    """Finding the likeliest tokens is worth a small share of the forward."""
+    cost = BatchCost({1: ForwardCost({1: 1.0, 16: 2.0})}, reading_share=share)
+    assert DraftBudget(cost).affords_reading == is_affordable
+
+
+def test_another_cost_changes_the_choice() -> None:
+    """After a change of the cost, trees are cut by the new one."""
+    budget = make_budget(FREE)
+    for num_kept in (3, 0):
+        tree = DraftTree(1, 3)
+        tree.add_path([2, 3, 4], Source.CONTEXT, 0.5)
+        budget.trim([tree])
+        assert tree.num_draft_tokens == num_kept
+        budget.change_cost(BatchCost({1: LINEAR}))

@@ -40,6 +40,7 @@ def test_any_cache_and_context_will_do(
     runner = make_runner(num_rows, max_model_len)
     for max_num_sequences in (1, 3):
         cost = measure_forward_cost(runner, max_rows, max_num_sequences)
+        assert cost.reading_share > 0
         assert runner.cache.usage == 0.0
         for num_sequences in (1, 3, 8):
             seconds = cost([1, max_rows, 1000], num_sequences)
