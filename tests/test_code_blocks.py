@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def _logical_lines(text: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str]) -> None:
-    program, *arguments = words
+    program, *arguments = dropwhile(re.compile(r"\w+=").match, words)
     if program == "hdserve":
         check_hdserve(arguments)
     elif program == "make":
@@ -125,6 +125,8 @@ def check_command(words: list[str]) -> None:
         assert arguments[0] == "install"
     elif program == "python":
         check_program(arguments)
+    elif program == "pytest":
+        assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
     else:
         assert program in SYSTEM_COMMANDS, f"nobody checks {program}"
     for option, path in pairwise(arguments):

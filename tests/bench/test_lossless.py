@@ -53,6 +53,7 @@ def check(host: ModelHost, path: Path | None, stops_after: int | None = None) ->
     return results
 
 
+@pytest.mark.slow
 def test_interrupted_anywhere_it_counts_the_same(host: ModelHost, tmp_path: Path) -> None:
     """Tokens, drafts and where they came from: all is as in a job that was not interrupted."""
     wanted: list[SettingResult] = check(host, None)
