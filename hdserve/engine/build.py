@@ -65,6 +65,8 @@ def build_engine(
     cache = _make_cache(config.engine, model, max_draft_tokens)
     runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
     check_packed_forward(runner)
+    if compiled is not None and runner.needs_hidden:
+        logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compiled = None if runner.needs_hidden else compiled
     max_rows = _max_rows(config.engine, max_draft_tokens)
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)

@@ -8,7 +8,6 @@ from typing import Any, Final, cast
 
 import torch
 
-from hdserve.engine.attention import attending
 from hdserve.engine.batch import ForwardBatch
 
 _OPTIONS: Final[dict[str, Any]] = {
@@ -48,15 +47,14 @@ class CompiledForward:
             options=_OPTIONS,
         )
 
-    @torch.inference_mode()
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows."""
+        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within
+        :func:`~hdserve.engine.attention.attending`."""
         rows = batch.logit_rows
         num_missing = min(_MIN_ROWS, batch.token_ids.shape[1]) - len(rows)
         if num_missing > 0:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])
-        with attending(batch.plan):
-            logits = self._forward(batch.token_ids, batch.position_ids, rows)
+        logits = self._forward(batch.token_ids, batch.position_ids, rows)
         return logits[: len(batch.logit_rows)]
 
 

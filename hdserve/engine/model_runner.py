@@ -110,9 +110,9 @@ class ModelRunner:
         ]
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.compiled is not None:
-            return self.compiled(batch).float(), None
         with attending(batch.plan):
+            if self.compiled is not None:
+                return self.compiled(batch).float(), None
             output = cast("Any", self.model.module)(
                 input_ids=batch.token_ids,
                 position_ids=batch.position_ids,
