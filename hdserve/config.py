@@ -81,7 +81,11 @@ class EngineConfig(StrictModel):
     """Rows of the KV cache; default: from the memory that is free."""
 
     prefill_chunk_tokens: int = Field(default=256, ge=1)
-    """Most prompt tokens in one step, so that a long prompt does not stall the others."""
+    """Most prompt tokens in one step."""
+
+    prefill_slowdown: float = Field(default=2.0, gt=1.0)
+    """By how much prompts may lengthen a step in which others decode: so much is measured as steps
+    go by, and a chunk of a prompt is cut to it, but for 16 tokens that always go."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and

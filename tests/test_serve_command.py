@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 import yaml
 
 from benchmarks.server import START_TIMEOUT_S, free_port, wait_until_ready
+from hdserve.cli.serve import check_is_free
+from hdserve.errors import ConfigError
 
 END_S = 20.0
 """It promises 10 s; a machine that runs other tests gets more."""
@@ -73,6 +76,13 @@ def wait_until_gone(mark: str) -> None:
         time.sleep(0.05)
 
 
+def wait_for_line(log: Path, line: str) -> None:
+    deadline = time.monotonic() + END_S
+    while line not in log.read_text().splitlines():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> None:
     """A child that ignores its signal, and its own child, end with the command."""
@@ -100,6 +110,20 @@ def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:
         assert process.wait(START_TIMEOUT_S) == 7
 
 
+def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
+    """Whoever starts a second server learns in a second what is wrong, with both names in it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"127\.0\.0\.1, port {port}: Address already in use"
+        ):
+            check_is_free("127.0.0.1", port)
+    check_is_free("127.0.0.1", port)
+    check_is_free("0.0.0.0", port)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.77, port"):
+        check_is_free("192.0.2.77", port)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -121,6 +145,7 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
         ) as client,
     ):
         wait_until_ready(process, f"http://127.0.0.1:{port}", log)
+        wait_for_line(log, f"hdserve is ready at http://127.0.0.1:{port}")
         answer = client.completions.create(model="m", prompt="A table for", max_tokens=8)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 8

@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -24,6 +27,10 @@ END_TIMEOUT_S = 7.0
 """Ray Serve ends in 3 to 6 s; then nothing is waited for any more."""
 
 _POLL_S = 0.1
+_READY_POLL_S = 0.5
+_READY_TIMEOUT_S = 30.0
+_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Where to ask for what listens everywhere."""
 
 
 def serve(
@@ -38,9 +45,11 @@ def serve(
     """Serve the models of a configuration until Ctrl-C, by default the bundled ones.
 
     Runs `serve run` of Ray Serve on the Ray cluster RAY_ADDRESS names, or on one that is started
-    with it and ends with it.
+    with it and ends with it; says when the models answer.
     """
     load_config(config)  # a wrong one is told here, before anything starts
+    if "RAY_ADDRESS" not in os.environ:
+        check_is_free(host, port)
     runner = Path(sys.executable).with_name("serve")
     if not runner.exists():
         raise ConfigError(f"{runner} is missing; install Ray Serve: pip install 'ray[serve]'")
@@ -54,8 +63,37 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
+        base_url = f"http://{_LOCAL_HOSTS.get(host, host)}:{port}"
+        threading.Thread(target=announce, args=(base_url,), daemon=True).start()
         status = run_until_signal([str(runner), "run", str(path)])
     raise typer.Exit(status)
+
+
+def check_is_free(host: str, port: int) -> None:
+    """Ray Serve would start everything and then not listen.
+
+    Raises:
+        ConfigError: another program listens there, or ``host`` is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+
+
+def announce(base_url: str) -> None:
+    """Wait until the models answer, and say so."""
+    while True:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(f"{base_url}/ready", timeout=_READY_TIMEOUT_S),
+        ):
+            break
+        time.sleep(_READY_POLL_S)
+    typer.echo(f"hdserve is ready at {base_url}")
 
 
 def run_until_signal(command: list[str]) -> int:

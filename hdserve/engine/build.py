@@ -23,6 +23,7 @@ from hdserve.engine.loader import LoadedModel
 from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.shapes import Shapes
@@ -78,7 +79,7 @@ def build_engine(
     scheduler = Scheduler(
         PrefixCache(cache, config.engine.prefix_caching),
         max_num_sequences=config.engine.max_num_sequences,
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        pace=PrefillPace(config.engine.prefill_chunk_tokens, config.engine.prefill_slowdown),
         num_extra_rows=max_draft_tokens,
     )
     logger.info(

@@ -177,6 +177,7 @@ class Engine:
         verifying = time.perf_counter()
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)
+        self._scheduler.took(scheduled, time.perf_counter() - started)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:

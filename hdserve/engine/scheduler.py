@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hdserve.core import Sequence
 from hdserve.engine.kv_cache import Segment
+from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 
 _MAX_CHUNK_SCORES = 1 << 22
@@ -47,7 +48,7 @@ class Scheduler:
 
     A sequence is admitted when there is a slot and a segment for all tokens it may ever have, so
     memory never runs out later.  Every decoding sequence takes part in every step; prompts share
-    ``prefill_chunk_tokens`` rows a step, oldest first, so a long prompt does not stall the others;
+    as many rows of it as ``pace`` gives, oldest first, so a long prompt does not stall the others;
     deep inside a very long one a chunk is shorter, so that memory stays bounded.
 
     Args:
@@ -60,12 +61,12 @@ class Scheduler:
         prefixes: PrefixCache,
         *,
         max_num_sequences: int,
-        prefill_chunk_tokens: int,
+        pace: PrefillPace,
         num_extra_rows: int,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
-        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._pace = pace
         self._num_extra_rows = num_extra_rows
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
@@ -111,7 +112,8 @@ class Scheduler:
         return list(self._schedule())
 
     def _schedule(self) -> Iterator[Scheduled]:
-        num_prefill_tokens = self._prefill_chunk_tokens
+        is_decoding = any(slot.seq.num_pending_tokens == 1 for slot in self.running)
+        num_prefill_tokens = self._pace.num_tokens(is_decoding=is_decoding)
         for slot in self.running:
             num_pending = slot.seq.num_pending_tokens
             if num_pending == 1:
@@ -120,6 +122,12 @@ class Scheduler:
                 num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
                 num_prefill_tokens -= num_tokens
                 yield Scheduled(slot, num_tokens, is_choosing=num_tokens == num_pending)
+
+    def took(self, scheduled: list[Scheduled], seconds: float) -> None:
+        """Learn how long the step took."""
+        num_prompt_tokens = sum(work.num_tokens for work in scheduled if work.num_tokens > 1)
+        if any(work.num_tokens == 1 for work in scheduled):
+            self._pace.observe(num_prompt_tokens, seconds)
 
     def offer(self, slot: Slot) -> None:
         """The prompt of ``slot`` is cached: others may reuse it from now on."""

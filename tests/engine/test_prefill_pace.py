@@ -1,0 +1,88 @@
+"""The pace of prompts: what a step of decoding takes is their measure, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hdserve.engine.prefill_pace import MIN_TOKENS, PrefillPace
+
+DECODING_S = 0.010
+
+
+def run(
+    pace: PrefillPace,
+    num_steps: int,
+    cost_s: Callable[[int], float],
+    decoding_s: float = DECODING_S,
+) -> list[int]:
+    """Prompt tokens of each step of a prompt that never ends, beside a sequence that decodes."""
+    found = []
+    for _ in range(num_steps):
+        num_tokens = pace.num_tokens(is_decoding=True)
+        pace.observe(num_tokens, decoding_s + cost_s(num_tokens))
+        found.append(num_tokens)
+    return found
+
+
+def test_alone_a_prompt_takes_all_it_can() -> None:
+    """Nobody waits, so nothing is held back."""
+    pace = PrefillPace(256, 2.0)
+    assert pace.num_tokens(is_decoding=False) == 256
+    run(pace, 20, lambda num_tokens: 0.001 * num_tokens)
+    assert pace.num_tokens(is_decoding=False) == 256
+
+
+@pytest.mark.parametrize("token_ms", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("slowdown", [1.5, 2.0, 3.0])
+def test_a_step_takes_as_much_longer_as_allowed(token_ms: float, slowdown: float) -> None:
+    """Within a few steps, whatever a token costs."""
+    pace = PrefillPace(256, slowdown)
+    *_, last = run(pace, 20, lambda num_tokens: token_ms / 1000 * num_tokens)
+    wanted = (slowdown - 1) * DECODING_S / (token_ms / 1000)
+    assert last == pytest.approx(min(max(wanted, MIN_TOKENS), 256), abs=1)
+
+
+def test_it_follows_a_prompt_into_its_depth() -> None:
+    """Tokens that cost more come fewer at a time, down to the least."""
+    pace, depth, taken = PrefillPace(256, 2.0), 0, []
+    for _ in range(3000):
+        num_tokens = pace.num_tokens(is_decoding=True)
+        seconds = num_tokens * (50e-6 + depth * 10e-9)
+        pace.observe(num_tokens, DECODING_S + seconds)
+        depth += num_tokens
+        if num_tokens > MIN_TOKENS:
+            taken.append(seconds)
+    assert num_tokens == MIN_TOKENS
+    assert max(taken[10:]) < 1.1 * DECODING_S
+
+
+def test_dear_tokens_come_a_few_at_a_time() -> None:
+    """A prompt always goes on, even where the least of it makes a step long."""
+    pace = PrefillPace(256, 2.0)
+    found = run(pace, 50, lambda num_tokens: 0.1 * num_tokens)
+    assert set(found) == {0, MIN_TOKENS}
+
+
+def test_a_chunk_is_never_larger_than_the_most() -> None:
+    """Not even while prompts cost nothing at all, nor with a most below the least."""
+    assert max(run(PrefillPace(40, 2.0), 50, lambda _: 0.0)) == 40
+    assert max(run(PrefillPace(4, 2.0), 50, lambda _: 0.0)) == 4
+
+
+def test_the_measure_is_taken_anew() -> None:
+    """One step in 33 leaves prompts out, so that the pace follows what decoding takes now."""
+    pace = PrefillPace(256, 2.0)
+    found = run(pace, 99, lambda num_tokens: 0.0002 * num_tokens)
+    assert [step for step, num_tokens in enumerate(found) if num_tokens == 0] == [0, 33, 66]
+    *_, last = run(pace, 300, lambda num_tokens: 0.0002 * num_tokens, decoding_s=0.020)
+    assert last == pytest.approx(100, abs=2)
+
+
+def test_the_end_of_a_prompt_says_nothing_of_its_middle() -> None:
+    """A short rest is quickly done, which is no reason for longer chunks."""
+    pace = PrefillPace(256, 2.0)
+    before = run(pace, 20, lambda num_tokens: 0.0002 * num_tokens)[-1]
+    pace.observe(3, DECODING_S + 0.0006)
+    assert pace.num_tokens(is_decoding=True) == before
