@@ -7,7 +7,8 @@ names one, so that text of one tenant cannot be drafted for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +181,9 @@ class ModelDatabase:
             used for longest is dropped.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
         orders: context lengths in tokens, ascending.
+
+    Attributes:
+        version: changes whenever an array of any namespace came, went or was replaced.
     """
 
     def __init__(
@@ -191,6 +195,7 @@ class ModelDatabase:
     ) -> None:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
+        self.version = 0
         self._orders = tuple(orders)
         self._longest_order = max(orders)
         self._partitions: dict[str, Partition] = {}
@@ -235,9 +240,11 @@ class ModelDatabase:
         found = self._recycled.pop(namespace, None)
         if found is None:
             found = RecycledDatabase(self._recycled_bytes)
+            self.version += 1
         self._recycled[namespace] = found
         while len(self._recycled) > 1 and self._num_recycled_bytes > self._recycled_bytes:
             del self._recycled[next(iter(self._recycled))]
+            self.version += 1
         return found
 
     @property
@@ -262,7 +269,8 @@ class ModelDatabase:
     def _insert(self, namespace: str, token_ids: TokenIds, num_counted: int) -> None:
         tokens = _text(token_ids)
         if len(tokens) > 1:
-            self._used(namespace).insert(tokens, num_counted)
+            with self._fed(namespace) as partition:
+                partition.insert(tokens, num_counted)
 
     def apply(self, namespace: str, outputs: Iterable[TokenIds]) -> None:
         """Add finished outputs of other replicas, oldest first."""
@@ -298,7 +306,8 @@ class ModelDatabase:
             return
         if first == 0:
             text, begin = [START, *text], begin + 1
-        self._used(seq.namespace).count(np.array(text, np.int32), begin)
+        with self._fed(seq.namespace) as partition:
+            partition.count(np.array(text, np.int32), begin)
         seq.drafter_state[_NUM_COUNTED] = num_counted + len(text) - begin
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
@@ -322,6 +331,7 @@ class ModelDatabase:
 
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""
+        self.version += 1
         if namespace is None:
             self._partitions.clear()
             self._recycled.clear()
@@ -331,11 +341,20 @@ class ModelDatabase:
             self._recycled.pop(namespace, None)
             self._prefixes.pop(namespace, None)
 
+    @contextmanager
+    def _fed(self, namespace: str) -> Iterator[Partition]:
+        """The partition of a namespace, to be fed."""
+        partition = self._used(namespace)
+        version = partition.version
+        yield partition
+        self.version += partition.version - version
+
     def _used(self, namespace: str) -> Partition:
         """The partition of a namespace, made if there is none, moved to the end of the order."""
         partition = self._partitions.pop(namespace, None)
         if partition is None:
             partition = Partition(self._text_bytes, self._orders)
+            self.version += 1
         self._partitions[namespace] = partition
         while len(self._partitions) > 1 and self._num_text_bytes > self._text_bytes:
             self.clear(next(iter(self._partitions)))
@@ -344,10 +363,10 @@ class ModelDatabase:
 
 def _text(token_ids: TokenIds) -> Tokens:
     """``START`` and the tokens up to the first id that no token can have."""
-    tokens = np.empty(len(token_ids) + 1, np.int64)
+    ids = np.asarray(token_ids).astype(np.int64)
+    is_wrong = ids.view(np.uint64) > MAX_TOKEN_ID
+    num_tokens = int(is_wrong.argmax()) if is_wrong.any() else len(ids)
+    tokens = np.empty(num_tokens + 1, np.int32)
     tokens[0] = START
-    tokens[1:] = token_ids
-    wrong = np.flatnonzero((tokens[1:] < 0) | (tokens[1:] > MAX_TOKEN_ID))
-    if len(wrong):
-        tokens = tokens[: 1 + wrong[0]]
-    return tokens.astype(np.int32)
+    tokens[1:] = ids[:num_tokens]
+    return tokens

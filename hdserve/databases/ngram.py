@@ -57,7 +57,7 @@ MIN_BUCKETS = 16
 PREFETCHED_ROWS = 2
 """Of a bucket."""
 
-PREFETCH_DISTANCE = 2
+PREFETCH_DISTANCE = 4
 """Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
 
 ROWS_PER_BUCKET = 4

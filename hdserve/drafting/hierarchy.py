@@ -109,6 +109,7 @@ class _Request:
         "levels",
         "max_added",
         "sources",
+        "sources_version",
         "state",
     )
 
@@ -118,6 +119,7 @@ class _Request:
         self.state = state
         self.levels = 0
         self.sources: NamespaceSources
+        self.sources_version = -1
         self.handles: HandleTable
         self.max_added = 0
 
@@ -262,8 +264,11 @@ class Hierarchy(Drafter):
 
     def _refresh(self, request: _Request, seq: Sequence) -> None:
         """Follow arrays that were replaced since the last call."""
-        if request.sources is not self._sources.of(seq.namespace):
-            self._connect(request, seq)
+        version = self._sources.version
+        if request.sources_version != version:
+            request.sources_version = version
+            if request.sources is not self._sources.of(seq.namespace):
+                self._connect(request, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: _Request = seq.drafter_state[self.name]
@@ -367,14 +372,15 @@ class Hierarchy(Drafter):
 
     def _commit(self, request: _Request, token_ids: TokenIds) -> int:
         """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
-        num_new = len(token_ids)
-        self._scratch.new_tokens[:num_new] = token_ids
+        new_tokens = self._scratch.new_tokens
+        for index, token in enumerate(token_ids):  # for a few faster than as a slice
+            new_tokens[index] = token
         return commit(
             request.handles.address,
             request.calibration.handles.address,
             self._scratch_handles.address,
             request.levels,
-            num_new,
+            len(token_ids),
             self.options.learning_rate,
             self.options.token_bias_rate,
         )

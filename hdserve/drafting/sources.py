@@ -89,6 +89,15 @@ class DraftSources:
         self._nothing = Partition(1 << 14)
         self._known: dict[str, NamespaceSources] = {}
 
+    @property
+    def version(self) -> int:
+        """Unless it has changed, :meth:`of` gives what it gave before."""
+        database = self._resources.model_database
+        version = 0 if database is None else database.version
+        for other in self._resources.draft_from:
+            version += other.version
+        return version
+
     def of(self, namespace: str) -> NamespaceSources:
         """The arrays as they are now."""
         partitions = self._partitions(namespace)

@@ -1,0 +1,48 @@
+"""What requests are drafted from is looked up again only when it may have changed."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.databases.model import ModelDatabase
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.sources import DraftSources
+
+NAMESPACES = ("a", "b")
+ACTIONS = ("insert", "insert much", "recycle", "clear", "clear all", "other")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from(NAMESPACES)), max_size=30))
+def test_the_version_tells_of_every_change(actions: list[tuple[str, str]]) -> None:
+    """Whoever kept the arrays of a version has those there are, until the version changes."""
+    database, other = ModelDatabase(1 << 18), ModelDatabase(1 << 18)
+    resources = DraftResources(vocab_size=64, model_database=database, draft_from=(other,))
+    sources = DraftSources(resources)
+    known, version = {name: sources.of(name) for name in NAMESPACES}, sources.version
+    for action, name in actions:
+        if action == "insert":
+            database.insert(name, range(16))
+        elif action == "insert much":
+            database.insert(name, [token % 61 for token in range(1500)])
+        elif action == "recycle":
+            database.recycling(name)
+        elif action == "other":
+            other.insert(name, range(16))
+        else:
+            database.clear(name if action == "clear" else None)
+        if sources.version == version:
+            assert all(sources.of(name) is known[name] for name in NAMESPACES)
+        known, version = {name: sources.of(name) for name in NAMESPACES}, sources.version
+
+
+def test_growing_tables_change_the_version() -> None:
+    """Their arrays are others then; what fits into those there are changes nothing."""
+    database = ModelDatabase(1 << 22)
+    database.insert("a", range(16))
+    version = database.version
+    database.insert("a", range(16))
+    assert database.version == version
+    database.insert("a", [token * 7919 % 5003 for token in range(5000)])
+    assert database.version > version
