@@ -7,7 +7,7 @@ recorded response follows, and one bonus token.  The first token of a response c
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -129,12 +129,14 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class Replay:
-    """Replays requests one after another.
+    """Replays requests, one after another or some at a time.
 
     Args:
         drafters: fill the tree in order.
-        model_database: cleared, kept or filled by the mode; outputs enter it when they end.
-        budget: most drafted tokens in a step.
+        model_database: cleared, kept or filled by the mode; outputs enter it when they end, and
+            as they are said while others run, as far as the drafters do so.
+        budget: most drafted tokens of a request and step.
+        concurrency: requests that take their steps in turn.
     """
 
     def __init__(
@@ -144,12 +146,14 @@ class Replay:
         mode: ReplayMode,
         budget: int,
         max_depth: int,
+        concurrency: int = 1,
     ) -> None:
         self._drafters = tuple(drafters)
         self._database = model_database
         self._mode = mode
         self._budget = budget
         self._max_depth = max_depth
+        self._concurrency = concurrency
         self.result = ReplayResult()
 
     def fill(self, rows: Iterable[ReplayRow]) -> None:
@@ -161,44 +165,58 @@ class Replay:
 
     def run(self, rows: Iterable[ReplayRow], on_row: Callable[[], None] | None = None) -> None:
         """Replay ``rows`` and add to ``result``."""
-        for row in rows:
-            if self._mode is ReplayMode.COLD:
-                self._database.clear()
-            if row.response:
-                self._replay(row)
+        waiting = deque(rows)
+        running: deque[tuple[RequestSequence, ReplayRow]] = deque()
+        while waiting or running:
+            if waiting and len(running) < self._concurrency:
+                row = waiting.popleft()
+                running.append((self._start(row), row))
+                continue
+            seq, row = running.popleft()
+            if seq.num_output_tokens < len(row.response):
+                self._step(seq, row)
+                running.append((seq, row))
+                continue
+            self._finish(seq, row)
             if on_row:
                 on_row()
 
-    def _replay(self, row: ReplayRow) -> None:
-        result, seq = self.result, _sequence(row)
-        steps_before = result.num_steps
+    def _start(self, row: ReplayRow) -> RequestSequence:
+        if self._mode is ReplayMode.COLD:
+            self._database.clear()
+        seq = _sequence(row)
         begin = time.perf_counter()
         for drafter in self._drafters:
             drafter.start(seq)
         elapsed = time.perf_counter() - begin
-        result.start_s_per_token.append(elapsed / max(1, len(row.prompt)))
+        self.result.start_s_per_token.append(elapsed / max(1, len(row.prompt)))
         first = DraftTree(seq.token_ids[-1] if seq.token_ids else 0, 0)
-        self._observe(seq, first, Acceptance((0,), row.response[:1]))
-        while seq.num_output_tokens < len(row.response):
-            self._step(seq, row.response)
+        if row.response:
+            self._observe(seq, first, Acceptance((0,), row.response[:1]))
+        return seq
+
+    def _finish(self, seq: RequestSequence, row: ReplayRow) -> None:
         for drafter in self._drafters:
             drafter.finish(seq)
+        if not row.response:
+            return
         self._database.record(seq)
+        result = self.result
         result.num_requests += 1
         result.num_tokens += len(row.response) - 1
         result.tokens_by_task[row.task] += len(row.response) - 1
-        result.steps_by_task[row.task] += result.num_steps - steps_before
         result.database_bytes = max(result.database_bytes, self._database.num_bytes)
 
-    def _step(self, seq: RequestSequence, response: tuple[int, ...]) -> None:
+    def _step(self, seq: RequestSequence, row: ReplayRow) -> None:
         result = self.result
         tree = DraftTree(seq.token_ids[-1], self._budget, self._max_depth)
         begin = time.perf_counter()
         for drafter in self._drafters:
             drafter.propose(seq, tree)
         result.draft_s.append(time.perf_counter() - begin)
-        acceptance = verify_recorded(tree, response[seq.num_output_tokens :])
+        acceptance = verify_recorded(tree, row.response[seq.num_output_tokens :])
         result.count_step(tree, acceptance.path[1:])
+        result.steps_by_task[row.task] += 1
         elapsed = self._observe(seq, tree, acceptance)
         result.observe_s_per_token.append(elapsed / len(acceptance.token_ids))
 

@@ -62,6 +62,9 @@ def replay(
         str | None, typer.Option(help="Name of one drafter, instead of a configuration.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests that take their steps in turn.", min=1)
+    ] = 1,
     limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
     database_mib: Annotated[int, typer.Option(help="Bound of the model database.", min=1)] = 256,
     statistics_mib: Annotated[
@@ -93,7 +96,7 @@ def replay(
     drafters = build_drafters(drafting, resources)
     for each in drafters:
         each.warm_up()
-    run = Replay(drafters, database, mode, budget, drafting.max_depth)
+    run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
     run.fill(fills)
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -109,6 +112,7 @@ def replay(
             "budget": budget,
             "floor": floor,
             "share_prompts": share_prompts,
+            "concurrency": concurrency,
             "drafters": [each.name for each in drafters],
         }
         json_path.write_text(json.dumps(settings | run.result.as_json(), indent=2) + "\n")

@@ -52,6 +52,39 @@ def test_without_a_right_guess_each_token_is_a_step() -> None:
     assert result.mean_acceptance_length == 1.0
 
 
+@pytest.mark.parametrize("concurrency", [2, 3, 16])
+def test_requests_at_a_time_count_the_same(concurrency: int) -> None:
+    """Requests in turn are the same requests, whether some have no answer or end earlier."""
+    rows = _rows(ANSWER, (), (5,), (5, 6, 7, 8), ANSWER)
+
+    def result(concurrency: int) -> dict[str, object]:
+        drafter = PromptLookup(DraftResources(100))
+        database = ModelDatabase(1 << 20)
+        replay = Replay([drafter], database, ReplayMode.ONLINE, 8, 24, concurrency)
+        done: list[None] = []
+        replay.run(rows, lambda: done.append(None))
+        assert len(done) == len(rows)
+        figures = replay.result.as_json()
+        return {key: value for key, value in figures.items() if "latency" not in key}
+
+    assert result(concurrency) == result(1)
+
+
+def test_requests_at_a_time_draft_from_one_another() -> None:
+    """Of two equal answers at once, each is drafted from what the other has said."""
+    answer = tuple(range(10, 60))
+
+    def num_steps(drafts_from: ModelDatabase | None) -> int:
+        database = drafts_from or ModelDatabase(1 << 20)
+        drafter = Hierarchy(DraftResources(100, drafts_from))
+        replay = Replay([drafter], database, ReplayMode.ONLINE, 8, 24, concurrency=2)
+        replay.run(_rows(answer, answer))
+        return replay.result.num_steps
+
+    assert num_steps(None) > 90
+    assert num_steps(ModelDatabase(1 << 20)) < 75
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.data())
 def test_acceptance_is_the_longest_path(remaining: list[int], data: st.DataObject) -> None:
