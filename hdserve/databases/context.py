@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdserve.databases.history import MATCH_TOKENS, index_tokens
+from hdserve.databases.history import MATCH_TOKENS, index_tokens, new_places
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -95,7 +95,7 @@ class ContextDatabase:
 
     Attributes:
         tokens: int32 buffer; a power of two long.
-        heads: the copy index over ``tokens``.
+        places: the copy index over ``tokens``.
         table, size: the n-gram rows and their use.
     """
 
@@ -107,7 +107,7 @@ class ContextDatabase:
         self._pool = pool
         self._orders = orders
         self.tokens: Tokens = np.zeros(capacity, np.int32)
-        self.heads: Ints = np.zeros(capacity, np.int64)
+        self.places: Ints = new_places(capacity)
         self.tokens[:num_prompt] = token_ids
         self.num_tokens = num_prompt
         buckets = max(64, (num_prompt + 256) * ROWS_PER_TOKEN // 3)
@@ -120,7 +120,7 @@ class ContextDatabase:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.heads.nbytes
+        return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.places.nbytes
 
     @property
     def is_table_full(self) -> bool:
@@ -144,9 +144,11 @@ class ContextDatabase:
         insert_tokens(
             self.table.rows, self.size, self.tokens, begin, end, self._orders, stamp, stamp
         )
-        last = min(end, self.num_tokens - 1)
-        index_tokens(self.tokens, self.heads, len(self.heads), max(begin, MATCH_TOKENS - 1), last)
+        self._index(max(begin, MATCH_TOKENS - 1), min(end, self.num_tokens - 1))
         self._num_pending = begin
+
+    def _index(self, begin: int, end: int) -> None:
+        index_tokens(self.tokens, self.places, begin, end)
 
     def continue_prompt(self) -> None:
         """Insert one more piece of a prompt that was too long to be inserted at once."""
@@ -161,9 +163,8 @@ class ContextDatabase:
         """Make room for more tokens and more contexts."""
         while not self.has_room(num_new):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
-            self.heads = np.zeros(len(self.tokens), np.int64)
-            last = self.num_tokens - 1
-            index_tokens(self.tokens, self.heads, len(self.heads), MATCH_TOKENS - 1, last)
+            self.places = new_places(len(self.tokens))
+            self._index(MATCH_TOKENS - 1, self.num_tokens - 1)
         if self.is_table_full:
             old = self.table
             in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS

@@ -1,8 +1,17 @@
 """Where the last tokens occurred before: a token log with an index of its positions.
 
-The index answers "after which position did these ``MATCH_TOKENS`` tokens occur last?" with one
+The index answers "before which position did these ``MATCH_TOKENS`` tokens stand last?" with one
 look-up; the true length of the match is then counted in the log itself.  A long copy needs no
 further look-up: its next token is the next token of the log.
+
+The index is a hash table of buckets of one cache line, eight entries filled from the front::
+
+    bits   62 .. 40   39 .. 0
+           tag        position          an empty entry is 0
+
+A full bucket gives up its oldest position.  With two places for each token the oldest text of a
+full log keeps 98 % of its entries; with one place for each token, and no choice among places, it
+would keep 37 %.
 
 The log is a ring: position ``p`` lies at ``p & (capacity - 1)``, and what is older than one
 capacity is forgotten.  Position 0 is never a match, so that 0 means "none" in the index.
@@ -17,10 +26,9 @@ from hdserve.databases.ngram import (
     Ints,
     Tokens,
     extend_hash,
-    highest_bit,
     inlined,
     jit,
-    linear_bucket,
+    new_lines,
 )
 
 MATCH_TOKENS = 5
@@ -29,10 +37,23 @@ MATCH_TOKENS = 5
 MAX_MATCH = 32
 """Longest match that is counted."""
 
-LOG_OLDEST, LOG_END, NUM_HEADS = 0, 1, 2
+PLACES_PER_BUCKET = 8
+PLACES_PER_TOKEN = 2
+PLACES_PER_KEY = 3
+
+LOG_OLDEST, LOG_END = 0, 1
 """Entries of the ``state`` array of a log: valid positions are ``(oldest, end)``."""
 
 _KEY_SHIFT = np.uint64(32)
+_TAG_SHIFT = 40
+_TAG_MASK = np.uint64((1 << 23) - 1)
+_POSITION_MASK = (1 << _TAG_SHIFT) - 1
+
+
+def new_places(num_tokens: int) -> Ints:
+    """An empty index for ``num_tokens`` positions, a power of two: ``int64[2 * num_tokens]``."""
+    num_buckets = num_tokens * PLACES_PER_TOKEN // PLACES_PER_BUCKET
+    return new_lines(num_buckets).view(np.int64).reshape(-1)
 
 
 @inlined
@@ -46,29 +67,45 @@ def match_key(log: Tokens, end: int) -> np.uint64:
 
 
 @inlined
-def head_slot(key: np.uint64, num_heads: int) -> int:
-    """Where the index keeps the position of a key."""
-    return linear_bucket(np.int64(key >> _KEY_SHIFT), num_heads)
+def _bucket(places: Ints, key: np.uint64) -> int:
+    """The first place of the bucket of a key."""
+    return np.int64(key >> _KEY_SHIFT) * PLACES_PER_BUCKET & (places.shape[0] - 1)
+
+
+@inlined
+def _tag(key: np.uint64) -> int:
+    """What tells the keys of a bucket apart, where an entry has it."""
+    return np.int64(key & _TAG_MASK) << _TAG_SHIFT
+
+
+@inlined
+def note_place(places: Ints, key: np.uint64, position: int) -> None:
+    """Note that a key stands before ``position``.  Of a key the last ``PLACES_PER_KEY`` positions
+    are kept, and of a bucket the last that fit."""
+    first, tag = _bucket(places, key), _tag(key)
+    num_same, oldest, oldest_same = 0, first, first
+    for place in range(first, first + PLACES_PER_BUCKET):
+        entry = places[place]
+        if entry == 0:
+            oldest = place
+            break
+        known = entry & _POSITION_MASK
+        if known < places[oldest] & _POSITION_MASK:
+            oldest = place
+        if entry & ~_POSITION_MASK == tag:
+            if num_same == 0 or known < places[oldest_same] & _POSITION_MASK:
+                oldest_same = place
+            num_same += 1
+    chosen = oldest_same if num_same == PLACES_PER_KEY else oldest
+    if position > places[chosen] & _POSITION_MASK:
+        places[chosen] = tag | position
 
 
 @jit
-def index_tokens(log: Tokens, heads: Ints, num_heads: int, begin: int, end: int) -> None:
+def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
     """Index the positions ``(begin, end]`` of a log; ``begin >= MATCH_TOKENS - 1``."""
     for position in range(begin + 1, end + 1):
-        slot = head_slot(match_key(log, position), num_heads)
-        heads[slot] = max(heads[slot], position)
-
-
-@jit
-def add_heads(log: Tokens, heads: Ints, num_heads: int, num_added: int) -> None:
-    """Bring ``num_added`` more entries of the index into use, see linear hashing in ``ngram``."""
-    for added in range(num_heads, num_heads + num_added):
-        highest = highest_bit(added)
-        position = heads[added - highest]
-        heads[added] = 0
-        if position > 0 and np.int64(match_key(log, position) >> _KEY_SHIFT) & highest:
-            heads[added] = position
-            heads[added - highest] = 0
+        note_place(places, match_key(log, position), position)
 
 
 @inlined
@@ -80,3 +117,23 @@ def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_su
     while length < limit and log[(position - 1 - length) & mask] == suffix[length]:
         length += 1
     return length
+
+
+@inlined
+def find_longest(
+    log: Tokens, places: Ints, key: np.uint64, oldest: int, suffix: Tokens, num_suffix: int
+) -> tuple[int, int]:
+    """Of the known positions of a key the one with the longest match before it, of equals the
+    last, and the length of that match; zeros where none is of ``MATCH_TOKENS``."""
+    first, tag = _bucket(places, key), _tag(key)
+    found, longest = 0, MATCH_TOKENS - 1
+    for place in range(first, first + PLACES_PER_BUCKET):
+        entry = places[place]
+        if entry == 0:
+            break
+        position = entry & _POSITION_MASK
+        if entry & ~_POSITION_MASK == tag and position > oldest:
+            length = match_length(log, position, oldest, suffix, num_suffix)
+            if length > longest or (length == longest and position > found):
+                found, longest = position, length
+    return found, longest if found > 0 else 0

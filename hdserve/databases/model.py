@@ -18,9 +18,9 @@ from hdserve.databases.history import (
     LOG_END,
     LOG_OLDEST,
     MATCH_TOKENS,
-    NUM_HEADS,
-    add_heads,
+    PLACES_PER_TOKEN,
     index_tokens,
+    new_places,
 )
 from hdserve.databases.ngram import (
     MAX_STAMP,
@@ -45,10 +45,10 @@ MIN_RESERVE_BYTES = 1 << 15
 RECYCLED_SHARE = 16
 """One part in so many of a database's bytes is for what the model thought likely."""
 
-LOG_SHARE = 8
+LOG_SHARE = 6
 """One part in so many of a partition's bytes is for its log and the index of it."""
 
-LOG_BYTES_PER_TOKEN = 12
+LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256
 STAMPS_PER_TURNOVER = 128
 """By so many stamps the age of a row grows while as many contexts come as the table holds."""
@@ -66,7 +66,7 @@ class Partition:
 
     Attributes:
         table: the n-grams.
-        log, heads, log_state: the text itself, for copies of any length, see ``history``.
+        log, places, log_state: the text itself, for copies of any length, see ``history``.
         version: changes whenever one of the arrays was replaced.
     """
 
@@ -77,8 +77,8 @@ class Partition:
         table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
         self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
-        self.heads: Ints = np.zeros(MIN_LOG_TOKENS, np.int64)
-        self.log_state: Ints = np.array([0, 1, 64], np.int64)
+        self.places: Ints = new_places(MIN_LOG_TOKENS)
+        self.log_state: Ints = np.array([0, 1], np.int64)
         self.version = 0
         self.num_tokens = 0
         self.num_texts = 0
@@ -94,7 +94,7 @@ class Partition:
     def num_bytes(self) -> int:
         """Memory in use."""
         in_log = min(int(self.log_state[LOG_END]), len(self.log))
-        return self.table.num_bytes + in_log * 4 + int(self.log_state[NUM_HEADS]) * 8
+        return self.table.num_bytes + in_log * 4 + self.places.nbytes
 
     @property
     def log_end(self) -> int:
@@ -154,19 +154,15 @@ class Partition:
         self.log[: len(tokens) - num_first] = tokens[num_first:]
         self.log_state[LOG_END] = end
         self.log_state[LOG_OLDEST] = max(0, end - capacity)
-        num_heads = int(self.log_state[NUM_HEADS])
-        num_added = min(max(0, end - num_heads), capacity - num_heads)
-        add_heads(self.log, self.heads, num_heads, num_added)
-        self.log_state[NUM_HEADS] = num_heads + num_added
-        index_tokens(self.log, self.heads, num_heads + num_added, max(begin, MATCH_TOKENS), end)
+        index_tokens(self.log, self.places, max(begin, MATCH_TOKENS), end)
 
     def _enlarge_log(self) -> None:
         in_use = min(int(self.log_state[LOG_END]), len(self.log))
         capacity = min(self._max_log_tokens, len(self.log) * 4)
-        log, heads = np.zeros(capacity, np.int32), np.zeros(capacity, np.int64)
+        log, places = np.zeros(capacity, np.int32), new_places(capacity)
         log[:in_use] = self.log[:in_use]
-        heads[: len(self.heads)] = self.heads
-        self.log, self.heads = log, heads
+        index_tokens(log, places, MATCH_TOKENS, int(self.log_state[LOG_END]))
+        self.log, self.places = log, places
         self.version += 1
 
 

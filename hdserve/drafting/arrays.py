@@ -75,13 +75,13 @@ class Databases(NamedTuple):
     """
 
     tokens: Tokens
-    heads: Ints
+    places: Ints
     context: Rows
     context_size: Ints
     model: Rows
     model_size: Ints
     model_log: Tokens
-    model_heads: Ints
+    model_places: Ints
     model_state: Ints
     others: Rows
     others_size: Ints

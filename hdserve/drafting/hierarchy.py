@@ -60,7 +60,7 @@ MIN_NEW_TOKENS = 1000
 
 _OWN_ARRAYS = tuple(
     Databases._fields.index(name)
-    for name in ("tokens", "heads", "context", "context_size", "state")
+    for name in ("tokens", "places", "context", "context_size", "state")
 )
 LEVEL_SOURCES = (
     Source.CONTEXT,
@@ -253,7 +253,7 @@ class Hierarchy(Drafter):
         request.handles = request.sources.handles.copy()
         own: tuple[npt.NDArray[Any], ...] = (
             context.tokens,
-            context.heads,
+            context.places,
             context.table.rows,
             context.size,
             request.state,

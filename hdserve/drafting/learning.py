@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.history import MATCH_TOKENS, head_slot, match_key
+from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
 from hdserve.databases.ngram import NUM_ADDED, inlined, insert_tokens, jit
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
@@ -166,8 +166,7 @@ def commit(
         advance(pointers, predicted, token)
         position = state[STATE_NUM_TOKENS]
         if position >= MATCH_TOKENS:
-            slot = head_slot(match_key(databases.tokens, position), databases.heads.shape[0])
-            databases.heads[slot] = position
+            note_place(databases.places, match_key(databases.tokens, position), position)
         databases.tokens[position] = token
         state[STATE_NUM_TOKENS] = position + 1
         insert_tokens(

@@ -15,9 +15,7 @@ from hdserve.databases.history import (
     LOG_OLDEST,
     MATCH_TOKENS,
     MAX_MATCH,
-    NUM_HEADS,
-    head_slot,
-    match_length,
+    find_longest,
 )
 from hdserve.databases.ngram import START, Ints, inlined
 from hdserve.drafting.arrays import (
@@ -82,23 +80,28 @@ def refresh(
     A pointer whose level is not in ``levels`` (a bit mask) is never set.
     """
     if levels & (1 << CONTEXT) and pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
-        slot = head_slot(scratch.hashes[0, MATCH_TOKENS], databases.heads.shape[0])
-        position = databases.heads[slot]
+        position, length = find_longest(
+            databases.tokens,
+            databases.places,
+            scratch.hashes[0, MATCH_TOKENS],
+            0,
+            scratch.suffix[0],
+            num_suffix,
+        )
         if position > 0:
-            length = match_length(databases.tokens, position, 0, scratch.suffix[0], num_suffix)
-            if length >= MATCH_TOKENS:
-                pointers[0], pointers[1], pointers[2] = position, length, 0
+            pointers[0], pointers[1], pointers[2] = position, length, 0
     base = POINTER_SIZE
     if levels & (1 << MODEL) and pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
-        slot = head_slot(scratch.hashes[1, MATCH_TOKENS], databases.model_state[NUM_HEADS])
-        position = databases.model_heads[slot]
-        oldest = databases.model_state[LOG_OLDEST]
-        if position > oldest:
-            length = match_length(
-                databases.model_log, position, oldest, scratch.suffix[1], num_shared
-            )
-            if length >= MATCH_TOKENS:
-                pointers[base], pointers[base + 1], pointers[base + 2] = position, length, 0
+        position, length = find_longest(
+            databases.model_log,
+            databases.model_places,
+            scratch.hashes[1, MATCH_TOKENS],
+            databases.model_state[LOG_OLDEST],
+            scratch.suffix[1],
+            num_shared,
+        )
+        if position > 0:
+            pointers[base], pointers[base + 1], pointers[base + 2] = position, length, 0
 
 
 @inlined

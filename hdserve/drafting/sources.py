@@ -125,13 +125,13 @@ class DraftSources:
         recycled = partitions.recycled.table if partitions.recycled else nothing.table
         return Databases(
             tokens=nothing.log,
-            heads=nothing.heads,
+            places=nothing.places,
             context=nothing.table.rows,
             context_size=nothing.table.size,
             model=model.table.rows,
             model_size=model.table.size,
             model_log=model.log,
-            model_heads=model.heads,
+            model_places=model.places,
             model_state=model.log_state,
             others=others.table.rows,
             others_size=others.table.size,
