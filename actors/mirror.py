@@ -23,6 +23,7 @@ from actors import model_database
 from actors.link import ActorLink
 from actors.output_queue import OutputQueue
 from actors.publisher import Publisher
+from actors.shards import WHOLE, Shard
 from actors.subscription import Receiver, Subscription
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import PUBLISH_BYTES
@@ -49,8 +50,8 @@ class MirrorStats:
         num_failures: calls of an actor that failed.
         num_receiver_failures: exceptions of the receiver.
         num_queued_bytes: waiting to be published.
-        last_poll_age_s: since the last successful poll of the own model's actor; ``None`` before
-            the first.
+        last_poll_age_s: since the last successful poll of the own model's actor; before the first
+            one since the start.
     """
 
     num_published_outputs: int
@@ -62,7 +63,7 @@ class MirrorStats:
     num_failures: int
     num_receiver_failures: int
     num_queued_bytes: int
-    last_poll_age_s: float | None
+    last_poll_age_s: float
 
 
 class Mirror:
@@ -70,6 +71,7 @@ class Mirror:
 
     Args:
         key: the replica's model and tokenizer.
+        shard: whose actors it is in touch with; it must only be asked for their namespaces.
         receiver: what the replica does with news.
         draft_from: further models of the same tokenizer to read.
         merge_calibration: passed to the actor if this mirror is the one that starts it.
@@ -83,6 +85,7 @@ class Mirror:
         config: ModelDatabaseConfig,
         receiver: Receiver,
         *,
+        shard: Shard = WHOLE,
         draft_from: Iterable[str] = (),
         merge_calibration: MergeCalibration | None = None,
         replica_id: str = "",
@@ -94,9 +97,11 @@ class Mirror:
         self._queue = OutputQueue(QUEUE_BYTES)
         self._num_oversized = 0
         self._num_crashes = 0
+        self._shard = shard
+        self._started_s = time.monotonic()
 
         def resolve() -> object:
-            return model_database.get_or_create(key, config, merge_calibration)
+            return model_database.get_or_create(key, config, merge_calibration, shard)
 
         link = ActorLink(resolve, f"the model database of {key.model}")
         kept = OutputLog(config.refill_bytes, config.refill_bytes)
@@ -116,6 +121,7 @@ class Mirror:
 
     def start(self) -> None:
         """Begin; the actor is started in the background if there is none."""
+        self._started_s = time.monotonic()
         self._thread.start()
 
     def publish(self, namespace: str, token_ids: TokenIds) -> None:
@@ -166,7 +172,7 @@ class Mirror:
     def stats(self) -> MirrorStats:
         own = self._subscriptions[0]
         links = {id(item.link): item.link for item in self._subscriptions}.values()
-        age_s = None if own.last_poll_s is None else time.monotonic() - own.last_poll_s
+        last_s = self._started_s if own.last_poll_s is None else own.last_poll_s
         return MirrorStats(
             num_published_outputs=self._publisher.num_outputs,
             num_published_tokens=self._publisher.num_tokens,
@@ -179,12 +185,14 @@ class Mirror:
             + self._num_crashes,
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,
-            last_poll_age_s=age_s,
+            last_poll_age_s=time.monotonic() - last_s,
         )
 
     def _follow(self, key: DatabaseKey, receiver: Receiver) -> Subscription:
         """A reader of another model's database, which it neither starts nor refills."""
-        link = ActorLink(lambda: model_database.get(key), f"the model database of {key.model}")
+        link = ActorLink(
+            lambda: model_database.get(key, self._shard), f"the model database of {key.model}"
+        )
         nothing = OutputLog(max_bytes=0, max_total_bytes=0)
         return Subscription(link, key, self.replica_id, nothing, self._used_namespaces, receiver)
 

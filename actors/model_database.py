@@ -7,6 +7,7 @@ without limit; it comes back with what was on its disk, and asks a replica for t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -19,6 +20,7 @@ import numpy as np
 import ray
 
 from actors.refills import Refills
+from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
 from hdserve.databases.output_files import database_directory
@@ -290,30 +292,33 @@ class ModelDatabaseActor:
                 logger.exception("the snapshot of %s failed", self._key.model)
 
 
-def actor_name(key: DatabaseKey) -> str:
+def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
     """The actor's name in the Ray namespace ``hdserve``.
 
     It carries the wire version, so that two versions of the program run side by side during an
     upgrade, each with an actor it understands.
     """
-    return f"model-database-v{FORMAT_VERSION}:{key.model}:{key.fingerprint[:16]}"
+    label = f"-{shard.label}" if shard.label else ""
+    return f"model-database-v{FORMAT_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
 
 
 def get_or_create(
     key: DatabaseKey,
     config: ModelDatabaseConfig,
     merge_calibration: MergeCalibration | None = None,
+    shard: Shard = WHOLE,
 ) -> Any:
     """A handle of the database's actor, which is started if there is none in the cluster.
 
     Args:
         merge_calibration: an importable function; see :class:`ModelDatabaseActor`.
+        shard: the namespaces it keeps.
 
     Raises:
         RayError: the cluster cannot be reached.
     """
     options = ray.remote(ModelDatabaseActor).options(
-        name=actor_name(key),
+        name=actor_name(key, shard),
         namespace=RAY_NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
@@ -321,23 +326,32 @@ def get_or_create(
         max_task_retries=0,
         num_cpus=config.num_cpus,
     )
-    return options.remote(key, config, merge_calibration)
+    return options.remote(key, shard.config(config), merge_calibration)
 
 
-def get(key: DatabaseKey) -> Any:
+def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
     """A handle of the actor if there is one.
 
     Raises:
         ValueError: there is none.
     """
-    return ray.get_actor(actor_name(key), namespace=RAY_NAMESPACE)
+    return ray.get_actor(actor_name(key, shard), namespace=RAY_NAMESPACE)
 
 
-def stop(key: DatabaseKey) -> None:
+def stop(key: DatabaseKey, shard: Shard = WHOLE) -> None:
     """Write everything to disk and end the actor for good; nothing happens if there is none."""
     try:
-        actor = get(key)
+        actor = get(key, shard)
     except ValueError:
         return
     ray.get(actor.close.remote())
     ray.kill(actor)
+
+
+def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:
+    """Handles of the actors there are of ``num_shards`` shards."""
+    found = {}
+    for shard in shards(num_shards):
+        with contextlib.suppress(ValueError):
+            found[shard] = get(key, shard)
+    return found

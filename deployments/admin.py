@@ -11,9 +11,13 @@ from fastapi.responses import StreamingResponse
 from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database
+from actors.shards import Shard, shard_of
 from deployments.access import require_admin
+from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
     DatabaseError,
     HdserveError,
@@ -79,36 +83,48 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
 
 class _Database:
-    """The model database of one model, through its actor."""
+    """The model database of one model, through the actors of its shards.
 
-    def __init__(self, key: DatabaseKey, actor: Any) -> None:
+    Args:
+        actors: by shard; those that no namespace was used of are not there.
+    """
+
+    def __init__(
+        self, key: DatabaseKey, config: ModelDatabaseConfig, actors: dict[Shard, Any]
+    ) -> None:
         self._key = key
-        self._actor = actor
+        self._config = config
+        self._actors = actors
 
     async def info(self) -> dict[str, Any]:
-        info: dict[str, Any] = await _ask(self._actor.info.remote())
+        found = await asyncio.gather(
+            *(_ask(actor.info.remote()) for actor in self._actors.values())
+        )
+        namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
         return {
-            "id": info["model"],
+            "id": self._key.model,
             "object": "speculation.database",
-            "tokenizer_fingerprint": info["fingerprint"],
-            "num_bytes": info["num_bytes"],
-            "num_readers": info["num_readers"],
-            "directory": info["directory"],
+            "tokenizer_fingerprint": self._key.fingerprint,
+            "num_bytes": sum(info["num_bytes"] for info in found),
+            "num_readers": sum(info["num_readers"] for info in found),
+            "num_shards": self._config.num_shards,
+            "directories": [info["directory"] for info in found if info["directory"]],
             "namespaces": {
                 name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
-                for name, item in sorted(info["namespaces"].items())
+                for name, item in sorted(namespaces.items())
             },
         }
 
     async def flush(self, namespace: str) -> None:
-        await _ask(self._actor.flush.remote(namespace))
+        await _ask((await self._actor(namespace)).flush.remote(namespace))
 
     async def export(self, namespaces: list[str]) -> AsyncIterator[bytes]:
         """The records of an archive; at least one, so that an empty one says whose it is."""
         for namespace in namespaces or ["default"]:
             cursor, is_last = 0, False
             while not is_last:
-                message, cursor, is_last = await _ask(self._actor.export.remote(namespace, cursor))
+                actor = await self._actor(namespace)
+                message, cursor, is_last = await _ask(actor.export.remote(namespace, cursor))
                 yield pack_record(message)
 
     async def import_(self, chunks: AsyncIterator[bytes]) -> int:
@@ -123,12 +139,37 @@ class _Database:
             try:
                 while (taken := take_record(buffer)) is not None:
                     body, buffer = taken
-                    num_new += await _ask(self._actor.import_.remote(body))
+                    num_new += await self._import_message(body)
             except SnapshotError as error:
                 raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
         if buffer:
             raise InvalidRequest("the archive is cut off")
         return num_new
+
+    async def _import_message(self, message: bytes) -> int:
+        """
+        Raises:
+            SnapshotError: it is corrupt or of another tokenizer.
+        """
+        received = Publish.decode(message, self._key.fingerprint, model=None)
+        num_new = 0
+        for namespace, segment in received.outputs.items():
+            part = Publish(received.sender, {namespace: segment}).encode(self._key)
+            num_new += await _ask((await self._actor(namespace)).import_.remote(part))
+        return num_new
+
+    async def _actor(self, namespace: str) -> Any:
+        """The actor that keeps a namespace; started if there is none."""
+        shard = shard_of(namespace, self._config.num_shards)
+        if shard not in self._actors:
+            self._actors[shard] = await asyncio.to_thread(
+                model_database.get_or_create,
+                self._key,
+                self._config,
+                merge_drafter_states,
+                shard,
+            )
+        return self._actors[shard]
 
 
 async def _open(gateway: Gateway, model: str) -> _Database | None:
@@ -139,10 +180,9 @@ async def _open(gateway: Gateway, model: str) -> _Database | None:
     """
     name = gateway.model(model).name
     key = DatabaseKey(name, (await gateway.describe(name)).tokenizer_fingerprint)
-    try:
-        return _Database(key, await asyncio.to_thread(model_database.get, key))
-    except ValueError:
-        return None
+    config = gateway.config.model_database
+    found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
+    return _Database(key, config, found) if found else None
 
 
 async def _existing(gateway: Gateway, model: str) -> _Database:

@@ -176,7 +176,10 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ("kv_cache_tokens", "Size of the KV cache."),
         ("database_entries", "Texts or contexts in a database.", "database"),
         ("database_bytes", "Memory of a database.", "database"),
-        ("mirror_age_seconds", "Since the last answer of the model database's actor."),
+        (
+            "mirror_age_seconds",
+            "Since the last answer of the model database's actor, or since the start.",
+        ),
         ("mirror_queued_bytes", "Waiting to be published."),
     ):
         yield MetricInfo(f"hdserve_{name}", "gauge", text, tuple(labels))

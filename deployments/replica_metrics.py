@@ -118,8 +118,7 @@ class ReplicaMetrics:
         yield Sample("hdserve_database_fallbacks", stats.num_failures, ("actor_call_failed",))
         yield Sample("hdserve_database_fallbacks", stats.num_receiver_failures, ("not_taken",))
         yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)
-        if stats.last_poll_age_s is not None:
-            yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
+        yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 
 
 def _draft_samples(drafts: DraftCounts) -> Iterator[Sample]:

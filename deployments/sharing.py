@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.mirror import Mirror, MirrorStats
+from actors.sharded_mirror import ShardedMirror
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.snapshot import DatabaseKey
@@ -37,18 +38,21 @@ class ClusterSharing:
         self._host = host
         self._engine = engine
         self._states_shared_s: dict[str, float] = {}
-        self._mirror = Mirror(
-            DatabaseKey(host.config.name, host.tokenizer.fingerprint),
-            config,
-            self,
-            draft_from=host.config.draft_from,
-            merge_calibration=merge_drafter_states,
-            replica_id=replica,
+        self._mirror = ShardedMirror(
+            config.num_shards,
+            lambda shard: Mirror(
+                DatabaseKey(host.config.name, host.tokenizer.fingerprint),
+                config,
+                self,
+                shard=shard,
+                draft_from=host.config.draft_from,
+                merge_calibration=merge_drafter_states,
+                replica_id=replica,
+            ),
         )
 
     def start(self) -> None:
         """Begin; returns when what the cluster has now is drafted from, or after some seconds."""
-        self._mirror.start()
         self._mirror.use(DEFAULT_NAMESPACE)
         if not self._mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
             logger.warning("the model database did not answer yet; drafting begins without it")

@@ -187,8 +187,12 @@ class ModelDatabaseConfig(StrictModel):
     poll_interval_s: float = Field(default=0.5, gt=0)
     """How often a replica asks for what others generated."""
 
+    num_shards: int = Field(default=1, ge=1, le=256)
+    """Actors that share the namespaces of each model among them.  Each namespace is in one, so
+    this spreads the load of many tenants; text kept under another number stays on its disk."""
+
     num_cpus: float = Field(default=0.1, ge=0)
-    """What Ray reserves for the actor."""
+    """What Ray reserves for each actor."""
 
 
 class GatewayConfig(StrictModel):

@@ -133,7 +133,17 @@ def test_two_replicas_see_each_others_outputs_and_not_their_own(cluster):
     stats = one.stats()
     assert (stats.num_published_outputs, stats.num_published_tokens) == (2, 5)
     assert (stats.num_received_outputs, stats.num_received_tokens) == (1, 2)
-    assert stats.last_poll_age_s is not None
+    assert 0 < stats.last_poll_age_s < WAIT_S
+
+
+def test_a_mirror_that_never_heard_of_its_actor_grows_old():
+    """So that an alert on the age tells of an actor that cannot be started."""
+    key = DatabaseKey("nobody", "f" * 32)
+    mirror = Mirror(key, ModelDatabaseConfig(), Replica())
+    age_s = mirror.stats().last_poll_age_s
+    time.sleep(0.01)
+    assert mirror.stats().last_poll_age_s > age_s
+    mirror.close()
 
 
 def test_a_new_replica_catches_up_before_its_first_request(cluster):

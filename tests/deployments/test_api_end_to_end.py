@@ -76,6 +76,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
             }
         ],
         "gateway": {"strict_requests": True},
+        "model_database": {"num_shards": 2},
     }
     environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY": ADMIN_KEY}
     served = ServedApplication(directory, config, environment=environment)

@@ -1,0 +1,82 @@
+"""A replica's side of a model database whose namespaces several actors share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+
+from actors.mirror import Mirror, MirrorStats
+from actors.shards import Shard, shard_of
+from hdserve.databases.segment import TokenIds
+
+
+class ShardedMirror:
+    """A :class:`Mirror` for each shard of which a namespace has been used.
+
+    Thread-safe; begins a mirror, which is a thread, with the first use of a namespace of its
+    shard, so that a replica is in touch with no more actors than it needs.
+
+    Args:
+        make: the mirror of a shard, not started.
+    """
+
+    def __init__(self, num_shards: int, make: Callable[[Shard], Mirror]) -> None:
+        self._num_shards = num_shards
+        self._make = make
+        self._mirrors: dict[Shard, Mirror] = {}
+        self._lock = threading.Lock()
+
+    def use(self, namespace: str) -> None:
+        """See :meth:`Mirror.use`."""
+        self._of(namespace).use(namespace)
+
+    def publish(self, namespace: str, token_ids: TokenIds) -> None:
+        """See :meth:`Mirror.publish`."""
+        self._of(namespace).publish(namespace, token_ids)
+
+    def publish_calibration(self, namespace: str, calibration: bytes) -> None:
+        """See :meth:`Mirror.publish_calibration`."""
+        self._of(namespace).publish_calibration(namespace, calibration)
+
+    def wait_until_current(self, timeout_s: float) -> bool:
+        """See :meth:`Mirror.wait_until_current`; of all that have begun."""
+        until_s = time.monotonic() + timeout_s
+        return all(
+            mirror.wait_until_current(max(0.0, until_s - time.monotonic()))
+            for mirror in self._begun()
+        )
+
+    def stats(self) -> MirrorStats:
+        """The sum over the shards; of ages the largest."""
+        found = [mirror.stats() for mirror in self._begun()]
+        totals = {
+            field.name: sum(getattr(stats, field.name) for stats in found)
+            for field in fields(MirrorStats)
+        }
+        totals["last_poll_age_s"] = max((stats.last_poll_age_s for stats in found), default=0.0)
+        return MirrorStats(**totals)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """See :meth:`Mirror.close`; all at the same time."""
+        threads = [
+            threading.Thread(target=mirror.close, args=(timeout_s,)) for mirror in self._begun()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _begun(self) -> list[Mirror]:
+        with self._lock:
+            return list(self._mirrors.values())
+
+    def _of(self, namespace: str) -> Mirror:
+        shard = shard_of(namespace, self._num_shards)
+        with self._lock:
+            mirror = self._mirrors.get(shard)
+            if mirror is None:
+                mirror = self._mirrors[shard] = self._make(shard)
+                mirror.start()
+            return mirror
