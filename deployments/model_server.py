@@ -42,6 +42,7 @@ from hdserve.core import (
 )
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.processors import default_num_threads
 from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest
 from hdserve.tree import DraftTree
@@ -62,15 +63,14 @@ class ModelServer:
     """Hosts a model; Ray Serve runs ``num_replicas`` of it.
 
     Args:
-        num_threads: threads of the CPU kernels, because Ray gives an actor of one CPU or less a
-            single one.
+        num_models: served beside this one, itself counted; they may share a node.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         database_config: ModelDatabaseConfig,
-        num_threads: int,
+        num_models: int,
         telemetry: TelemetryConfig,
     ) -> None:
         self._config = config
@@ -80,7 +80,7 @@ class ModelServer:
         self._host = ModelHost(
             config,
             max_database_bytes=database_config.max_bytes,
-            num_threads=num_threads,
+            num_threads=default_num_threads(config.num_cpus, num_models),
             locate_statistics=locate_statistics,
             on_output=self._publish,
             is_server=True,
@@ -396,6 +396,5 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
             "request_router_class": "deployments.session_router.SessionRouter",
             "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
         }
-    num_threads = max(1, (os.cpu_count() or 1) // len(system.models))
     deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(config, system.model_database, num_threads, system.telemetry)
+    return deployment.bind(config, system.model_database, len(system.models), system.telemetry)

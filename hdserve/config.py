@@ -102,7 +102,8 @@ class EngineConfig(StrictModel):
     server on a CPU that has a C++ compiler, unless forwards run at exact shapes."""
 
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of the CPU kernels; default: the node's cores shared by its replicas."""
+    """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
+    cores of the machine or container shared by the models."""
 
 
 class ModelConfig(StrictModel):

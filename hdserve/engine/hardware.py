@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 
 from hdserve.config import Device
 from hdserve.engine.loader import pick_device, pick_dtype
+from hdserve.engine.memory import free_bytes
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -21,7 +21,8 @@ class Hardware:
     Attributes:
         name: of the GPU, or ``cpu``.
         dtype: what ``auto`` means here.
-        free_bytes: memory free on the device.
+        num_threads: that PyTorch would use.
+        free_bytes: memory free on the device, or in the container.
         has_unused_gpu: the machine has an NVIDIA driver, and this torch cannot use it.
     """
 
@@ -41,14 +42,11 @@ def describe_hardware(wanted: Device = "auto") -> Hardware:
     """
     device = pick_device(wanted)
     is_gpu = device.type == "cuda"
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if is_gpu:
-        free_bytes = torch.cuda.mem_get_info(device)[0]
     return Hardware(
         name=torch.cuda.get_device_name(device) if is_gpu else "cpu",
         dtype=str(pick_dtype("auto", device)).removeprefix("torch."),
         num_threads=torch.get_num_threads(),
-        free_bytes=free_bytes,
+        free_bytes=int(free_bytes(device)),
         torch_version=torch.__version__,
         has_unused_gpu=_NVIDIA_DRIVER.exists() and not torch.cuda.is_available(),
     )

@@ -23,6 +23,7 @@ from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
+from hdserve.engine.processors import available_cpus
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import SnapshotError
 from hdserve.models import bundled_statistics
@@ -72,8 +73,7 @@ class ModelHost:
         is_server: bool = False,
     ) -> None:
         threads = config.engine.num_threads or num_threads
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads or min(torch.get_num_threads(), available_cpus()))
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(
             config.model, config.revision, trust_remote_code=config.trust_remote_code

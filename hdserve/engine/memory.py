@@ -9,8 +9,12 @@ from pathlib import Path
 
 import torch
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUP = Path("/proc/self/cgroup")
+from hdserve.engine.control_groups import GROUPS, OWN_GROUP, directories, read
+
+_NAMES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def free_bytes(device: torch.device) -> float:
@@ -21,7 +25,7 @@ def free_bytes(device: torch.device) -> float:
     return min(float(machine), free_bytes_of_group())
 
 
-def free_bytes_of_group(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> float:
+def free_bytes_of_group(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> float:
     """What the memory limits of the control groups (version 2 or 1) leave; infinite without one.
 
     Inactive pages of files count as free: they go first when memory is short.
@@ -31,33 +35,16 @@ def free_bytes_of_group(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) ->
 
 def _limits(groups: Path, own_group: Path) -> Iterator[tuple[Path, Path, str]]:
     """The files of each limit and usage, and how its statistics call inactive pages of files."""
-    for line in _read(own_group).splitlines() or ["0::/"]:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            base, names = groups, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base = groups / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        own = base / path.lstrip("/")
-        for directory in (own, *own.parents):
-            if directory.is_relative_to(base):
-                yield directory / names[0], directory / names[1], names[2]
+    for version, directory in directories("memory", groups, own_group):
+        names = _NAMES[version]
+        yield directory / names[0], directory / names[1], names[2]
 
 
 def _free_bytes_in(limit: Path, usage: Path, inactive: str) -> float:
-    maximum, used = _read(limit).strip(), _read(usage).strip()
+    maximum, used = read(limit).strip(), read(usage).strip()
     if not (maximum.isdecimal() and used.isdecimal()):
         return math.inf
     statistics = dict(
-        line.split(" ", 1) for line in _read(limit.parent / "memory.stat").splitlines()
+        line.split(" ", 1) for line in read(limit.parent / "memory.stat").splitlines()
     )
     return max(0.0, float(maximum) - float(used) + float(statistics.get(inactive, 0)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""

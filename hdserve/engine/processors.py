@@ -1,0 +1,42 @@
+"""How many cores a model may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdserve.engine.control_groups import GROUPS, OWN_GROUP, directories, read
+
+
+def default_num_threads(reserved: float, num_models: int, available: int | None = None) -> int:
+    """Threads of a model's CPU kernels where nobody says.
+
+    Args:
+        reserved: cores Ray reserves for a replica: so many threads from one core on; below it the
+            models share what there is.
+        num_models: that are served.
+        available: cores this process may use; default: :func:`available_cpus`.
+    """
+    available = available_cpus() if available is None else available
+    wanted = int(reserved) if reserved >= 1 else available // num_models
+    return max(1, min(wanted, available))
+
+
+def available_cpus(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
+    """Cores this process may use: those it may run on, or less where its container has less."""
+    quota = min(_quotas(groups, own_group), default=math.inf)
+    return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def _quotas(groups: Path, own_group: Path) -> Iterator[float]:
+    """Cores by the limits of the control groups."""
+    for version, directory in directories("cpu", groups, own_group):
+        if version == 2:
+            quota, period = (read(directory / "cpu.max").split() or ["max", "1"])[:2]
+        else:
+            quota = read(directory / "cpu.cfs_quota_us").strip()
+            period = read(directory / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            yield int(quota) / int(period)
