@@ -93,7 +93,10 @@ class ReplicaMetrics:
 
     def _database_samples(self) -> Iterator[Sample]:
         own, *others = self._host.databases.values()
-        found: list[tuple[str, int, int]] = [("model", own.num_entries, own.num_bytes)]
+        found = [
+            ("model", own.num_entries, own.num_text_bytes),
+            ("recycled", own.num_recycled_entries, own.num_recycled_bytes),
+        ]
         if others:
             entries = sum(database.num_entries for database in others)
             found.append(("other_models", entries, sum(other.num_bytes for other in others)))

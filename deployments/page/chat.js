@@ -100,14 +100,15 @@ export class Chat {
 
   #body() {
     const system = byId("system").value.trim();
-    const databases = [...document.querySelectorAll("[name=database]:checked")].map((box) => box.value);
+    const boxes = [...document.querySelectorAll("[name=database]")];
+    const databases = boxes.filter((box) => box.checked).map((box) => box.value);
     return {
       model: this.model(),
       messages: [...(system ? [{ role: "system", content: system }] : []), ...this.messages],
       temperature: byId("temperature").valueAsNumber || 0,
       max_tokens: byId("max-tokens").valueAsNumber || undefined,
       seed: byId("seed").valueAsNumber || 0,
-      speculation: databases.length < 3 ? { databases, enabled: databases.length > 0 } : undefined,
+      speculation: databases.length < boxes.length ? { databases, enabled: databases.length > 0 } : undefined,
     };
   }
 

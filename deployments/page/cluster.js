@@ -4,7 +4,7 @@ import { getJson, getText, parseMetrics } from "./api.js";
 import { bytes, byId, element, number } from "./dom.js";
 
 const INTERVAL_MS = 2000;
-const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", context: "context" };
+const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", recycled: "recycled", context: "context" };
 
 export class Cluster {
   constructor({ fail }) {

@@ -33,8 +33,8 @@ export class Race {
     Object.assign(this, { model, say, fail });
     this.controller = null;
     this.lanes = [
-      new Lane("lane-drafts", "With drafts", { enabled: true }),
-      new Lane("lane-plain", "Without drafts", { enabled: false }),
+      new Lane("lane-drafts", "With drafts", { enabled: true, share_output: false }),
+      new Lane("lane-plain", "Without drafts", { enabled: false, share_output: false }),
     ];
     byId("race-form").addEventListener("submit", (event) => {
       event.preventDefault();

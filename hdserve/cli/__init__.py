@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +14,6 @@ from hdserve.errors import HdserveError
 
 app = typer.Typer(
     name="hdserve",
-    help="Multi-model LLM serving, losslessly accelerated by hierarchical drafting.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -26,6 +27,24 @@ app.command("check-lossless")(lossless.check_lossless)
 app.command("config")(config.show_config)
 app.command("check-config")(config.check_config)
 app.command("doctor")(doctor.doctor)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(version("hdserve"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and end.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Multi-model LLM serving, losslessly accelerated by hierarchical drafting."""
 
 
 def main() -> None:

@@ -216,10 +216,11 @@ class ModelDatabase:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return self._num_text_bytes + self._num_recycled_bytes
+        return self.num_text_bytes + self.num_recycled_bytes
 
     @property
-    def _num_text_bytes(self) -> int:
+    def num_text_bytes(self) -> int:
+        """Of it for what was generated."""
         return sum(partition.num_bytes for partition in self._partitions.values())
 
     def partition(self, namespace: str) -> Partition | None:
@@ -238,7 +239,7 @@ class ModelDatabase:
             found = RecycledDatabase(self._recycled_bytes)
             self.version += 1
         self._recycled[namespace] = found
-        while len(self._recycled) > 1 and self._num_recycled_bytes > self._recycled_bytes:
+        while len(self._recycled) > 1 and self.num_recycled_bytes > self._recycled_bytes:
             del self._recycled[next(iter(self._recycled))]
             self.version += 1
         return found
@@ -252,8 +253,14 @@ class ModelDatabase:
         return self.max_bytes // RECYCLED_SHARE
 
     @property
-    def _num_recycled_bytes(self) -> int:
+    def num_recycled_bytes(self) -> int:
+        """Of it for what the model thought likely."""
         return sum(recycled.num_bytes for recycled in self._recycled.values())
+
+    @property
+    def num_recycled_entries(self) -> int:
+        """Contexts for which is kept what the model thought likely."""
+        return sum(recycled.num_entries for recycled in self._recycled.values())
 
     def insert(self, namespace: str, token_ids: TokenIds) -> None:
         """Add one finished output of the model.
@@ -352,7 +359,7 @@ class ModelDatabase:
             partition = Partition(self._text_bytes, self._orders)
             self.version += 1
         self._partitions[namespace] = partition
-        while len(self._partitions) > 1 and self._num_text_bytes > self._text_bytes:
+        while len(self._partitions) > 1 and self.num_text_bytes > self._text_bytes:
             self.clear(next(iter(self._partitions)))
         return partition
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdserve.databases.ngram import (
+    BUCKET_ROWS,
     FIRST_SLOT,
     MAX_COUNT,
     MAX_STAMP,
@@ -84,6 +85,11 @@ class RecycledDatabase:
     def num_bytes(self) -> int:
         """Memory in use."""
         return self.table.num_bytes
+
+    @property
+    def num_entries(self) -> int:
+        """Contexts held; those of a full table are not counted but taken to fill it."""
+        return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
 
     def advance_stamp(self) -> None:
         """Let rows age as the table turns over; to be called now and then."""
