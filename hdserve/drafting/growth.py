@@ -144,7 +144,7 @@ def enqueue_candidates(
 
 
 @inlined
-def add_node(scratch: Scratch, node: int, entry: int, score: float) -> None:
+def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, score: float) -> None:
     """Make ``node`` of a queue entry."""
     nodes = scratch.nodes
     parent = entry >> _PARENT_SHIFT
@@ -157,7 +157,7 @@ def add_node(scratch: Scratch, node: int, entry: int, score: float) -> None:
     for index in range(2 * POINTER_SIZE):
         nodes[node, NODE_POINTERS + index] = nodes[parent, NODE_POINTERS + index]
     predicted = (nodes[parent, NODE_PREDICTED], nodes[parent, NODE_PREDICTED + 1])
-    advance(nodes[node, NODE_POINTERS:], predicted, token)
+    advance(databases, nodes[node, NODE_POINTERS:], predicted, token)
     scratch.node_scores[node] = score
 
 
@@ -228,7 +228,7 @@ def grow_tree(
             length = enqueue_candidates(scratch, num, node, head, length, limit, threshold)
         if length == 0:
             break
-        add_node(scratch, num_nodes, scratch.queue[head], scratch.queue_scores[head])
+        add_node(databases, scratch, num_nodes, scratch.queue[head], scratch.queue_scores[head])
         num_nodes += 1
         head += 1
         length -= 1

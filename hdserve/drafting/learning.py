@@ -163,7 +163,7 @@ def commit(
             learn_cells(learned, scratch, num, num_events, right)
             p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
-        advance(pointers, predicted, token)
+        advance(databases, pointers, predicted, token)
         position = state[STATE_NUM_TOKENS]
         if position >= MATCH_TOKENS:
             note_place(databases.places, match_key(databases.tokens, position), position)

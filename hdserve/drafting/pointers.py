@@ -1,9 +1,15 @@
 """Copy pointers: where in earlier text the sequence seems to be, and what stands there next.
 
 A pointer is ``position, length, misses``: the position of the predicted token in a log, how many
-tokens agreed before it, and how often it was wrong since it was set.  After a wrong token it stays
-aligned, one token on, because near copies differ in single tokens (a name, a number); it moves to
-another place as soon as the index knows a longer match.
+tokens agreed before it, and how often it was wrong since it was set.  Near copies differ in single
+tokens (a name, a number), so after a wrong token it stays aligned, whichever it was::
+
+    log        a b c d e f          after "a b" the pointer stands at c
+    replaced   a b x d e f          x: on to d
+    left out   a b d e f            d stands behind c: on to e
+    put in     a b x c d e f        x: on to d;  c stands before d: d stays
+
+It moves to another place as soon as the index knows a match there.
 """
 
 from __future__ import annotations
@@ -105,6 +111,27 @@ def refresh(
 
 
 @inlined
+def _own_token(databases: Databases, position: int) -> int:
+    """The token at a position of the request's text; -1 for none."""
+    if 0 < position < databases.state[STATE_NUM_TOKENS]:
+        return np.int64(databases.tokens[position])
+    return -1
+
+
+@inlined
+def _logged_token(databases: Databases, position: int) -> int:
+    """The token at a position of the model's log; -1 for none."""
+    if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
+        return np.int64(databases.model_log[position & (databases.model_log.shape[0] - 1)])
+    return -1
+
+
+@inlined
+def _token_at(databases: Databases, which: int, position: int) -> int:
+    return _own_token(databases, position) if which == 0 else _logged_token(databases, position)
+
+
+@inlined
 def predictions(
     databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
 ) -> tuple[int, int]:
@@ -119,15 +146,11 @@ def predictions(
             back = end + depth - 1 - position
             if 0 <= back < num_suffix:
                 context = np.int64(scratch.suffix[0, back])
-    model = -1
-    position = pointers[POINTER_SIZE]
-    if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
-        model = np.int64(databases.model_log[position & (databases.model_log.shape[0] - 1)])
-    return context, model
+    return context, _logged_token(databases, pointers[POINTER_SIZE])
 
 
 @inlined
-def advance(pointers: Ints, predicted: tuple[int, int], token: int) -> None:
+def advance(databases: Databases, pointers: Ints, predicted: tuple[int, int], token: int) -> None:
     """Move both pointers over ``token``."""
     for which in range(2):
         base = which * POINTER_SIZE
@@ -141,6 +164,13 @@ def advance(pointers: Ints, predicted: tuple[int, int], token: int) -> None:
         elif predicted[which] < 0 or pointers[base + 2] >= MAX_MISSES:
             pointers[base], pointers[base + 1], pointers[base + 2] = 0, 0, 0
         else:
-            pointers[base] += 1
-            pointers[base + 1] = 0
+            shift = 1
+            if _token_at(databases, which, pointers[base] + 1) == token:
+                shift = 2
+            elif (
+                pointers[base + 2] > 0 and _token_at(databases, which, pointers[base] - 1) == token
+            ):
+                shift = 0
+            pointers[base] += shift
+            pointers[base + 1] = shift != 1
             pointers[base + 2] += 1

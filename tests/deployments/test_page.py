@@ -260,7 +260,7 @@ def test_databases_and_replicas(page: Any) -> None:
         rows = page.get_by_role("region", name=f"Databases of {model}").locator("tbody tr")
         rows.first.wait_for()
         names = rows.locator("th").all_inner_texts()
-        assert names == ["model", "statistics", "context"]
+        assert names == ["model", "statistics", "recycled", "context"]
         statistics = rows.nth(1).locator("td").all_inner_texts()
         assert int(statistics[0].replace(",", "")) > 1000
         assert re.fullmatch(r"[\d.,]+ [KM]iB", statistics[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -104,20 +105,38 @@ def test_long_copies_fill_the_depth() -> None:
     assert len(trees) < 40
 
 
-def test_near_copies_stay_aligned() -> None:
-    """One token differs: the copy goes on behind it at once, without a new match."""
+@pytest.mark.parametrize("source", [Source.CONTEXT, Source.MODEL])
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param([450], 61, id="replaced"),
+        pytest.param([61], 62, id="left out"),
+        pytest.param([450, 60], 61, id="put in"),
+    ],
+)
+def test_near_copies_stay_aligned(source: Source, said: list[int], expected: int) -> None:
+    """One token differs: the copy goes on behind it at once, without a new match.
+
+    ``said`` follows the first 60 tokens of a passage; numbers below 120 are places in it.
+    """
     passage = np.random.default_rng(1).permutation(400)[:120].tolist()
-    changed = list(passage)
-    changed[60] = 450
-    resources = make_resources(passage)
-    seq = make_sequence([499])
+    near = passage[:60] + [passage[token] if token < 120 else token for token in said]
+    from_model = source is Source.MODEL
+    resources = make_resources(passage) if from_model else DraftResources(VOCAB_SIZE)
+    seq = make_sequence([499] if from_model else [*passage, 499], databases={source.label})
     drafter = Hierarchy(resources)
     drafter.start(seq)
-    follow(drafter, seq, DraftTree(499, 0), changed[:1])
-    while seq.num_output_tokens < 61:
-        follow(drafter, seq, propose(drafter, seq), changed[seq.num_output_tokens : 61])
-    assert seq.token_ids[-1] == 450
-    assert passage[61] in [path[0] for path in paths(propose(drafter, seq))]
+    follow(drafter, seq, DraftTree(499, 0), near[:1])
+    while seq.num_output_tokens < len(near):
+        follow(drafter, seq, propose(drafter, seq), near[seq.num_output_tokens :])
+    assert seq.token_ids[-1] == near[-1]
+    found = paths(propose(drafter, seq))
+    assert max(_num_equal(path, passage[expected:]) for path in found) >= 3
+
+
+def _num_equal(path: list[int], text: list[int]) -> int:
+    """How far a path follows a text."""
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, text))))  # noqa: B905
 
 
 @pytest.mark.parametrize("changed_every", [None, 40])
