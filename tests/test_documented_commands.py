@@ -1,0 +1,97 @@
+"""Every ``hdserve`` command of README and docs runs, with small stand-ins for its files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from tests.test_code_blocks import PAGES, blocks, commands
+
+MODEL = "hdserve-mini"
+DATABASE = "/var/lib/hdserve/model-database"
+RUN_ELSEWHERE = ("serve", "bench serve")
+"""In ``test_serve_command`` and ``deployments/test_bench_serve``: they need a server."""
+
+STAND_INS = {
+    "MODEL": MODEL,
+    "hdserve-tiny": MODEL,
+    "Qwen/Qwen2.5-0.5B-Instruct": MODEL,
+    "Qwen/Qwen2.5-7B-Instruct": MODEL,
+    "qwen2.5-7b": MODEL,
+    "phrase": "hierarchy",
+    "1,2,4,8,16,32": "1,2",
+    DATABASE: "database",
+}
+SMALLER = {"--max-tokens": "4", "--rounds": "1"}
+MORE = {
+    ("bench", "engine"): ["--no-compile", "--limit", "1"],
+    ("generate", "I want"): ["--model", MODEL, "--max-tokens", "4"],
+    ("generate", "--input"): ["--model", MODEL, "--max-tokens", "4"],
+    ("database", "build"): ["--max-tokens", "4"],
+}
+SHOWN = sorted(
+    {
+        tuple(words[1:])
+        for path in PAGES
+        for language, text in blocks(path)
+        if language == "sh"
+        for words in commands(text)
+        if words[0] == "hdserve" and not " ".join(words[1:]).startswith(RUN_ELSEWHERE)
+    },
+    key=lambda words: (words[:2] != ("database", "build"), words),
+)
+"""What makes a database before what reads it."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the files are that the commands name."""
+    directory = tmp_path_factory.mktemp("documented")
+    prompts = [{"prompt": "A table for two", "turns": ["A table for two"]}] * 2
+    others = [{"prompt": "Another table", "turns": ["Another table"]}]
+    for name, rows in (
+        ("prompts.jsonl", prompts),
+        ("prompts60.jsonl", prompts),
+        ("prompts32.jsonl", prompts),
+        ("others120.jsonl", others),
+    ):
+        (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = json.dumps({"text": "A table for two in San Jose, please. " * 5}) + "\n"
+    (directory / "texts.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    recorded = {"id": "r", "task": "t", "prompt": [1, 2, 3], "response": [4, 5, 6] * 5}
+    for part in ("eval", "fill"):
+        path = directory / f"recorded.{part}.jsonl.gz"
+        path.write_bytes(gzip.compress((json.dumps(recorded) + "\n").encode()))
+    (directory / "config.yaml").write_text(
+        f"models:\n  - name: a\n    model: {MODEL}\nmodel_database:\n  snapshot_dir: snapshots\n"
+    )
+    return directory
+
+
+def stood_in(words: tuple[str, ...]) -> list[str]:
+    """The command with stand-ins, and smaller."""
+    found = [STAND_INS.get(word, word) for word in words]
+    for index, word in enumerate(found[:-1]):
+        if word in SMALLER:
+            found[index + 1] = SMALLER[word]
+    for (first, second), more in MORE.items():
+        if words[0] == first and words[1].startswith(second):
+            found += more
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_a_shown_command_runs(
+    words: tuple[str, ...], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does what it is shown for; ``doctor`` may find that something is wrong here."""
+    monkeypatch.chdir(directory)
+    result = CliRunner().invoke(app, stood_in(words))
+    assert result.exit_code in ({0, 1} if words[0] == "doctor" else {0}), result.output
+    assert result.stdout
