@@ -69,6 +69,16 @@ def containers(pod: Manifest) -> list[Manifest]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
+def environment(container: Manifest) -> dict[str, str]:
+    """What is set to a value; not what comes from a secret."""
+    return {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
+
+
+def init_container(pod: Manifest, name: str) -> Manifest:
+    (found,) = (item for item in pod["initContainers"] if item["name"] == name)
+    return found
+
+
 @cache
 def ray_service_validator() -> Draft202012Validator:
     """Checks a RayService by KubeRay's schema, and refuses unknown fields."""

@@ -272,25 +272,3 @@ def test_versions_agree() -> None:
     dockerfile = (K8S / "Dockerfile").read_text()
     assert f"-t {tag}-cpu" in dockerfile
     assert f"-t {tag}-cuda" in dockerfile
-
-
-def test_dockerfile() -> None:
-    """Two stages, another user than root at the end, what the probes call, and a warm cache."""
-    lines = (K8S / "Dockerfile").read_text().splitlines()
-    text = "\n".join(lines)
-    assert len([line for line in lines if line.startswith("FROM ")]) == 2
-    users = [line.split()[1] for line in lines if line.startswith("USER ")]
-    user, _, group = users[-1].partition(":")
-    for overlay in OVERLAYS:
-        for worker in groups(ray_service(overlay)):
-            security = worker["template"]["spec"]["securityContext"]
-            assert (str(security["runAsUser"]), str(security["runAsGroup"])) == (user, group)
-    assert re.search(r"apt-get install .*\bbash\b.*\bwget\b", text)
-    assert "--constraint constraints.txt" in text
-    cache = re.search(r"NUMBA_CACHE_DIR=(\S+)", text)
-    assert cache is not None
-    (init,) = groups(ray_service("gpu"))[1]["template"]["spec"]["initContainers"]
-    assert init["command"] == ["cp", "-a", f"{cache[1]}/.", "/var/cache/numba"]
-    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
-        for path in copied.split():
-            assert (ROOT / path).exists(), path

@@ -1,0 +1,130 @@
+"""The pods start as an ordinary user with a read-only root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+
+import pytest
+
+from tests.k8s.manifests import (
+    OVERLAYS,
+    Manifest,
+    environment,
+    groups,
+    init_container,
+    ray_service,
+)
+
+DIRECTORIES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME")
+IMAGE_CACHE = "/opt/hdserve/numba-cache"
+
+
+def worker_pods(overlay: str) -> list[Manifest]:
+    return [group["template"]["spec"] for group in groups(ray_service(overlay))[1:]]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that other users can go through, as they cannot through ``tmp_path``."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def run_as_the_pod(
+    pod: Manifest, container: Manifest, places: Mapping[str, Path]
+) -> subprocess.CompletedProcess[str]:
+    """Run what a container runs as the user it runs as, with directories of this machine in place
+    of those it names."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become the user of the pods")
+    command = container["command"]
+    for old, new in places.items():
+        command = [word.replace(old, str(new)) for word in command]
+    security = pod["securityContext"]
+    return subprocess.run(
+        command,
+        user=security["runAsUser"],
+        group=security["runAsGroup"],
+        extra_groups=[security["fsGroup"]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def make_empty_dir(path: Path, pod: Manifest) -> None:
+    """As the kubelet makes the root of an ``emptyDir``."""
+    path.mkdir()
+    os.chown(path, 0, pod["securityContext"]["fsGroup"])
+    path.chmod(0o2777)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_compiled_code_is_copied(overlay: str, place: Path) -> None:
+    """The root of an ``emptyDir`` is root's, whose times and mode nobody else may set; what was
+    interrupted is begun again."""
+    for number, pod in enumerate(worker_pods(overlay)):
+        container = init_container(pod, "numba-cache")
+        (mount,) = container["volumeMounts"]
+        image, volume = place / f"image-{number}", place / f"volume-{number}"
+        (image / "module_1").mkdir(parents=True)
+        (image / "module_1" / "code.nbi").write_text("compiled")
+        make_empty_dir(volume, pod)
+        for _ in range(2):
+            result = run_as_the_pod(
+                pod, container, {IMAGE_CACHE: image, mount["mountPath"]: volume}
+            )
+            assert result.returncode == 0, result.stderr
+        numba = environment(pod["containers"][0])["NUMBA_CACHE_DIR"]
+        copied = volume / PurePath(numba).relative_to(mount["mountPath"]) / "module_1"
+        assert (copied / "code.nbi").read_text() == "compiled"
+        assert copied.stat().st_uid == pod["securityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_is_written_has_a_place(overlay: str) -> None:
+    """Caches of compiled code, downloaded weights, the home and temporary files are below mounts
+    that can be written."""
+    for pod in worker_pods(overlay):
+        (container,) = pod["containers"]
+        named = environment(container)
+        mounts = {
+            PurePath(mount["mountPath"]): mount.get("readOnly", False)
+            for mount in container["volumeMounts"]
+        }
+        for path in [*map(named.__getitem__, DIRECTORIES), "/home/hdserve", "/tmp"]:
+            around = [mount for mount in mounts if PurePath(path).is_relative_to(mount)]
+            assert around, f"{path} is on the read-only root"
+            assert not mounts[max(around, key=lambda mount: len(mount.parts))], path
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_compiled_models_stay_in_their_pod(overlay: str) -> None:
+    """The compiler makes code for the processor it runs on, and who writes into its cache runs code
+    in the pod: no volume that other pods mount."""
+    for pod in worker_pods(overlay):
+        (container,) = pod["containers"]
+        cache = PurePath(environment(container)["TORCHINDUCTOR_CACHE_DIR"])
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        (around,) = (
+            volumes[mount["name"]]
+            for mount in container["volumeMounts"]
+            if cache.is_relative_to(mount["mountPath"])
+        )
+        assert "emptyDir" in around
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_shared_memory_is_left_to_kuberay(overlay: str) -> None:
+    """It mounts a ``/dev/shm`` as large as the container's memory where nobody else says where
+    Ray's objects go."""
+    for group in groups(ray_service(overlay)):
+        (container,) = group["template"]["spec"]["containers"]
+        assert "plasma-directory" not in group["rayStartParams"]
+        assert "/dev/shm" not in [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert "memory" in container["resources"]["limits"]
