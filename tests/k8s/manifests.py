@@ -13,6 +13,8 @@ import yaml
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
+from hdserve.config import ServeConfig, parse_config
+
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-dev", "gpu", "multi-model")
@@ -45,6 +47,12 @@ def ray_service(overlay: str) -> Manifest:
 def serve_config(service: Manifest) -> Manifest:
     config: Manifest = yaml.safe_load(service["spec"]["serveConfigV2"])
     return config
+
+
+def application_config(service: Manifest) -> ServeConfig:
+    """The configuration of hdserve itself."""
+    (application,) = serve_config(service)["applications"]
+    return parse_config(application["args"]["config"])
 
 
 def groups(service: Manifest) -> list[Manifest]:

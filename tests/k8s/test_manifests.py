@@ -17,7 +17,6 @@ from ray.serve.schema import ServeDeploySchema
 from hdserve.config import (
     ADMIN_KEY_ENVIRONMENT_VARIABLE,
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
-    parse_config,
 )
 from tests.k8s.manifests import (
     K8S,
@@ -39,8 +38,6 @@ from tests.k8s.operator_rules import violations
 
 KUBERNETES_VERSION = "1.34"
 BUILT_IN = re.compile(r"v1|(apps|batch|policy)/v1|networking\.k8s\.io/v1")
-GRACE_S = 20.0
-"""Ray Serve's default ``graceful_shutdown_timeout_s``."""
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -147,31 +144,12 @@ def test_application_is_built(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_models_fit_the_worker_groups(overlay: str) -> None:
-    """For each model there is a group on one of whose pods a replica has room."""
-    service = ray_service(overlay)
-    config = parse_config(serve_config(service)["applications"][0]["args"]["config"])
-    limits = [
-        group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for group in groups(service)[1:]
-    ]
-    for model in config.models:
-        assert any(
-            model.num_gpus <= float(limit.get("nvidia.com/gpu", 0))
-            and model.num_cpus <= float(limit["cpu"])
-            for limit in limits
-        ), model.name
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_serving_stays_off_the_head(overlay: str) -> None:
-    """And the pods live longer than a replica may take to end."""
+    """And KubeRay finds the ports it probes and Prometheus reads."""
     service = ray_service(overlay)
     head, *workers = groups(service)
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert service["spec"]["excludeHeadPodFromServeSvc"] is True
-    for worker in workers:
-        assert worker["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_S
     for group in (head, *workers):
         (container,) = group["template"]["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -246,7 +224,7 @@ def test_disruption_budgets_and_policies_select_the_pods() -> None:
     selectors += [
         item["spec"]["podSelector"]["matchLabels"] for item in of_kind(manifests, "NetworkPolicy")
     ]
-    assert len(selectors) == 5
+    assert len(selectors) == 3
     for selector in selectors:
         assert any(selector.items() <= found.items() for found in labels), selector
 
