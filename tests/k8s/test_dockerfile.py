@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
+from typer.main import get_command
 
+from hdserve.cli import app as hdserve_app
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, groups, init_container, ray_service
 
 DOCKERFILE = (K8S / "Dockerfile").read_text()
 
+TRIPLES = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
+"""LLVM's names of what Docker calls ``TARGETARCH``."""
+
+MAKE_TARGET = """
+import sys
+import llvmlite.binding as llvm
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.Target.from_triple(sys.argv[1]).create_target_machine(cpu=sys.argv[2])
+"""
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """By name: what each begins from, and its lines."""
+    found = re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    return {name: (base, text) for base, name, text in found}
+
 
 def test_stages() -> None:
     """Another user than root at the end, and what the project fixed the versions of."""
-    lines = DOCKERFILE.splitlines()
-    assert len([line for line in lines if line.startswith("FROM ")]) == 2
-    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    users = re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)
     user, _, group = users[-1].partition(":")
     for overlay in OVERLAYS:
         for worker in groups(ray_service(overlay)):
@@ -35,7 +55,38 @@ def test_programs(program: str) -> None:
 
 
 def test_compiled_code_is_where_the_pods_take_it_from() -> None:
+    """And the image's user may add to it, without which numba takes nothing from it."""
+    assert 'chown --recursive hdserve:hdserve "${NUMBA_CACHE_DIR}"' in DOCKERFILE
     (cache,) = re.findall(r"NUMBA_CACHE_DIR=(\S+)", DOCKERFILE)
     for group in groups(ray_service("multi-model"))[1:]:
         command = init_container(group["template"]["spec"], "numba-cache")["command"]
         assert f"{cache}/." in command
+
+
+@pytest.mark.parametrize("architecture", TRIPLES)
+def test_compiled_code_is_for_the_images_architecture(architecture: str) -> None:
+    """LLVM knows the processor; of one it does not know it makes code for another, and says so."""
+    found = stages()
+    last = list(found)[-1]
+    base = found[last][0].replace("${TARGETARCH}", architecture)
+    (name,) = re.findall(r"NUMBA_CPU_NAME=(\S+)", found[base][1])
+    assert "NUMBA_CPU_NAME" not in found[last][1]
+    command = [sys.executable, "-c", MAKE_TARGET, TRIPLES[architecture], name]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stderr == ""
+
+
+def test_processors_that_llvm_does_not_know_are_told() -> None:
+    """Or the test above could not fail."""
+    command = [sys.executable, "-c", MAKE_TARGET, TRIPLES["arm64"], "x86-64-v3"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "not a recognized processor" in result.stderr
+
+
+def test_the_image_by_itself_is_reached_from_outside() -> None:
+    """Its command listens on every interface of the container, and can be parsed."""
+    (line,) = re.findall(r"^CMD (.+)$", DOCKERFILE, re.MULTILINE)
+    program, name, *arguments = json.loads(line)
+    assert (program, name) == ("hdserve", "serve")
+    command = get_command(hdserve_app).commands[name]  # type: ignore[attr-defined]
+    assert command.make_context(name, arguments).params["host"] == "0.0.0.0"
