@@ -18,7 +18,11 @@ from hdserve.config import ServeConfig, parse_config
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-dev", "gpu", "multi-model")
-TARGETS = (*(f"overlays/{name}" for name in OVERLAYS), "statistics-job")
+HELPERS = {"volume": "cpu", "statistics-job": "cpu", "database-job": "cuda"}
+"""What has pods of its own beside the application, and which image they run."""
+
+WITH_PODS = (*(f"overlays/{name}" for name in OVERLAYS), *HELPERS)
+TARGETS = (*WITH_PODS, "storage")
 CRD = ROOT.parent / "shared" / "data" / "kuberay" / "ray.io_rayservices.yaml"
 
 Manifest = dict[str, Any]
@@ -68,6 +72,7 @@ def pod_specs(manifests: tuple[Manifest, ...]) -> list[Manifest]:
         for manifest in manifests
         if manifest["kind"] in ("StatefulSet", "Job")
     ]
+    found += [manifest["spec"] for manifest in of_kind(manifests, "Pod")]
     for service in of_kind(manifests, "RayService"):
         found += [group["template"]["spec"] for group in groups(service)]
     return found

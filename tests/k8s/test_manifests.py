@@ -19,10 +19,12 @@ from hdserve.config import (
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
 )
 from tests.k8s.manifests import (
+    HELPERS,
     K8S,
     OVERLAYS,
     ROOT,
     TARGETS,
+    WITH_PODS,
     Manifest,
     containers,
     groups,
@@ -158,7 +160,7 @@ def test_serving_stays_off_the_head(overlay: str) -> None:
         assert "readinessProbe" not in container, "KubeRay's own probes would not be added"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", WITH_PODS)
 def test_pods_are_restricted(target: str) -> None:
     """Not root, a root that cannot be written, no privileges; memory is bounded."""
     pods = pod_specs(render(target))
@@ -175,10 +177,10 @@ def test_pods_are_restricted(target: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", WITH_PODS)
 def test_references_lead_somewhere(target: str) -> None:
     """Volumes are mounted that exist; selectors select; only the one secret is used."""
-    manifests = (*render("overlays/cpu-dev"), *render(target))
+    manifests = (*render("storage"), *render(target))
     claims = {claim["metadata"]["name"] for claim in of_kind(manifests, "PersistentVolumeClaim")}
     for pod in pod_specs(render(target)):
         volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
@@ -245,8 +247,9 @@ def test_versions_agree() -> None:
         for group in groups(service):
             for container in containers(group["template"]["spec"]):
                 assert container["image"] == f"{tag}-{flavour}"
-    (job,) = pod_specs(render("statistics-job"))
-    assert job["containers"][0]["image"] == f"{tag}-cpu"
+    for target, flavour in HELPERS.items():
+        (pod,) = pod_specs(render(target))
+        assert pod["containers"][0]["image"] == f"{tag}-{flavour}"
     dockerfile = (K8S / "Dockerfile").read_text()
     assert f"-t {tag}-cpu" in dockerfile
     assert f"-t {tag}-cuda" in dockerfile

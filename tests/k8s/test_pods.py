@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 import pytest
 
 from tests.k8s.manifests import (
     OVERLAYS,
-    Manifest,
     environment,
     groups,
     init_container,
     ray_service,
 )
+from tests.k8s.pods import make_empty_dir, run_as_the_pod, worker_pods
 
 DIRECTORIES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME")
 IMAGE_CACHE = "/opt/hdserve/numba-cache"
-
-
-def worker_pods(overlay: str) -> list[Manifest]:
-    return [group["template"]["spec"] for group in groups(ray_service(overlay))[1:]]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that other users can go through, as they cannot through ``tmp_path``."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
-
-
-def run_as_the_pod(
-    pod: Manifest, container: Manifest, places: Mapping[str, Path]
-) -> subprocess.CompletedProcess[str]:
-    """Run what a container runs as the user it runs as, with directories of this machine in place
-    of those it names."""
-    if os.getuid() != 0:
-        pytest.skip("only root can become the user of the pods")
-    command = container["command"]
-    for old, new in places.items():
-        command = [word.replace(old, str(new)) for word in command]
-    security = pod["securityContext"]
-    return subprocess.run(
-        command,
-        user=security["runAsUser"],
-        group=security["runAsGroup"],
-        extra_groups=[security["fsGroup"]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def make_empty_dir(path: Path, pod: Manifest) -> None:
-    """As the kubelet makes the root of an ``emptyDir``."""
-    path.mkdir()
-    os.chown(path, 0, pod["securityContext"]["fsGroup"])
-    path.chmod(0o2777)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -84,6 +39,17 @@ def test_compiled_code_is_copied(overlay: str, place: Path) -> None:
         copied = volume / PurePath(numba).relative_to(mount["mountPath"]) / "module_1"
         assert (copied / "code.nbi").read_text() == "compiled"
         assert copied.stat().st_uid == pod["securityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_compiled_code_gets_a_directory_of_its_own(overlay: str) -> None:
+    """Not the root of the volume, and nothing is preserved: the test above, where that cannot run."""
+    for pod in worker_pods(overlay):
+        container = init_container(pod, "numba-cache")
+        *command, target = container["command"]
+        assert command == ["cp", "-r", f"{IMAGE_CACHE}/."]
+        (mount,) = container["volumeMounts"]
+        assert PurePath(mount["mountPath"]) in PurePath(target).parents
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

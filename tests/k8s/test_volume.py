@@ -1,0 +1,139 @@
+"""The shared volume: who may write to it, and that all mean the same place on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from hdserve.cli import app as hdserve_app
+from hdserve.config import ModelConfig
+from tests.k8s.manifests import (
+    HELPERS,
+    OVERLAYS,
+    WITH_PODS,
+    Manifest,
+    application_config,
+    environment,
+    init_container,
+    pod_specs,
+    ray_service,
+    render,
+)
+from tests.k8s.pods import run_as_the_pod, worker_pods
+
+CLAIM = "hdserve-data"
+MOUNT = "/var/lib/hdserve"
+
+
+def place_on_volume(pod: Manifest, path: str) -> PurePosixPath:
+    """Where on the volume is what the container of ``pod`` calls ``path``."""
+    names = {
+        volume["name"]
+        for volume in pod["volumes"]
+        if volume.get("persistentVolumeClaim", {}).get("claimName") == CLAIM
+    }
+    (container,) = pod["containers"]
+    mounts = [
+        mount
+        for mount in container["volumeMounts"]
+        if mount["name"] in names and PurePosixPath(path).is_relative_to(mount["mountPath"])
+    ]
+    assert mounts, f"{path} is not on the volume"
+    mount = max(mounts, key=lambda mount: len(mount["mountPath"]))
+    inner = PurePosixPath(path).relative_to(mount["mountPath"])
+    return PurePosixPath("/", mount.get("subPath", ""), inner)
+
+
+def helper(target: str) -> Manifest:
+    (pod,) = pod_specs(render(target))
+    return pod
+
+
+def arguments(target: str) -> dict[str, Any]:
+    """Of the ``hdserve`` command of a job, as the command parses them."""
+    (container,) = helper(target)["containers"]
+    program, *words = [*container["command"], *container["args"]]
+    assert program == "hdserve"
+    current: Any = get_command(hdserve_app)
+    while hasattr(current, "commands"):
+        current = current.commands[words.pop(0)]
+    return dict(current.make_context("hdserve", words).params)
+
+
+def served_model(overlay: str) -> ModelConfig:
+    return application_config(ray_service(overlay)).models[0]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_directories_are_made(overlay: str, place: Path) -> None:
+    """By the user who writes to them, and before Ray starts, each that is mounted by itself."""
+    for number, pod in enumerate(worker_pods(overlay)):
+        volume = place / str(number)
+        volume.mkdir()
+        os.chown(volume, pod["securityContext"]["runAsUser"], -1)
+        for _ in range(2):
+            result = run_as_the_pod(pod, init_container(pod, "volume"), {MOUNT: volume})
+            assert result.returncode == 0, result.stderr
+        mounts = pod["containers"][0]["volumeMounts"]
+        wanted = {mount["subPath"] for mount in mounts if mount["name"] == "data"}
+        assert {path.name for path in volume.iterdir()} == wanted
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
+    """Where the driver of a volume ignores ``fsGroup`` it is root's; so may what is in it be."""
+    (pod,) = worker_pods("gpu")
+    if is_made:
+        os.chown(place, pod["securityContext"]["runAsUser"], -1)
+        (place / "models").mkdir()
+    result = run_as_the_pod(pod, init_container(pod, "volume"), {MOUNT: place})
+    assert result.returncode == 1
+    assert "user 10001 cannot write to" in result.stderr
+
+
+def test_all_pods_are_one_user() -> None:
+    """Files on the volume are their owner's."""
+    pods = [
+        pod
+        for target in WITH_PODS
+        for pod in pod_specs(render(target))
+        if any("persistentVolumeClaim" in volume for volume in pod.get("volumes", ()))
+    ]
+    assert len({tuple(sorted(_identity(pod).items())) for pod in pods}) == 1
+    assert len(pods) >= len(WITH_PODS)
+
+
+def _identity(pod: Manifest) -> dict[str, int]:
+    names = ("runAsUser", "runAsGroup", "fsGroup")
+    return {name: pod["securityContext"][name] for name in names}
+
+
+@pytest.mark.parametrize("target", HELPERS)
+def test_helpers_call_things_as_the_application_does(target: str) -> None:
+    """So that one path is good everywhere: in the configuration, in jobs and in the guide."""
+    pod = helper(target)
+    for worker in worker_pods("gpu"):
+        for mount in worker["containers"][0]["volumeMounts"]:
+            if mount["name"] == "data":
+                path = mount["mountPath"]
+                assert place_on_volume(pod, path) == place_on_volume(worker, path)
+    assert environment(pod["containers"][0])["HF_HOME"] == f"{MOUNT}/models"
+
+
+def test_the_statistics_job_builds_what_is_served() -> None:
+    found, model = arguments("statistics-job"), served_model("gpu")
+    assert str(found["output"]) == model.statistics
+    assert found["tokenizer"] == model.model
+    assert found["inputs"] == [f"{MOUNT}/corpora"]
+
+
+def test_the_database_job_fills_the_database_that_is_served() -> None:
+    found, model = arguments("database-job"), served_model("gpu")
+    directory = application_config(ray_service("gpu")).model_database.snapshot_dir
+    assert found["root"] == directory
+    assert (found["model"], found["name"]) == (model.model, model.name)
+    assert place_on_volume(helper("database-job"), str(found["prompts"]))
