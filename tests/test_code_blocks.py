@@ -27,12 +27,12 @@ from deployments.protocol import ChatBody
 from deployments.routes import build_api
 from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
-from tests.k8s.manifests import render
+from tests.k8s.manifests import TARGETS, render
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON_RUN_ELSEWHERE = {"README.md": 2, "docs/adding-a-draft-source.md": 1, "docs/quickstart.md": 3}
-SYSTEM_COMMANDS = {".", "docker", "echo", "kind", "openssl", "kubectl", "git", "cd"}
+SYSTEM_COMMANDS = {".", "base64", "docker", "echo", "kind", "openssl", "kubectl", "git", "cd", "ls"}
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:
@@ -86,15 +86,17 @@ def check_yaml(data: Any) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command, without comments; ``$(...)`` is a command of its own."""
+    """The words of each command, without comments and variables; ``$(...)`` is one of its own."""
     text = re.sub(r"\\\n", " ", text)
     inner = re.findall(r"\$\(([^)]*)\)", text)
-    for words in [*_logical_lines(text), *map(shlex.split, inner)]:
+    outer = re.sub(r"\$\([^)]*\)", "SUBSTITUTED", text)
+    for words in [*_logical_lines(outer), *map(shlex.split, inner)]:
         start = 0
         for index, word in enumerate([*words, "&&"]):
             if word in {"&&", "&", "|", ";", ">"}:
-                if words[start:index] and not (start and words[start - 1] == ">"):
-                    yield words[start:index]
+                command = [*dropwhile(re.compile(r"\w+=").match, words[start:index])]
+                if command and not (start and words[start - 1] == ">"):
+                    yield command
                 start = index + 1
 
 
@@ -114,7 +116,7 @@ def _logical_lines(text: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str]) -> None:
-    program, *arguments = dropwhile(re.compile(r"\w+=").match, words)
+    program, *arguments = words
     if program == "hdserve":
         check_hdserve(arguments)
     elif program == "make":
@@ -125,15 +127,37 @@ def check_command(words: list[str]) -> None:
         assert arguments[0] == "install"
     elif program == "python":
         check_program(arguments)
+    elif program == "kubectl":
+        check_kubectl(arguments)
     elif program == "pytest":
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
     else:
         assert program in SYSTEM_COMMANDS, f"nobody checks {program}"
     for option, path in pairwise(arguments):
-        if program == "kubectl" and option == "-k" and "://" not in path and "github" not in path:
-            assert render(path.removeprefix("k8s/"))
         if program == "docker" and option == "-f":
             assert (ROOT / path).is_file()
+
+
+def check_kubectl(arguments: list[str]) -> None:
+    """What it applies can be rendered, what it names is applied by something, and what it runs in
+    a pod can be run."""
+    if "--" in arguments:
+        inner = arguments[arguments.index("--") + 1 :]
+        arguments = arguments[: arguments.index("--")]
+        check_command(inner[: inner.index("<")] if "<" in inner else inner)
+    for option, path in pairwise(arguments):
+        if option == "-k" and "github" not in path:
+            assert render(path.removeprefix("k8s/"))
+    names = {
+        f"{manifest['kind']}/{manifest['metadata']['name']}".lower()
+        for target in TARGETS
+        for manifest in render(target)
+    }
+    text = " ".join(arguments)
+    text = re.sub(r"\bexec (?:-i )?(hdserve\S*)|\bhdserve/(\S+):", r"pod/\1\2 ", text)
+    text = re.sub(r"\b(pod|secret|rayservice) (hdserve\S*)", r"\1/\2 ", text)
+    named = set(re.findall(r"\b(?:pod|job|rayservice|secret)/[\w.-]+", text))
+    assert named <= names, named - names
 
 
 def check_program(arguments: list[str]) -> None:
@@ -141,6 +165,9 @@ def check_program(arguments: list[str]) -> None:
 
     What is installed is found anywhere, ``benchmarks``, ``tests`` and ``tools`` are not.
     """
+    if arguments[0] == "-c":
+        compile(arguments[1], "-c", "exec")
+        return
     is_module = arguments[0] == "-m"
     name = arguments[1].replace(".", "/") if is_module else arguments[0]
     (path,) = [

@@ -43,7 +43,7 @@ def test_compiled_code_is_copied(overlay: str, place: Path) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_compiled_code_gets_a_directory_of_its_own(overlay: str) -> None:
-    """Not the root of the volume, and nothing is preserved: the test above, where that cannot run."""
+    """Not the root of the volume; this is checked where the test above cannot run."""
     for pod in worker_pods(overlay):
         container = init_container(pod, "numba-cache")
         *command, target = container["command"]
