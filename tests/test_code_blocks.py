@@ -155,7 +155,7 @@ def check_kubectl(arguments: list[str]) -> None:
     }
     text = " ".join(arguments)
     text = re.sub(r"\bexec (?:-i )?(hdserve\S*)|\bhdserve/(\S+):", r"pod/\1\2 ", text)
-    text = re.sub(r"\b(pod|secret|rayservice) (hdserve\S*)", r"\1/\2 ", text)
+    text = re.sub(r"\b(job|pod|secret|rayservice) (hdserve\S*)", r"\1/\2 ", text)
     named = set(re.findall(r"\b(?:pod|job|rayservice|secret)/[\w.-]+", text))
     assert named <= names, named - names
 
