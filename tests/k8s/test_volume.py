@@ -56,8 +56,8 @@ def helper(target: str) -> Manifest:
 def arguments(target: str) -> dict[str, Any]:
     """Of the ``hdserve`` command of a job, as the command parses them."""
     (container,) = helper(target)["containers"]
-    program, *words = [*container["command"], *container["args"]]
-    assert program == "hdserve"
+    words: list[str] = container["command"] + container["args"]
+    assert words.pop(0) == "hdserve"
     current: Any = get_command(hdserve_app)
     while hasattr(current, "commands"):
         current = current.commands[words.pop(0)]
