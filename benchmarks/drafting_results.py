@@ -32,7 +32,7 @@ TEXT_SETS = ("specbench-vicuna-7b", "alpaca-vicuna-7b")
 TOOL_SETS = ("tools-hermes-mistral", "tools-tau2-gpt-4.1")
 STATISTICS = "alpaca-siblings.fill.jsonl.gz"
 BUDGETS = (8, 16, 32, 60)
-FLOORS = (0.01, 0.02, 0.04, 0.08, 0.16)
+FLOORS = (0.01, 0.02, 0.04, 0.08, 0.085, 0.16)
 
 
 def main() -> None:

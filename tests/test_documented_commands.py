@@ -24,6 +24,7 @@ STAND_INS = {
     "Qwen/Qwen2.5-7B-Instruct": MODEL,
     "qwen2.5-7b": MODEL,
     "phrase": "hierarchy",
+    "bfloat16": "float32",  # some CPUs have to emulate it
     "1,2,4,8,16,32": "1,2",
     DATABASE: "database",
 }
