@@ -1,15 +1,19 @@
-"""Every ``hdserve`` command of README and docs runs, with small stand-ins for its files."""
+"""Every ``hdserve`` command of README, docs and Kubernetes jobs runs, with small stand-ins for its
+files."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from tests.k8s.manifests import K8S
 from tests.test_code_blocks import PAGES, blocks, commands
 
 MODEL = "hdserve-mini"
@@ -27,21 +31,44 @@ STAND_INS = {
     "bfloat16": "float32",  # some CPUs have to emulate it
     "1,2,4,8,16,32": "1,2",
     DATABASE: "database",
+    "/tmp/qwen.hdb": "qwen.hdb",
+    "/var/lib/hdserve/corpora": "texts.jsonl.gz",
+    "/var/lib/hdserve/prompts.jsonl": "prompts.jsonl",
+    "/var/lib/hdserve/statistics/qwen2.5": "statistics/job",
+    "/dev/stdin": "config.yaml",
 }
-SMALLER = {"--max-tokens": "4", "--rounds": "1"}
+SMALLER = {"--max-tokens": "4", "--rounds": "1", "--max-mib": "64"}
 MORE = {
     ("bench", "engine"): ["--no-compile", "--limit", "1"],
     ("generate", "I want"): ["--model", MODEL, "--max-tokens", "4"],
     ("generate", "--input"): ["--model", MODEL, "--max-tokens", "4"],
     ("database", "build"): ["--max-tokens", "4"],
 }
+
+
+def in_pages() -> Iterator[list[str]]:
+    """The commands of README and docs, also those that are run in a pod."""
+    for path in PAGES:
+        for language, text in blocks(path):
+            for words in commands(text) if language == "sh" else ():
+                is_in_a_pod = words[0] == "kubectl" and "--" in words
+                words = words[words.index("--") + 1 :] if is_in_a_pod else words
+                yield words[: words.index("<")] if "<" in words else words
+
+
+def in_jobs() -> Iterator[list[str]]:
+    """What the jobs of Kubernetes run; each option and its value are a word each."""
+    for path in sorted(K8S.glob("*/job.yaml")):
+        pod = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        words = [word.split("=", 1) for word in container["command"] + container["args"]]
+        yield [part for word in words for part in word]
+
+
 SHOWN = sorted(
     {
         tuple(words[1:])
-        for path in PAGES
-        for language, text in blocks(path)
-        if language == "sh"
-        for words in commands(text)
+        for words in (*in_pages(), *in_jobs())
         if words[0] == "hdserve" and not " ".join(words[1:]).startswith(RUN_ELSEWHERE)
     },
     key=lambda words: (words[:2] != ("database", "build"), words),
