@@ -85,7 +85,8 @@ class EngineConfig(StrictModel):
 
     prefill_slowdown: float = Field(default=2.0, gt=1.0)
     """By how much prompts may lengthen a step in which others decode: so much is measured as steps
-    go by, and a chunk of a prompt is cut to it, but for 16 tokens that always go."""
+    go by, and a chunk of a prompt is cut to it, but for 16 tokens that always go.  Prompts get more
+    where more sequences wait for theirs than decode."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and

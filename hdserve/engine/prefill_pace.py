@@ -22,6 +22,9 @@ class PrefillPace:
                  | │decode│ │decode│   │dec. │ │dec.│
                  +-┴──────┴─┴──────┴───┴─────┴─┴────┴--> steps
 
+    Where more sequences wait for their prompts than decode, prompts get so many times the time, so
+    that a full machine does not decode a few at a time while the others wait.
+
     A measure older than 32 steps is taken anew: one step leaves the prompts out.
 
     Args:
@@ -34,18 +37,23 @@ class PrefillPace:
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._slowdown = slowdown
         self._num_tokens = float(self._min_tokens)
+        self._share = 1.0
         self._decoding_s = 0.0
         self._age_steps = _MAX_AGE_STEPS
 
-    def num_tokens(self, *, is_decoding: bool) -> int:
+    def num_tokens(self, num_decoding: int, num_prompts: int) -> int:
         """Most prompt tokens of the next step; 0 where it is to be a measure.
 
         Args:
-            is_decoding: whether a sequence decodes in it.
+            num_decoding: sequences that decode in it.
+            num_prompts: sequences whose prompts are not through, those that wait for a slot too.
         """
-        if not is_decoding:
+        if num_decoding == 0:
             return self._max_tokens
-        return 0 if self._age_steps >= _MAX_AGE_STEPS else int(self._num_tokens)
+        if self._age_steps >= _MAX_AGE_STEPS:
+            return 0
+        self._share = max(1.0, num_prompts / num_decoding)
+        return min(int(self._num_tokens * self._share), self._max_tokens)
 
     def observe(self, num_prompt_tokens: int, seconds: float) -> None:
         """Learn how long a step took in which a sequence decoded."""
@@ -55,8 +63,8 @@ class PrefillPace:
             self._age_steps = 0
             return
         self._age_steps += 1
-        allowed_s = (self._slowdown - 1.0) * self._decoding_s
+        allowed_s = (self._slowdown - 1.0) * self._decoding_s * self._share
         change = allowed_s / max(seconds - self._decoding_s, allowed_s / _MOST_CHANGE)
-        is_end_of_prompt = num_prompt_tokens < int(self._num_tokens)
+        is_end_of_prompt = num_prompt_tokens < int(self._num_tokens * self._share)
         change = min(max(change, 1 / _MOST_CHANGE), 1.0 if is_end_of_prompt else _MOST_CHANGE)
         self._num_tokens = min(max(self._num_tokens * change, self._min_tokens), self._max_tokens)

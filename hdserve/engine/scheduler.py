@@ -112,8 +112,9 @@ class Scheduler:
         return list(self._schedule())
 
     def _schedule(self) -> Iterator[Scheduled]:
-        is_decoding = any(slot.seq.num_pending_tokens == 1 for slot in self.running)
-        num_prefill_tokens = self._pace.num_tokens(is_decoding=is_decoding)
+        num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
+        num_prompts = len(self.running) - num_decoding + len(self.waiting)
+        num_prefill_tokens = self._pace.num_tokens(num_decoding, num_prompts)
         for slot in self.running:
             num_pending = slot.seq.num_pending_tokens
             if num_pending == 1:

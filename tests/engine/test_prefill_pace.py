@@ -20,7 +20,7 @@ def run(
     """Prompt tokens of each step of a prompt that never ends, beside a sequence that decodes."""
     found = []
     for _ in range(num_steps):
-        num_tokens = pace.num_tokens(is_decoding=True)
+        num_tokens = pace.num_tokens(1, 1)
         pace.observe(num_tokens, decoding_s + cost_s(num_tokens))
         found.append(num_tokens)
     return found
@@ -29,9 +29,9 @@ def run(
 def test_alone_a_prompt_takes_all_it_can() -> None:
     """Nobody waits, so nothing is held back."""
     pace = PrefillPace(256, 2.0)
-    assert pace.num_tokens(is_decoding=False) == 256
+    assert pace.num_tokens(0, 1) == 256
     run(pace, 20, lambda num_tokens: 0.001 * num_tokens)
-    assert pace.num_tokens(is_decoding=False) == 256
+    assert pace.num_tokens(0, 1) == 256
 
 
 @pytest.mark.parametrize("token_ms", [0.05, 0.1, 0.3])
@@ -48,7 +48,7 @@ def test_it_follows_a_prompt_into_its_depth() -> None:
     """Tokens that cost more come fewer at a time, down to the least."""
     pace, depth, taken = PrefillPace(256, 2.0), 0, []
     for _ in range(3000):
-        num_tokens = pace.num_tokens(is_decoding=True)
+        num_tokens = pace.num_tokens(1, 1)
         seconds = num_tokens * (50e-6 + depth * 10e-9)
         pace.observe(num_tokens, DECODING_S + seconds)
         depth += num_tokens
@@ -56,6 +56,20 @@ def test_it_follows_a_prompt_into_its_depth() -> None:
             taken.append(seconds)
     assert num_tokens == MIN_TOKENS
     assert max(taken[10:]) < 1.1 * DECODING_S
+
+
+def test_prompts_that_are_more_get_more() -> None:
+    """Three wait for one that decodes: three times the time, and one for one again after it."""
+    pace = PrefillPace(1000, 2.0)
+    token_s = 0.0001
+    run(pace, 20, lambda num_tokens: token_s * num_tokens)
+    assert pace.num_tokens(1, 1) == pytest.approx(100, abs=1)
+    assert pace.num_tokens(5, 1) == pytest.approx(100, abs=1)
+    for _ in range(10):
+        num_tokens = pace.num_tokens(2, 6)
+        pace.observe(num_tokens, DECODING_S + token_s * num_tokens)
+    assert num_tokens == pytest.approx(300, abs=3)
+    assert pace.num_tokens(1, 1) == pytest.approx(100, abs=1)
 
 
 def test_dear_tokens_come_a_few_at_a_time() -> None:
@@ -85,4 +99,4 @@ def test_the_end_of_a_prompt_says_nothing_of_its_middle() -> None:
     pace = PrefillPace(256, 2.0)
     before = run(pace, 20, lambda num_tokens: 0.0002 * num_tokens)[-1]
     pace.observe(3, DECODING_S + 0.0006)
-    assert pace.num_tokens(is_decoding=True) == before
+    assert pace.num_tokens(1, 1) == before
