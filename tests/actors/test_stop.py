@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from actors import model_database, statistics_database
+from actors.shards import Shard
 from hdserve.cli import app
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
@@ -30,9 +31,12 @@ def test_stop(ray_cluster: None, tmp_path: Path) -> None:
     """One model's, then all; what is ended is gone, and a second time there is nothing."""
     for key in KEYS:
         model_database.get_or_create(key, ModelDatabaseConfig(num_cpus=0))
+    shard = Shard(1, 2)
+    model_database.get_or_create(KEYS[1], ModelDatabaseConfig(num_cpus=0), shard=shard)
     statistics_database.get_or_create(num_cpus=0)
     names = list(map(model_database.actor_name, KEYS))
-    assert stop("--model", "org/b:c") == [names[1]]
+    sharded = model_database.actor_name(KEYS[1], shard)
+    assert set(stop("--model", "org/b:c")) == {names[1], sharded}
     with pytest.raises(ValueError, match="Failed to look up"):
         model_database.get(KEYS[1])
     assert set(stop()) == {names[0], statistics_database.ACTOR_NAME}
