@@ -23,12 +23,14 @@ import numpy as np
 
 from hdserve.databases.ngram import (
     HASH_SEED,
+    PREFETCH_DISTANCE,
     Ints,
     Tokens,
     extend_hash,
     inlined,
     jit,
     new_lines,
+    prefetch_line,
 )
 
 MATCH_TOKENS = 5
@@ -105,6 +107,8 @@ def note_place(places: Ints, key: np.uint64, position: int) -> None:
 def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
     """Index the positions ``(begin, end]`` of a log; ``begin >= MATCH_TOKENS - 1``."""
     for position in range(begin + 1, end + 1):
+        ahead = min(position + PREFETCH_DISTANCE, end)
+        prefetch_line(places, _bucket(places, match_key(log, ahead)))
         note_place(places, match_key(log, position), position)
 
 

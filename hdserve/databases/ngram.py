@@ -159,14 +159,14 @@ def highest_bit(value: int) -> int:
     return highest
 
 
-def _prefetch(typing_context: Any, rows: Any, row: Any) -> Any:
-    """Ask for the cache line of a row, without waiting for it."""
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of the first entry at ``index``, without waiting for it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        zero = context.get_constant(types.intp, 0)
+        rest = [context.get_constant(types.intp, 0)] * (signature.args[0].ndim - 1)
         pointer = cgutils.get_item_pointer(
-            context, builder, signature.args[0], array, [args[1], zero], wraparound=False
+            context, builder, signature.args[0], array, [args[1], *rest], wraparound=False
         )
         pointer = builder.bitcast(pointer, cgutils.voidptr_t)
         integer = ir.IntType(32)
@@ -179,10 +179,10 @@ def _prefetch(typing_context: Any, rows: Any, row: Any) -> Any:
         builder.call(prefetch, [pointer, integer(0), integer(3), integer(1)])
         return context.get_dummy_value()
 
-    return types.void(rows, row), codegen
+    return types.void(array, index), codegen
 
 
-_prefetch_line: Any = intrinsic(_prefetch)
+prefetch_line: Any = intrinsic(_prefetch)
 
 
 @inlined
@@ -190,7 +190,7 @@ def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
     """Begin to load what :func:`find_row` will most likely read."""
     bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
     for row in range(PREFETCHED_ROWS):
-        _prefetch_line(rows, bucket * BUCKET_ROWS + row)
+        prefetch_line(rows, bucket * BUCKET_ROWS + row)
 
 
 @inlined
