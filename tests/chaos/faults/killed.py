@@ -83,7 +83,8 @@ class StatisticsKilled(Killed):
 def check_warm(trial: Trial, replicas: set[str]) -> None:
     """A replica other than ``replicas`` drafts from what was generated before it was there."""
     outcomes = [outcome for outcome in trial.load.outcomes if outcome.kind == "right"]
-    asked = [outcome.question for outcome in outcomes if outcome.replica in replicas][:4]
+    # Every conversation has a replica of its own, so many are asked until one is the new one's.
+    asked = list(dict.fromkeys(o.question for o in outcomes if o.replica in replicas))
     deadline = time.monotonic() + PROBE_S
     num_tried = 0
     with trial.load.client() as client:
