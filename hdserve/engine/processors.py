@@ -27,7 +27,14 @@ def default_num_threads(reserved: float, num_models: int, available: int | None 
 def available_cpus(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
     """Cores this process may use: those it may run on, or less where its container has less."""
     quota = min(_quotas(groups, own_group), default=math.inf)
-    return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
+    return max(1, int(min(_num_usable(), quota)))
+
+
+def _num_usable() -> int:
+    """Cores this process may run on, where the system says; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _quotas(groups: Path, own_group: Path) -> Iterator[float]:
