@@ -88,7 +88,7 @@ class RecycledDatabase:
 
     @property
     def num_entries(self) -> int:
-        """Contexts held; those of a full table are not counted but taken to fill it."""
+        """Contexts held, counted as they come; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
 
     def advance_stamp(self) -> None:

@@ -52,17 +52,23 @@ class Brittle(Replica):
             raise RuntimeError("no")
 
 
+def quick_config(directory: Path, **settings: float) -> ModelDatabaseConfig:
+    """One with which nobody waits long."""
+    return ModelDatabaseConfig(
+        snapshot_dir=directory,
+        publish_interval_s=0.05,
+        poll_interval_s=0.1,
+        snapshot_interval_s=0.2,
+        **settings,
+    )
+
+
 class Cluster:
     """Mirrors of one model, and its actor."""
 
     def __init__(self, directory: Path) -> None:
         self.key = DatabaseKey(f"model-{uuid4().hex[:8]}", "f" * 32)
-        self.config = ModelDatabaseConfig(
-            snapshot_dir=directory,
-            publish_interval_s=0.05,
-            poll_interval_s=0.1,
-            snapshot_interval_s=0.2,
-        )
+        self.config = quick_config(directory)
         self.mirrors: list[Mirror] = []
 
     def mirror(

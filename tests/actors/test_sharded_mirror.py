@@ -15,7 +15,7 @@ from actors.sharded_mirror import ShardedMirror
 from actors.shards import WHOLE, Shard, shard_of, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
-from tests.actors.test_mirror import WAIT_S, Replica, eventually
+from tests.actors.test_mirror import WAIT_S, Replica, eventually, quick_config
 
 NUM_SHARDS = 3
 NAMESPACES = [f"tenant-{number}" for number in range(6)]
@@ -26,13 +26,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.key = DatabaseKey(f"model-{uuid4().hex[:8]}", "f" * 32)
-        self.config = ModelDatabaseConfig(
-            snapshot_dir=directory,
-            publish_interval_s=0.05,
-            poll_interval_s=0.1,
-            num_shards=NUM_SHARDS,
-            num_cpus=0,
-        )
+        self.config = quick_config(directory, num_shards=NUM_SHARDS, num_cpus=0)
         self._mirrors: list[ShardedMirror] = []
 
     def mirror(self, replica: Replica) -> ShardedMirror:
