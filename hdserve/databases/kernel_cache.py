@@ -1,8 +1,8 @@
 """Where compiled functions are kept between runs, and when they are out of date.
 
 numba keeps a compiled function until the file it stands in changes.  Here functions of several
-modules are compiled into one, and a stale one reads wrong addresses, so all modules of the packages
-that hold compiled code count: after any change to them everything is compiled once more.
+modules are compiled into one, and a stale one reads wrong addresses, so all modules count that are
+compiled together: after any change to one of them everything of theirs is compiled once more.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from typing import Any
 
 from numba.core import caching
 
-_COMPILED_PACKAGES = ("databases", "drafting")
+_COMPILED_TOGETHER = ("databases", "drafting")
 
 
 @cache
-def sources_digest(root: Path) -> str:
-    """A digest of the modules of the compiled packages below ``root``."""
+def sources_digest(folder: Path) -> str:
+    """A digest of the modules that those in ``folder`` are compiled with."""
+    folders = [folder]
+    if folder.name in _COMPILED_TOGETHER:
+        folders = [folder.parent / name for name in _COMPILED_TOGETHER]
     digest = hashlib.sha256()
-    for package in _COMPILED_PACKAGES:
-        for path in sorted((root / package).glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
+    for path in sorted(path for each in folders for path in each.glob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 class _StampedByAll:
+    _py_file: str
+
     def get_source_stamp(self) -> str:
-        return sources_digest(Path(__file__).parents[1])
+        return sources_digest(Path(self._py_file).parent)
 
 
 class _Provided(_StampedByAll, caching.UserProvidedCacheLocator):

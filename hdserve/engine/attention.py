@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from hdserve.engine.batch import Span, StepPlan
+from hdserve.engine.kv_cache import KVCache
 
 ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""
@@ -87,18 +88,20 @@ def _attend_packed(
 ) -> torch.Tensor:
     plan = _PLAN.get()
     plan.cache.write(layer, plan.kv_rows, key, value)
-    attended = []
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if plan.kernel is not None and not plan.spans:
+        found = plan.kernel(layer, query, plan.columns, scale, sliding_window, softcap)
+        return found.to(value.dtype)
+    attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    if plan.kernel is not None:
+        attended.copy_(plan.kernel(layer, query, plan.columns, scale, sliding_window, softcap))
     if plan.attends_in_double:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
-        queries = query.narrow(2, span.first_row, span.num_queries)
-        found = _attend(plan, layer, span, queries, mask, scaling, softcap)
-        found = found.transpose(1, 2).to(value.dtype)
-        attended.append(found if span.num_rows == span.num_queries else found[:, : span.num_rows])
-    num_padding = query.shape[2] - span.first_row - span.num_rows
-    if num_padding:
-        attended.append(value.new_zeros(1, num_padding, query.shape[1], value.shape[-1]))
-    return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
+        queries = query.narrow(2, span.first_row, span.chunk.num_rows)
+        found = _attend(plan.cache, layer, span, queries, mask, scale, softcap)
+        attended.narrow(1, span.first_row, span.chunk.num_rows).copy_(found.transpose(1, 2))
+    return attended
 
 
 def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
@@ -116,24 +119,24 @@ torch.library.register_fake(_OPERATOR, _like_attended)
 
 
 def _attend(
-    plan: StepPlan,
+    cache: KVCache,
     layer: int,
     span: Span,
     query: torch.Tensor,
     mask: torch.Tensor,
-    scaling: float | None,
+    scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    keys, values = plan.cache.read(layer, span.first_key, span.num_keys)
+    """PyTorch's own attention of one sequence: ``[1, num_heads, num_rows, value_size]``."""
+    keys, values = cache.read(layer, span.chunk.segment.start, span.num_keys)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     is_grouped = keys.shape[1] != query.shape[1]
     if softcap is None:
         return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=is_grouped
+            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=is_grouped
         )
     groups = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ keys.transpose(2, 3) * scale / softcap) * softcap
     accurate = torch.promote_types(query.dtype, torch.float32)
     weights = torch.softmax(scores + mask, dim=-1, dtype=accurate).to(query.dtype)

@@ -4,94 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.engine.kv_cache import KVCache, Segment, align
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.shapes import Shapes
-from hdserve.tree import DraftTree
+from hdserve.engine.tree_attention import MAX_ROWS, TreeAttention
+from hdserve.engine.visible_columns import VisibleColumns, list_columns
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """The rows of one sequence in one forward: decided tokens, then the drafts that hang on the
-    last of them.
-
-    Attributes:
-        first_column: tokens already cached.
-        token_ids: decided tokens that are not cached yet, at least one.
-        tree: drafts after the last of ``token_ids``, its root; ``None`` when the chunk ends inside
-            the prompt, where no choice is to be made.
-    """
-
-    segment: Segment
-    first_column: int
-    token_ids: Sequence[int]
-    tree: DraftTree | None
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.token_ids) + (self.tree.num_draft_tokens if self.tree else 0)
-
-
-@dataclass(frozen=True, slots=True)
 class Span:
-    """Where a chunk lies: ``num_rows`` packed rows from ``first_row``, which see the ``num_keys``
-    cache rows from ``first_key`` as far as ``visible [num_queries, num_keys]`` says.
-
-    ``num_queries`` is ``num_rows`` padded to the alignment of the shapes; the rows beyond are
-    those of whatever comes next in the forward, and what they attend to here is thrown away.
-    ``positions [num_rows]`` are those of the rows, of which the first is in ``first_column``.
-    """
+    """A chunk whose rows, from ``first_row``, attend by PyTorch's own attention: to ``num_keys``
+    cache rows, as far as a mask says."""
 
     first_row: int
-    num_rows: int
-    num_queries: int
-    first_key: int
-    num_keys: int
-    visible: BoolArray
-    first_column: int
-    positions: IntArray
+    chunk: Chunk
 
     @property
-    def query_positions(self) -> IntArray:
-        """``[num_queries]``; sliding windows are counted from them."""
-        return _repeat_last(self.positions, self.num_queries - self.num_rows)
+    def num_keys(self) -> int:
+        return align(self.chunk.first_column + self.chunk.num_rows)
 
-    @property
-    def key_positions(self) -> IntArray:
-        """``[num_keys]``."""
-        positions = np.arange(self.num_keys, dtype=np.int64)
-        positions[self.first_column : self.first_column + self.num_rows] = self.positions
-        return positions
+    def visible(self, sliding_window: int | None = None) -> BoolArray:
+        """``[num_rows, num_keys]``: what each row sees."""
+        visible = _visible(self.chunk, self.num_keys)
+        if sliding_window is None:
+            return visible
+        positions = _positions(self.chunk)
+        key_positions = np.arange(self.num_keys, dtype=np.int64)
+        first = self.chunk.first_column
+        key_positions[first : first + self.chunk.num_rows] = positions
+        return visible & (positions[:, None] - key_positions[None, :] < sliding_window)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the attention function needs to know of a step; passed through the model unchanged.
+    """What the attention function needs to know of a step.
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
-        attends_in_double: see :class:`~hdserve.engine.shapes.Shapes`.
+        kernel: attends for the sequences of ``columns``; ``None`` if there are none.
+        spans: of the other sequences.
+        attends_in_double: whether they attend in float64.
     """
 
     cache: KVCache
     kv_rows: torch.Tensor
+    kernel: TreeAttention | None
+    columns: VisibleColumns
     spans: list[Span]
     attends_in_double: bool = False
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
-        """One additive mask ``[1, 1, num_queries, num_keys]`` per span, made once per window."""
+        """One additive mask ``[1, 1, num_rows, num_keys]`` per span, made once per window."""
         found = self._masks.get(sliding_window)
         if found is None:
-            found = [_additive(_windowed(span, sliding_window), like) for span in self.spans]
+            found = [_additive(span.visible(sliding_window), like) for span in self.spans]
             self._masks[sliding_window] = found
         return found
 
@@ -114,30 +89,34 @@ class ForwardBatch:
 
 
 def build_batch(
-    chunks: Sequence[Chunk], cache: KVCache, device: torch.device, shapes: Shapes
+    chunks: Sequence[Chunk],
+    cache: KVCache,
+    device: torch.device,
+    shapes: Shapes,
+    kernel: TreeAttention | None = None,
 ) -> ForwardBatch:
     """Pack ``chunks`` into one forward of an allowed shape.
 
     Padding rows repeat token 0 at position 0, write to the scratch row and are read by nothing.
+
+    Args:
+        kernel: attends for all sequences if shapes are exact, and else for those of few rows.
     """
-    num_last = chunks[-1].num_rows
-    num_own = sum(chunk.num_rows for chunk in chunks)
-    num_rows = shapes.pad_rows(num_own - num_last + align(num_last, shapes.query_alignment))
+    num_rows = shapes.pad_rows(sum(chunk.num_rows for chunk in chunks))
     token_ids = np.zeros(num_rows, np.int64)
     position_ids = np.zeros(num_rows, np.int64)
     kv_rows = np.full(num_rows, cache.scratch_row, np.int64)
     logit_rows: list[int] = []
     logit_slices: list[slice] = []
-    spans: list[Span] = []
+    placed: list[tuple[int, Chunk]] = []
     row = 0
     for chunk in chunks:
         rows = slice(row, row + chunk.num_rows)
-        positions = _positions(chunk)
         token_ids[rows] = [*chunk.token_ids, *(chunk.tree.token_ids[1:] if chunk.tree else ())]
-        position_ids[rows] = positions
+        position_ids[rows] = _positions(chunk)
         first_kv_row = chunk.segment.start + chunk.first_column
         kv_rows[rows] = np.arange(first_kv_row, first_kv_row + chunk.num_rows)
-        spans.append(_span(chunk, row, positions, shapes))
+        placed.append((row, chunk))
         first_logit = len(logit_rows)
         if chunk.tree is not None:
             logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
@@ -150,8 +129,22 @@ def build_batch(
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         logit_slices=logit_slices,
-        plan=StepPlan(cache, torch.from_numpy(kv_rows).to(device), spans, shapes.attends_in_double),
+        plan=_plan(placed, cache, torch.from_numpy(kv_rows).to(device), shapes, kernel),
     )
+
+
+def _plan(
+    placed: Sequence[tuple[int, Chunk]],
+    cache: KVCache,
+    kv_rows: torch.Tensor,
+    shapes: Shapes,
+    kernel: TreeAttention | None,
+) -> StepPlan:
+    most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else MAX_ROWS
+    listed = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
+    spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
+    columns = list_columns(listed, len(kv_rows))
+    return StepPlan(cache, kv_rows, kernel if listed else None, columns, spans, shapes.is_exact)
 
 
 def _positions(chunk: Chunk) -> IntArray:
@@ -160,27 +153,6 @@ def _positions(chunk: Chunk) -> IntArray:
     if chunk.tree is None or not chunk.tree.num_draft_tokens:
         return chain
     return np.concatenate([chain, last + np.array(chunk.tree.depths[1:], np.int64)])
-
-
-def _span(chunk: Chunk, first_row: int, positions: IntArray, shapes: Shapes) -> Span:
-    num_columns = chunk.first_column + chunk.num_rows
-    num_keys = align(num_columns, shapes.key_alignment)
-    num_queries = align(chunk.num_rows, shapes.query_alignment)
-    return Span(
-        first_row=first_row,
-        num_rows=chunk.num_rows,
-        num_queries=num_queries,
-        first_key=chunk.segment.start,
-        num_keys=num_keys,
-        visible=_repeat_last(_visible(chunk, num_keys), num_queries - chunk.num_rows),
-        first_column=chunk.first_column,
-        positions=positions,
-    )
-
-
-def _repeat_last(rows: npt.NDArray[Any], num_times: int) -> npt.NDArray[Any]:
-    """``rows`` and its last one again."""
-    return np.concatenate([rows, *[rows[-1:]] * num_times]) if num_times else rows
 
 
 def _visible(chunk: Chunk, num_keys: int) -> BoolArray:
@@ -205,13 +177,6 @@ def _visible(chunk: Chunk, num_keys: int) -> BoolArray:
             visible[row] = visible[num_decided - 1 + chunk.tree.parents[node]]
             visible[row, base + row] = True
     return visible
-
-
-def _windowed(span: Span, sliding_window: int | None) -> BoolArray:
-    if sliding_window is None:
-        return span.visible
-    distance = span.query_positions[:, None] - span.key_positions[None, :]
-    return span.visible & (distance < sliding_window)
 
 
 def _additive(visible: BoolArray, like: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from hdserve.core import Source
 from hdserve.drafting.budget import BatchCost
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
 from hdserve.engine.forward_cost import MEASURED_COLUMNS, measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, Segment, align

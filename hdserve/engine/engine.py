@@ -12,7 +12,7 @@ from hdserve import core
 from hdserve.core import FinishReason, SamplingParams, StepOutput
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
@@ -93,7 +93,7 @@ class Engine:
     @property
     def is_exact(self) -> bool:
         """Whether a row's result does not depend on what else is in a forward."""
-        return self._runner.shapes.attends_in_double
+        return self._runner.shapes.is_exact
 
     @property
     def is_compiled(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 
 from hdserve.core import Source
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.shapes import Shapes, aligned_candidates, exact_candidates
+from hdserve.engine.shapes import Shapes, exact_candidates
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -26,15 +26,14 @@ _NUM_COST_ROUNDS = 7
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
     """The shapes forwards run at: exact ones if they are wanted, or cost next to nothing.
 
-    Where ``auto`` finds exact ones too dear, it takes aligned ones if those cost next to nothing.
     Says in the log which of them hold.
     """
     plain = runner.shapes
     if exact is False:
         return plain
-    found = _affordable(runner, max_rows) if exact == "auto" else exact_candidates(max_rows)
-    if found is not None:
-        found = find_exact_shapes(runner, found)
+    found = None
+    if exact is True or _cost(runner, exact_candidates(max_rows)) <= _AFFORDABLE_COST:
+        found = find_exact_shapes(runner, exact_candidates(max_rows))
         if found is None:
             logger.warning(
                 "not exact: no two row counts that fit into the KV cache give equal results here"
@@ -42,19 +41,8 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     if found is None:
         logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
         return plain
-    logger.info(
-        "%s: forwards run at %s rows",
-        "exact" if found.attends_in_double else "exact but for drafts that have siblings",
-        ", ".join(map(str, found.row_counts)),
-    )
+    logger.info("exact: forwards run at %s rows", ", ".join(map(str, found.row_counts)))
     return found
-
-
-def _affordable(runner: ModelRunner, max_rows: int) -> Shapes | None:
-    for candidates in (exact_candidates(max_rows), aligned_candidates(max_rows)):
-        if _cost(runner, candidates) <= _AFFORDABLE_COST:
-            return candidates
-    return None
 
 
 def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:

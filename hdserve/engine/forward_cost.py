@@ -12,7 +12,7 @@ import torch
 from hdserve.core import Source
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.budget import BatchCost, ForwardCost
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.model_runner import ModelRunner, TopTokens
 from hdserve.tree import DraftTree
 

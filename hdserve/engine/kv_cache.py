@@ -11,10 +11,6 @@ ROW_ALIGNMENT = 32
 """Segments begin and end at multiples of this."""
 
 
-MAX_KEY_ALIGNMENT = 512
-"""To at most a multiple of this a reader may pad its keys; the cache has scratch rows for it."""
-
-
 def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
     """``number`` rounded up to a multiple of ``alignment``."""
     return -(-number // alignment) * alignment
@@ -71,12 +67,20 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.num_rows = align(num_rows)
-        rows = self.num_rows + MAX_KEY_ALIGNMENT  # the last ones are scratch
+        rows = self.num_rows + ROW_ALIGNMENT  # the last ones are scratch
         size = (shape.num_layers, shape.num_heads, rows)
         self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
         self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)
         self._layers = [*zip(self._keys.unsqueeze(1), self._values.unsqueeze(1), strict=True)]
         self._free: list[Segment] = [Segment(0, self.num_rows)]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._keys.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._keys.device
 
     @property
     def scratch_row(self) -> int:
@@ -154,13 +158,16 @@ class KVCache:
         keys, values = self._layers[layer]
         return keys.narrow(2, start, num_keys), values.narrow(2, start, num_keys)
 
+    def read_all(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views ``[1, heads, all rows, size]``."""
+        return self._layers[layer]
+
     def keep(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
         if not moves:
             return
-        device = self._keys.device
-        sources = torch.tensor([source for source, _ in moves], device=device)
-        targets = torch.tensor([target for _, target in moves], device=device)
+        sources = torch.tensor([source for source, _ in moves], device=self.device)
+        targets = torch.tensor([target for _, target in moves], device=self.device)
         self._keys[:, :, targets] = self._keys[:, :, sources]
         self._values[:, :, targets] = self._values[:, :, sources]
 

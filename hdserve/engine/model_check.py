@@ -8,7 +8,7 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.attention import ATTENTION_NAME
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import Segment
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.errors import UnsupportedModel

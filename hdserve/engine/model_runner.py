@@ -11,11 +11,13 @@ import numpy.typing as npt
 import torch
 
 from hdserve.engine.attention import attending
-from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
+from hdserve.engine.batch import ForwardBatch, build_batch
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.top import topk
+from hdserve.engine.tree_attention import TreeAttention
 
 
 class TopTokens:
@@ -90,6 +92,7 @@ class ModelRunner:
         self.cache = cache
         self.needs_hidden = needs_hidden
         self.shapes = shapes or Shapes()
+        self._kernel = TreeAttention(cache) if TreeAttention.can_read(cache) else None
         self.compiled: Callable[[ForwardBatch], torch.Tensor] | None = None
 
     @torch.inference_mode()
@@ -99,7 +102,7 @@ class ModelRunner:
         Returns:
             Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
         """
-        batch = build_batch(chunks, self.cache, self.model.device, self.shapes)
+        batch = build_batch(chunks, self.cache, self.model.device, self.shapes, self._kernel)
         logits, hidden = self._run(batch)
         top = TopTokens(logits)
         return [

@@ -10,12 +10,14 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.attention import attending, packed_attention, register_attention
-from hdserve.engine.batch import Chunk, build_batch
+from hdserve.engine.batch import Span, build_batch
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.tree_attention import TreeAttention
 from hdserve.tree import DraftTree
 
-NUM_HEADS, HEAD_SIZE, VALUE_SIZE = 4, 8, 6
+NUM_HEADS = 4
 CPU = torch.device("cpu")
 
 
@@ -38,8 +40,8 @@ def make_chunks() -> list[Chunk]:
     ]
 
 
-def random(generator: torch.Generator, *size: int) -> torch.Tensor:
-    return torch.randn(*size, generator=generator, dtype=torch.float64)
+def random(generator: torch.Generator, dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def attend_by_definition(
@@ -57,52 +59,67 @@ def attend_by_definition(
 
 
 OPTIONS = list(product((4, 2, 1), (None, 0.3), (None, 5), (None, 2.0)))
+KINDS = [  # dtype, key size, value size, tolerance, whether the kernel can read it
+    (torch.float64, 8, 6, 1e-6, False),
+    (torch.float32, 64, 128, 1e-5, True),
+    (torch.float32, 80, 16, 1e-5, True),
+    (torch.float32, 16, 24, 1e-5, False),
+    (torch.bfloat16, 32, 80, 1e-2, True),
+]
 
 
 @pytest.mark.parametrize(("num_kv_heads", "scaling", "window", "softcap"), OPTIONS)
-@pytest.mark.parametrize("shapes", [Shapes(), Shapes((32,), 4, 64)])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shapes", [Shapes(), Shapes((32,)), Shapes((32,), is_exact=True)])
 def test_packed_attention_is_attention(
-    num_kv_heads: int, scaling: float | None, window: int | None, softcap: float | None, shapes: Any
+    num_kv_heads: int,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    kind: tuple[torch.dtype, int, int, float, bool],
+    shapes: Shapes,
 ) -> None:
     """Each row attends to what is cached of its own sequence, to its ancestors and to itself, with
     grouped heads, windows and bounded scores as the model wants them; padding changes nothing."""
+    dtype, key_size, value_size, tolerance, is_readable = kind
     generator = torch.Generator().manual_seed(0)
-    shape = KVShape(2, num_kv_heads, HEAD_SIZE, VALUE_SIZE)
-    cache = KVCache(shape, 160, torch.float64, CPU)
-    rows = torch.arange(160)
-    cached_keys = random(generator, 160, num_kv_heads, HEAD_SIZE)
-    cached_values = random(generator, 160, num_kv_heads, VALUE_SIZE)
+    cache = KVCache(KVShape(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
+    cached_keys = random(generator, dtype, 160, num_kv_heads, key_size)
+    cached_values = random(generator, dtype, 160, num_kv_heads, value_size)
     by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]
-    cache.write(1, rows, *by_head)
-    batch = build_batch(make_chunks(), cache, CPU, shapes)
+    cache.write(1, torch.arange(160), *by_head)
+    assert TreeAttention.can_read(cache) is is_readable
+    kernel = TreeAttention(cache) if is_readable else None
+    batch = build_batch(make_chunks(), cache, CPU, shapes, kernel)
     num_rows = batch.token_ids.shape[1]
-    query = random(generator, 1, NUM_HEADS, num_rows, HEAD_SIZE)
-    key = random(generator, 1, num_kv_heads, num_rows, HEAD_SIZE)
-    value = random(generator, 1, num_kv_heads, num_rows, VALUE_SIZE)
+    query = random(generator, dtype, 1, NUM_HEADS, num_rows, key_size)
+    key = random(generator, dtype, 1, num_kv_heads, num_rows, key_size)
+    value = random(generator, dtype, 1, num_kv_heads, num_rows, value_size)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
     with attending(batch.plan):
         output, weights = packed_attention(Layer(), query, key, value, None, **options)
     assert weights is None
-    assert output.shape == (1, num_rows, NUM_HEADS, VALUE_SIZE)
+    assert output.shape == (1, num_rows, NUM_HEADS, value_size)
+    assert output.dtype == dtype
     own = batch.plan.kv_rows < 160  # not the scratch row
     cached_keys[batch.plan.kv_rows[own]] = key[0].transpose(0, 1)[own]
     cached_values[batch.plan.kv_rows[own]] = value[0].transpose(0, 1)[own]
-    scale = HEAD_SIZE**-0.5 if scaling is None else scaling
+    scale = key_size**-0.5 if scaling is None else scaling
     groups = NUM_HEADS // num_kv_heads
-    for span in batch.plan.spans:
-        for index in range(span.num_rows):
-            near = span.query_positions[index] - span.key_positions
-            seen = span.visible[index] & (near < (window or 10**6))
-            columns = span.first_key + torch.from_numpy(seen).nonzero()[:, 0]
+    row = 0
+    for chunk in make_chunks():
+        for seen in Span(row, chunk).visible(window):
+            columns = chunk.segment.start + torch.from_numpy(seen).nonzero()[:, 0]
             wanted = attend_by_definition(
-                query[0, :, span.first_row + index],
-                cached_keys[columns].transpose(0, 1).repeat_interleave(groups, 0),
-                cached_values[columns].transpose(0, 1).repeat_interleave(groups, 0),
+                query[0, :, row].double(),
+                cached_keys[columns].transpose(0, 1).repeat_interleave(groups, 0).double(),
+                cached_values[columns].transpose(0, 1).repeat_interleave(groups, 0).double(),
                 scale,
                 softcap,
             )
-            found = output[0, span.first_row + index]
-            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+            found = output[0, row].double()
+            torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+            row += 1
 
 
 def test_registering_again_is_harmless() -> None:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.core import Source
-from hdserve.engine.batch import Chunk, ForwardBatch, build_batch
+from hdserve.engine.batch import ForwardBatch, build_batch
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.visible_columns import list_columns
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
@@ -79,7 +81,7 @@ def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
     return chunks
 
 
-SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), 4, 512), Shapes((8, 64), 4, 32)])
+SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))])
 
 
 @given(chunks=chunk_lists(), shapes=SHAPES)
@@ -90,19 +92,35 @@ def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> No
     row = 0
     for chunk, span in zip(chunks, batch.plan.spans, strict=True):
         nodes = brute_force(chunk)
-        assert (span.first_row, span.num_rows) == (row, len(nodes))
-        assert span.first_key == chunk.segment.start
-        assert span.num_keys % shapes.key_alignment == 0
-        assert span.num_queries % shapes.query_alignment == 0
+        assert (span.first_row, span.chunk) == (row, chunk)
+        visible = span.visible()
+        assert visible.shape == (len(nodes), span.num_keys)
         for index, node in enumerate(nodes):
             assert int(batch.token_ids[0, row + index]) == node.token_id
             assert int(batch.position_ids[0, row + index]) == node.position
             assert int(batch.plan.kv_rows[row + index]) == chunk.segment.start + node.column
-            assert set(np.flatnonzero(span.visible[index])) == node.seen
-            assert span.query_positions[index] == node.position
-            assert span.key_positions[node.column] == node.position
-        assert list(span.key_positions[: chunk.first_column]) == list(range(chunk.first_column))
+            assert set(np.flatnonzero(visible[index])) == node.seen
         row += len(nodes)
+
+
+@given(chunks=chunk_lists(), num_padding=st.integers(0, 5))
+def test_rows_list_what_they_see_by_position(chunks: list[Chunk], num_padding: int) -> None:
+    """The compiled attention gets the columns of the same brute-force computation, in the order of
+    their positions, and none for rows of padding."""
+    firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
+    num_rows = sum(chunk.num_rows for chunk in chunks)
+    listed = list_columns(zip(firsts, chunks, strict=True), num_rows + num_padding)
+    for (first, num, first_key), chunk in zip(listed.spans, chunks, strict=True):
+        nodes = brute_force(chunk)
+        assert (num, first_key) == (len(nodes), chunk.segment.start)
+        positions = {node.column: node.position for node in nodes}
+        for index, node in enumerate(nodes):
+            prefix, tail, visible = listed.rows[first + index].tolist()
+            found = [*range(prefix), *listed.tails[tail : tail + visible - prefix].tolist()]
+            assert set(found) == node.seen
+            assert [positions.get(column, column) for column in found] == list(range(visible))
+    assert not listed.rows[num_rows:].any()
+    assert listed.most_visible == max(len(node.seen) for c in chunks for node in brute_force(c))
 
 
 @given(chunks=chunk_lists(), shapes=SHAPES)
@@ -114,8 +132,6 @@ def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
     num_rows = batch.token_ids.shape[1]
     assert batch.position_ids.shape == (1, num_rows)
     assert shapes.pad_rows(num_rows) == num_rows
-    ends = [span.first_row + span.num_queries for span in batch.plan.spans]
-    assert max(ends) <= num_rows, "a span reads beyond the forward"
     padding = batch.plan.kv_rows[num_own:]
     assert (padding == cache.scratch_row).all()
     assert not (batch.plan.kv_rows[:num_own] == cache.scratch_row).any()
@@ -170,7 +186,7 @@ def make_batch() -> ForwardBatch:
 
 def test_the_drawing() -> None:
     """The mask is the one of the documentation."""
-    visible = make_batch().plan.spans[0].visible[:, :6].astype(int).tolist()
+    visible = make_batch().plan.spans[0].visible()[:, :6].astype(int).tolist()
     assert visible == [
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],

@@ -11,7 +11,7 @@ import torch
 from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.drafting.budget import BatchCost, ForwardCost
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster, compile_beside, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.kv_cache import KVCache

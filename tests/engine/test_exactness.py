@@ -10,7 +10,7 @@ import torch
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
-from hdserve.engine.batch import Chunk
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model

@@ -1,0 +1,307 @@
+"""Attention of draft trees over the KV cache, for all sequences of a step in one call.
+
+A row attends to a list of columns of its sequence, in the order of their positions: those it shares
+with its neighbours, which lie beside each other, and its own ancestors in the draft tree, which lie
+anywhere among the other nodes::
+
+    position   0 ... prefix-1 | prefix ... visible-1
+    column     0 ... prefix-1 | tails[first_tail], tails[first_tail + 1], ...
+
+Scores, weights and the sum of values are computed in this order whatever else is in the call, with
+operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row comes out with
+the same bits as a draft, among others, or decoded by itself: by then its ancestors lie beside each
+other, but the list is the same.
+
+Scores are kept for a few queries at a time and keys are read in blocks that stay in the cache of
+the processor meanwhile, two queries at once, which share what is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.vectors import (
+    NUM_LANES,
+    added,
+    exponential,
+    fused,
+    larger,
+    largest,
+    load,
+    multiplied,
+    spread,
+    store,
+    store_totals,
+    tanh,
+    total,
+)
+
+QUERIES_PER_TILE = 16
+"""Queries whose scores are kept at a time."""
+
+_KEYS_PER_BLOCK = 64
+_KEYS_AT_ONCE = 4
+_NUMBERS_AT_ONCE = 4 * NUM_LANES
+"""Of a value."""
+
+_ZERO, _ONE, _NOTHING = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+
+
+class Call(NamedTuple):
+    """The arrays of one call.
+
+    Attributes:
+        queries: float32 ``[num_rows, num_heads, key_size]``.
+        keys: ``[num_kv_heads, num_kv_rows, key_size]``, float32, or bfloat16 seen as uint16.
+        values: ``[num_kv_heads, num_kv_rows, value_size]``, likewise.
+        attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
+        spans: int64 ``[num_sequences, 3]``: first row, number of rows, first KV row.
+        rows: int64 ``[num_rows, 3]``: prefix, first tail, visible.
+        tails: int64, columns.
+        scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``.
+    """
+
+    queries: npt.NDArray[np.float32]
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    attended: npt.NDArray[np.float32]
+    spans: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    tails: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+
+
+class _Tile(NamedTuple):
+    """``num_queries`` queries from ``first_query`` of one sequence and one head of keys.
+
+    All of them see the columns from ``origin``, a multiple of the lanes, to ``shared``, but for
+    their windows.
+    """
+
+    first_row: int
+    first_query: int
+    num_queries: int
+    num_groups: int
+    kv_head: int
+    first_key: int
+    origin: int
+    shared: int
+
+
+class _Query(NamedTuple):
+    """One head of one row, and its ``place`` in the tile."""
+
+    place: int
+    row: int
+    head: int
+
+
+@inlined
+def _query(tile: _Tile, place: int) -> _Query:
+    number = tile.first_query + place
+    head = tile.kv_head * tile.num_groups + number % tile.num_groups
+    return _Query(place, tile.first_row + number // tile.num_groups, head)
+
+
+@inlined
+def _kv_row(call: Call, tile: _Tile, row: int, position: int) -> int:
+    """Where the key of ``position`` lies as ``row`` sees it; beyond the last one, that one."""
+    prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
+    column: int = min(position, visible - 1)
+    if column >= prefix:
+        column = call.tails[first_tail + column - prefix]
+    return tile.first_key + column
+
+
+@inlined
+def _scores_of_two(
+    call: Call, tile: _Tile, one: _Query, two: _Query, position: int, kv_rows: tuple[int, ...]
+) -> None:
+    """The scores of two queries for four keys."""
+    a0 = a1 = a2 = a3 = spread(_ZERO)
+    b0 = b1 = b2 = b3 = spread(_ZERO)
+    for d in range(0, call.keys.shape[2], NUM_LANES):
+        a = load(call.queries, (one.row, one.head, d))
+        b = load(call.queries, (two.row, two.head, d))
+        k0 = load(call.keys, (tile.kv_head, kv_rows[0], d))
+        k1 = load(call.keys, (tile.kv_head, kv_rows[1], d))
+        k2 = load(call.keys, (tile.kv_head, kv_rows[2], d))
+        k3 = load(call.keys, (tile.kv_head, kv_rows[3], d))
+        a0, a1, a2, a3 = fused(a, k0, a0), fused(a, k1, a1), fused(a, k2, a2), fused(a, k3, a3)
+        b0, b1, b2, b3 = fused(b, k0, b0), fused(b, k1, b1), fused(b, k2, b2), fused(b, k3, b3)
+    column = position - tile.origin
+    store_totals(call.scores, (one.place, column), a0, a1, a2, a3)
+    store_totals(call.scores, (two.place, column), b0, b1, b2, b3)
+
+
+@inlined
+def _shared_scores(call: Call, tile: _Tile) -> None:
+    for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
+        stop = min(block + _KEYS_PER_BLOCK, tile.shared)
+        for place in range(0, tile.num_queries, 2):
+            one, two = _query(tile, place), _query(tile, min(place + 1, tile.num_queries - 1))
+            for position in range(block, stop, _KEYS_AT_ONCE):
+                key = tile.first_key + position
+                kv_rows = (key, key + 1, key + 2, key + 3)
+                _scores_of_two(call, tile, one, two, position, kv_rows)
+
+
+@inlined
+def _own_scores(call: Call, tile: _Tile, query: _Query) -> None:
+    for position in range(tile.shared, call.rows[query.row, 2], _KEYS_AT_ONCE):
+        kv_rows = (
+            _kv_row(call, tile, query.row, position),
+            _kv_row(call, tile, query.row, position + 1),
+            _kv_row(call, tile, query.row, position + 2),
+            _kv_row(call, tile, query.row, position + 3),
+        )
+        _scores_of_two(call, tile, query, query, position, kv_rows)
+
+
+@inlined
+def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
+    for column in range(first, stop):
+        scores[place, column] = value
+
+
+@inlined
+def _softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any) -> Any:
+    """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum."""
+    begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
+    for column in range(begin, end, NUM_LANES):
+        score = multiplied(load(scores, (place, column)), spread(scale))
+        if softcap > _ZERO:
+            score = multiplied(tanh(multiplied(score, spread(_ONE / softcap))), spread(softcap))
+        store(scores, (place, column), score)
+    _fill(scores, place, begin, low, _NOTHING)
+    _fill(scores, place, high, end, _NOTHING)
+    top = spread(_NOTHING)
+    for column in range(begin, end, NUM_LANES):
+        top = larger(top, load(scores, (place, column)))
+    shift = spread(-largest(top))
+    for column in range(begin, end, NUM_LANES):
+        store(scores, (place, column), exponential(added(load(scores, (place, column)), shift)))
+    _fill(scores, place, 0, low, _ZERO)
+    _fill(scores, place, high, end, _ZERO)
+    weights = spread(_ZERO)
+    for column in range(begin, end, NUM_LANES):
+        weights = added(weights, load(scores, (place, column)))
+    return _ONE / total(weights)
+
+
+@inlined
+def _values_of_two(
+    call: Call, tile: _Tile, one: _Query, two: _Query, first: int, stop: int, d: int
+) -> None:
+    """Add the weighted values of the columns from ``first`` for two queries."""
+    d1, d2, d3 = d + NUM_LANES, d + 2 * NUM_LANES, d + 3 * NUM_LANES
+    sums = call.attended
+    a0, a1 = load(sums, (one.row, one.head, d)), load(sums, (one.row, one.head, d1))
+    a2, a3 = load(sums, (one.row, one.head, d2)), load(sums, (one.row, one.head, d3))
+    b0, b1 = load(sums, (two.row, two.head, d)), load(sums, (two.row, two.head, d1))
+    b2, b3 = load(sums, (two.row, two.head, d2)), load(sums, (two.row, two.head, d3))
+    for column in range(first, stop):
+        a = spread(call.scores[one.place, column - tile.origin])
+        b = spread(call.scores[two.place, column - tile.origin])
+        kv_row = tile.first_key + column
+        v0 = load(call.values, (tile.kv_head, kv_row, d))
+        v1 = load(call.values, (tile.kv_head, kv_row, d1))
+        v2 = load(call.values, (tile.kv_head, kv_row, d2))
+        v3 = load(call.values, (tile.kv_head, kv_row, d3))
+        a0, a1, a2, a3 = fused(a, v0, a0), fused(a, v1, a1), fused(a, v2, a2), fused(a, v3, a3)
+        b0, b1, b2, b3 = fused(b, v0, b0), fused(b, v1, b1), fused(b, v2, b2), fused(b, v3, b3)
+    store(sums, (one.row, one.head, d), a0)
+    store(sums, (one.row, one.head, d1), a1)
+    store(sums, (one.row, one.head, d2), a2)
+    store(sums, (one.row, one.head, d3), a3)
+    store(sums, (two.row, two.head, d), b0)
+    store(sums, (two.row, two.head, d1), b1)
+    store(sums, (two.row, two.head, d2), b2)
+    store(sums, (two.row, two.head, d3), b3)
+
+
+@inlined
+def _shared_values(call: Call, tile: _Tile, num_shared_numbers: int) -> None:
+    for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
+        stop = min(block + _KEYS_PER_BLOCK, tile.shared)
+        for place in range(0, tile.num_queries, 2):
+            one, two = _query(tile, place), _query(tile, min(place + 1, tile.num_queries - 1))
+            for d in range(0, num_shared_numbers, _NUMBERS_AT_ONCE):
+                _values_of_two(call, tile, one, two, block, stop, d)
+
+
+@inlined
+def _own_values(call: Call, tile: _Tile, query: _Query, first: int, d: int, share: Any) -> None:
+    """Add the weighted values from position ``first``, and divide by the sum of the weights."""
+    attended = load(call.attended, (query.row, query.head, d))
+    for position in range(first, call.rows[query.row, 2]):
+        weight = spread(call.scores[query.place, position - tile.origin])
+        kv_row = _kv_row(call, tile, query.row, position)
+        attended = fused(weight, load(call.values, (tile.kv_head, kv_row, d)), attended)
+    store(call.attended, (query.row, query.head, d), multiplied(attended, spread(share)))
+
+
+@inlined
+def _attend_tile(call: Call, tile: _Tile, scale: Any, softcap: Any, window: int) -> None:
+    scores, shares = call.scores, call.scores.shape[1] - 1
+    size = call.values.shape[2]
+    num_shared_numbers = size // _NUMBERS_AT_ONCE * _NUMBERS_AT_ONCE
+    _shared_scores(call, tile)
+    for place in range(tile.num_queries):
+        query = _query(tile, place)
+        _own_scores(call, tile, query)
+        high = call.rows[query.row, 2] - tile.origin
+        low = max(0, high - window)
+        scores[place, shares] = _softmax(scores, place, low, high, scale, softcap)
+        for d in range(0, size, NUM_LANES):
+            store(call.attended, (query.row, query.head, d), spread(_ZERO))
+    _shared_values(call, tile, num_shared_numbers)
+    for place in range(tile.num_queries):
+        query = _query(tile, place)
+        for d in range(0, size, NUM_LANES):
+            first = tile.shared if d < num_shared_numbers else tile.origin
+            _own_values(call, tile, query, first, d, scores[place, shares])
+
+
+@inlined
+def _tile(call: Call, span: int, kv_head: int, first_query: int, window: int) -> _Tile:
+    first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
+    num_groups = call.queries.shape[1] // call.keys.shape[0]
+    num_queries = min(QUERIES_PER_TILE, num_rows * num_groups - first_query)
+    first = first_row + first_query // num_groups
+    stop = first_row + (first_query + num_queries - 1) // num_groups + 1
+    shared, low = call.rows[first, 0], call.rows[first, 2]
+    for row in range(first, stop):
+        shared = min(shared, call.rows[row, 0])
+        low = min(low, call.rows[row, 2])
+    origin = max(0, low - window) // NUM_LANES * NUM_LANES
+    shared = origin + max(0, shared - origin) // _KEYS_AT_ONCE * _KEYS_AT_ONCE
+    return _Tile(
+        first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, shared
+    )
+
+
+@entry_point
+def attend(
+    call: Call, scale: Any, softcap: Any, window: int, first_item: int, stop_item: int
+) -> None:
+    """Attend for the items from ``first_item``; item ``i`` is head ``i % num_kv_heads`` of the
+    keys of sequence ``i // num_kv_heads``.
+
+    Args:
+        scale: float32, of scores.
+        softcap: float32 bound of scores (Gemma 2); 0 for none.
+        window: columns a row sees at most, itself included.
+    """
+    num_kv_heads = call.keys.shape[0]
+    num_groups = call.queries.shape[1] // num_kv_heads
+    for item in range(first_item, stop_item):
+        span, kv_head = item // num_kv_heads, item % num_kv_heads
+        num_queries = call.spans[span, 1] * num_groups
+        for first_query in range(0, num_queries, QUERIES_PER_TILE):
+            tile = _tile(call, span, kv_head, first_query, window)
+            _attend_tile(call, tile, scale, softcap, window)

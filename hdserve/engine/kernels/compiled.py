@@ -1,0 +1,28 @@
+"""How the kernels are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+import numba
+
+from hdserve.databases.kernel_cache import keep_compiled
+
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Without reference counting (``_nrt``), which arrays of others do not need; and without
+``fastmath``, so that the order of operations is the one that is written."""
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+
+def inlined(function: _F) -> _F:
+    """Compile a part of an entry point."""
+    return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))
+
+
+def entry_point(function: _F) -> _F:
+    """Compile what Python calls, and keep it on disk."""
+    compiled = numba.njit(**_OPTIONS)(function)
+    keep_compiled(compiled)
+    return cast("_F", compiled)

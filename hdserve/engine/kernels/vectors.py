@@ -1,0 +1,234 @@
+"""Sixteen float32 at a time, as values that compiled functions compute with.
+
+What a loop over numbers is compiled to, and so in which order it adds them, is up to the compiler.
+These operations say it: products are fused into sums, and sums add in a fixed order, so that the
+same numbers give the same bits in whatever loop they stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.core.datamodel.models import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+from hdserve.engine.kernels.compiled import inlined
+
+NUM_LANES: Final = 16
+
+_FLOAT = ir.FloatType()
+_INT32 = ir.IntType(32)
+_VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
+_INTEGERS = ir.VectorType(_INT32, NUM_LANES)
+_EXPONENT_SHIFT, _EXPONENT_BIAS = 23, 127
+_BFLOAT16_SHIFT = 16
+
+
+class _VectorType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name=f"float32x{NUM_LANES}")
+
+
+_vector: Final = _VectorType()
+
+
+@register_model(_VectorType)
+class _VectorModel(PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
+
+
+def _integers(value: int) -> Any:
+    return ir.Constant(_INTEGERS, [value] * NUM_LANES)
+
+
+def _call(builder: Any, name: str, *vectors: Any) -> Any:
+    """One of LLVM's own functions on vectors."""
+    function_type = ir.FunctionType(_VECTOR, [_VECTOR] * len(vectors))
+    function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, function_type, f"llvm.{name}.v{NUM_LANES}f32"
+    )
+    return builder.call(function, vectors)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: Any) -> Any:
+    array = context.make_array(kind)(context, builder, value)
+    found = cgutils.unpack_tuple(builder, indices)  # type: ignore[no-untyped-call]
+    return cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
+        context, builder, kind, array, found, wraparound=False
+    )
+
+
+def _load(typing_context: Any, array: Any, indices: Any) -> Any:
+    """Sixteen items of C-contiguous ``array`` from ``indices``: float32, or bfloat16 as uint16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], *args)
+        if array.dtype == types.float32:
+            return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+        halves = ir.VectorType(ir.IntType(16), NUM_LANES)
+        upper = builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
+        words = builder.shl(builder.zext(upper, _INTEGERS), _integers(_BFLOAT16_SHIFT))
+        return builder.bitcast(words, _VECTOR)
+
+    return _vector(array, indices), codegen
+
+
+def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
+    """``array[indices : + 16] = value``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        builder.store(args[2], builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, value), codegen
+
+
+def _spread(typing_context: Any, number: Any) -> Any:
+    """``number`` sixteen times."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        empty = ir.Constant(_VECTOR, ir.Undefined)
+        first = builder.insert_element(empty, args[0], ir.Constant(_INT32, 0))
+        return builder.shuffle_vector(first, empty, _integers(0))
+
+    return _vector(types.float32), codegen
+
+
+def _elementwise(operation: Callable[..., Any], num_arguments: int) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return operation(builder, *args)
+
+    kinds = [_vector] * num_arguments
+    if num_arguments == 1:
+        return lambda _context, _a: (_vector(*kinds), codegen)
+    if num_arguments == 2:
+        return lambda _context, _a, _b: (_vector(*kinds), codegen)
+    return lambda _context, _a, _b, _c: (_vector(*kinds), codegen)
+
+
+def _power_of_two(builder: Any, exponent: Any) -> Any:
+    """``2 ** exponent`` of whole numbers from -126 to 127."""
+    whole = builder.add(builder.fptosi(exponent, _INTEGERS), _integers(_EXPONENT_BIAS))
+    return builder.bitcast(builder.shl(whole, _integers(_EXPONENT_SHIFT)), _VECTOR)
+
+
+def _halves_added(builder: Any, vector: Any, width: int) -> Any:
+    """The first ``width / 2`` lanes added to the rest, of a vector of ``width``."""
+    half = width // 2
+    undefined = ir.Constant(vector.type, ir.Undefined)
+
+    def part(start: int) -> Any:
+        lanes = ir.VectorType(_INT32, half)
+        mask = ir.Constant(lanes, list(range(start, start + half)))
+        return builder.shuffle_vector(vector, undefined, mask)
+
+    return builder.fadd(part(0), part(half))
+
+
+def _total(typing_context: Any, vector: Any) -> Any:
+    """The sum of the sixteen."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found, width = args[0], NUM_LANES
+        while width > 1:
+            found = _halves_added(builder, found, width)
+            width //= 2
+        return builder.extract_element(found, ir.Constant(_INT32, 0))
+
+    return types.float32(vector), codegen
+
+
+def _largest(typing_context: Any, vector: Any) -> Any:
+    """The largest of the sixteen."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function_type = ir.FunctionType(_FLOAT, [_VECTOR])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, function_type, f"llvm.vector.reduce.fmax.v{NUM_LANES}f32"
+        )
+        return builder.call(function, [args[0]], fastmath=("nnan", "nsz"))
+
+    return types.float32(vector), codegen
+
+
+def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
+    """Neighbouring groups of ``width`` lanes added, those of ``first`` and ``second`` in turns."""
+    low, high = [], []
+    for group in range(0, NUM_LANES, 2 * width):
+        for offset in (0, NUM_LANES):
+            low += [offset + group + lane for lane in range(width)]
+            high += [offset + group + width + lane for lane in range(width)]
+    lows = builder.shuffle_vector(first, second, ir.Constant(_INTEGERS, low))
+    highs = builder.shuffle_vector(first, second, ir.Constant(_INTEGERS, high))
+    return builder.fadd(lows, highs)
+
+
+def _store_totals(
+    typing_context: Any, array: Any, indices: Any, a: Any, b: Any, c: Any, d: Any
+) -> Any:
+    """``array[indices : + 4] =`` the sums of ``a``, ``b``, ``c`` and ``d``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        first = _interleaved_sum(builder, args[2], args[3], 1)
+        second = _interleaved_sum(builder, args[4], args[5], 1)
+        together = _interleaved_sum(builder, first, second, 2)
+        sums = _halves_added(builder, _halves_added(builder, together, 16), 8)
+        builder.store(sums, builder.bitcast(pointer, sums.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, a, b, c, d), codegen
+
+
+load: Any = intrinsic(_load)
+store: Any = intrinsic(_store)
+spread: Any = intrinsic(_spread)
+total: Any = intrinsic(_total)
+largest: Any = intrinsic(_largest)
+store_totals: Any = intrinsic(_store_totals)
+multiplied: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fmul(a, b), 2))
+added: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fadd(a, b), 2))
+divided: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fdiv(a, b), 2))
+smaller: Any = intrinsic(_elementwise(lambda builder, a, b: _call(builder, "minnum", a, b), 2))
+larger: Any = intrinsic(_elementwise(lambda builder, a, b: _call(builder, "maxnum", a, b), 2))
+fused: Any = intrinsic(_elementwise(lambda builder, a, b, c: _call(builder, "fma", a, b, c), 3))
+"""``a * b + c``."""
+rounded: Any = intrinsic(_elementwise(lambda builder, a: _call(builder, "rint", a), 1))
+power_of_two: Any = intrinsic(_elementwise(_power_of_two, 1))
+
+_LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
+_TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(7, 1, -1))
+_ONE, _TWO = np.float32(1.0), np.float32(2.0)
+
+
+@inlined
+def exponential(x: Any) -> Any:
+    """``e ** x`` to within two units in the last place, between -87 and 87; beyond, as there.
+
+    ``x = n ln 2 + r`` with a whole ``n``, and the Taylor series of ``e ** r``, where ``|r|`` is at
+    most 0.35.
+    """
+    x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
+    n = rounded(multiplied(x, spread(_LOG2_E)))
+    r = fused(n, spread(_LN2_LOW), fused(n, spread(_LN2_HIGH), x))
+    series = spread(_TERMS[0])
+    for term in _TERMS[1:]:
+        series = fused(series, r, spread(term))
+    series = fused(series, multiplied(r, r), added(r, spread(_ONE)))
+    return multiplied(series, power_of_two(n))
+
+
+@inlined
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent, to within 1e-6."""
+    grown = added(exponential(multiplied(x, spread(_TWO))), spread(_ONE))
+    return fused(spread(-_TWO), divided(spread(_ONE), grown), spread(_ONE))

@@ -1,0 +1,113 @@
+"""The compiled attention gives a row the same bits whatever else is in the call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from hdserve.core import Source
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.visible_columns import list_columns
+from hdserve.tree import DraftTree
+
+CPU = torch.device("cpu")
+NUM_KV_HEADS, NUM_HEADS = 2, 6
+SEGMENT_ROWS = 256
+
+
+def make_cache(num_sequences: int, dtype: torch.dtype = torch.float32) -> KVCache:
+    """Full of random numbers, of 80 a key and 96 a value."""
+    cache = KVCache(KVShape(1, NUM_KV_HEADS, 80, 96), num_sequences * SEGMENT_ROWS, dtype, CPU)
+    for stored in cache.read_all(0):
+        stored.copy_(torch.randn(stored.shape, generator=torch.Generator().manual_seed(1)))
+    return cache
+
+
+def attend(
+    kernel: TreeAttention, chunks: list[Chunk], query: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """``[num_rows, num_heads, value_size]`` of ``query [num_rows, num_heads, key_size]``."""
+    firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
+    columns = list_columns(zip(firsts, chunks, strict=True), len(query))
+    return kernel(0, query.transpose(0, 1)[None], columns, 0.11, window, None)[0]
+
+
+def make_tree(generator: random.Random, num_nodes: int) -> DraftTree:
+    tree = DraftTree(1, num_nodes)
+    for token in range(num_nodes):
+        tree.add_node(generator.randrange(len(tree)), 2 + token, Source.OTHER)
+    return tree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 7, 40, 200])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draft_gets_the_bits_of_plain_decoding(
+    seed: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """A node among siblings, in a batch, and the same token decoded by itself, after the path to
+    it was moved to where it is committed."""
+    generator = random.Random(seed)
+    cache = make_cache(5, dtype)
+    kernel = TreeAttention(cache)
+    chunks = [
+        Chunk(
+            Segment(index * SEGMENT_ROWS, SEGMENT_ROWS),
+            generator.randrange(200),
+            [7] * generator.randrange(1, 20),
+            make_tree(generator, generator.randrange(30)),
+        )
+        for index in range(5)
+    ]
+    query = torch.randn(sum(chunk.num_rows for chunk in chunks), NUM_HEADS, 80).to(dtype)
+    together = attend(kernel, chunks, query, window)
+    first = 0
+    for chunk in chunks:
+        tree = chunk.tree
+        assert tree is not None
+        node = generator.randrange(len(tree))
+        root_column = chunk.first_column + len(chunk.token_ids) - 1
+        path = tree.path_to(node)[1:]
+        start = chunk.segment.start + root_column
+        cache.keep([(start + each, start + 1 + depth) for depth, each in enumerate(path)])
+        row = first + len(chunk.token_ids) - 1 + node
+        alone = Chunk(chunk.segment, root_column + len(path), [7], None)
+        assert torch.equal(attend(kernel, [alone], query[row : row + 1], window)[0], together[row])
+        first += chunk.num_rows
+
+
+def test_where_a_prompt_is_cut_changes_no_bit() -> None:
+    generator = torch.Generator().manual_seed(2)
+    cache = make_cache(1)
+    kernel = TreeAttention(cache)
+    segment = Segment(0, SEGMENT_ROWS)
+    query = torch.randn(200, NUM_HEADS, 80, generator=generator)
+    whole = attend(kernel, [Chunk(segment, 0, [1] * 200, None)], query)
+    for cut in (1, 16, 99, 128, 199):
+        parts = ((0, cut), (cut, 200))
+        found = [
+            attend(kernel, [Chunk(segment, start, [1] * (stop - start), None)], query[start:stop])
+            for start, stop in parts
+        ]
+        assert torch.equal(torch.cat(found), whole)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
+    cache = make_cache(7)
+    chunks = [Chunk(Segment(index * SEGMENT_ROWS, 256), 100, [1] * 60, None) for index in range(7)]
+    query = torch.randn(7 * 60, NUM_HEADS, 80)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = attend(TreeAttention(cache), chunks, query)
+        torch.set_num_threads(num_threads)
+        kernel = TreeAttention(cache)
+        assert torch.equal(attend(kernel, chunks, query), alone)
+        assert len(kernel._scores) == num_threads  # it did share it
+    finally:
+        torch.set_num_threads(before)
