@@ -160,7 +160,7 @@ def _measure(
 
 def _compiles(exact: bool) -> bool:
     from hdserve.engine.compiled_forward import can_compile
-    from hdserve.engine.loader import pick_device
+    from hdserve.engine.devices import pick_device
 
     return not exact and pick_device("auto").type == "cpu" and can_compile()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final, cast
 
 import torch
@@ -12,13 +9,12 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from hdserve.engine.batch import Span, StepPlan
+from hdserve.engine.batch import Span
 from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.step_context import current_plan
 
 ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""
-
-_PLAN: Final[ContextVar[StepPlan]] = ContextVar("hdserve_plan")
 
 _OPERATOR: Final = "hdserve::packed_attention"
 """What a compiled model calls: an operator takes tensors and numbers, so it cannot be given the
@@ -29,16 +25,6 @@ def register_attention() -> None:
     """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
-
-
-@contextmanager
-def attending(plan: StepPlan) -> Iterator[None]:
-    """Within it, forwards of this thread attend as ``plan`` says."""
-    token = _PLAN.set(plan)
-    try:
-        yield
-    finally:
-        _PLAN.reset(token)
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
@@ -59,7 +45,8 @@ def packed_attention(
     """Write the rows' keys and values to the cache and attend sequence by sequence.
 
     Linear layers run once over all packed rows; attention runs per sequence, because one mask over
-    the concatenation would cost the square of the batch.  To be called within :func:`attending`.
+    the concatenation would cost the square of the batch.  To be called within
+    :func:`~hdserve.engine.step_context.running`.
 
     Args:
         query: ``[1, num_heads, num_rows, head_size]``.
@@ -86,7 +73,8 @@ def _attend_packed(
     sliding_window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    plan = _PLAN.get()
+    plan = current_plan()
+    assert plan is not None, "attention is called within a step"
     plan.cache.write(layer, plan.kv_rows, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan.kernel is not None and not plan.spans:
@@ -95,7 +83,7 @@ def _attend_packed(
     attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     if plan.kernel is not None:
         attended.copy_(plan.kernel(layer, query, plan.columns, scale, sliding_window, softcap))
-    if plan.attends_in_double:
+    if plan.is_exact:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
         queries = query.narrow(2, span.first_row, span.chunk.num_rows)

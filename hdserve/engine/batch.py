@@ -14,6 +14,7 @@ from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.tree_attention import MAX_ROWS, TreeAttention
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
+from hdserve.engine.workers import Workers
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -51,7 +52,8 @@ class StepPlan:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
         kernel: attends for the sequences of ``columns``; ``None`` if there are none.
         spans: of the other sequences.
-        attends_in_double: whether they attend in float64.
+        is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
+        workers: share the work of compiled kernels.
     """
 
     cache: KVCache
@@ -59,7 +61,8 @@ class StepPlan:
     kernel: TreeAttention | None
     columns: VisibleColumns
     spans: list[Span]
-    attends_in_double: bool = False
+    is_exact: bool
+    workers: Workers
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
@@ -93,7 +96,8 @@ def build_batch(
     cache: KVCache,
     device: torch.device,
     shapes: Shapes,
-    kernel: TreeAttention | None = None,
+    kernel: TreeAttention | None,
+    workers: Workers,
 ) -> ForwardBatch:
     """Pack ``chunks`` into one forward of an allowed shape.
 
@@ -129,7 +133,7 @@ def build_batch(
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         logit_slices=logit_slices,
-        plan=_plan(placed, cache, torch.from_numpy(kv_rows).to(device), shapes, kernel),
+        plan=_plan(placed, cache, torch.from_numpy(kv_rows).to(device), shapes, kernel, workers),
     )
 
 
@@ -139,12 +143,14 @@ def _plan(
     kv_rows: torch.Tensor,
     shapes: Shapes,
     kernel: TreeAttention | None,
+    workers: Workers,
 ) -> StepPlan:
     most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else MAX_ROWS
     listed = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
     spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
     columns = list_columns(listed, len(kv_rows))
-    return StepPlan(cache, kv_rows, kernel if listed else None, columns, spans, shapes.is_exact)
+    used = kernel if listed else None
+    return StepPlan(cache, kv_rows, used, columns, spans, shapes.is_exact, workers)
 
 
 def _positions(chunk: Chunk) -> IntArray:

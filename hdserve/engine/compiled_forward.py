@@ -49,7 +49,7 @@ class CompiledForward:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within
-        :func:`~hdserve.engine.attention.attending`."""
+        :func:`~hdserve.engine.step_context.running`."""
         rows = batch.logit_rows
         num_missing = min(_MIN_ROWS, batch.token_ids.shape[1]) - len(rows)
         if num_missing > 0:

@@ -13,14 +13,17 @@ from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.row_linear import has_row_linear
 from hdserve.engine.shapes import Shapes, exact_candidates
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
 
 _CONTEXT_LENGTHS = (40, 300)
+_TRIED_COUNTS = (1, 2, 3, 5, 8, 17, 64)
 _AFFORDABLE_COST = 1.03
 _NUM_COST_ROUNDS = 7
+_CHUNK_TOKENS = 256
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
@@ -31,9 +34,12 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     plain = runner.shapes
     if exact is False:
         return plain
+    candidates = Shapes(is_exact=True)
+    if not (has_row_linear(runner.model.module) and is_exact_at_any(runner, candidates)):
+        candidates = exact_candidates(max_rows)
     found = None
-    if exact is True or _cost(runner, exact_candidates(max_rows)) <= _AFFORDABLE_COST:
-        found = find_exact_shapes(runner, exact_candidates(max_rows))
+    if exact is True or _cost(runner, candidates) <= _AFFORDABLE_COST:
+        found = find_exact_shapes(runner, candidates) if candidates.row_counts else candidates
         if found is None:
             logger.warning(
                 "not exact: no two row counts that fit into the KV cache give equal results here"
@@ -41,8 +47,27 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     if found is None:
         logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
         return plain
-    logger.info("exact: forwards run at %s rows", ", ".join(map(str, found.row_counts)))
+    counts = ", ".join(map(str, found.row_counts)) or "any number of"
+    logger.info("exact: forwards run at %s rows", counts)
     return found
+
+
+def is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
+    """Whether a sequence's last token gives the same logits at all of several row counts, in the
+    first and in the last row, after a short and a long context."""
+    original = runner.shapes
+    runner.shapes = shapes
+    try:
+        found: dict[int, torch.Tensor] = {}
+        for count in _TRIED_COUNTS:
+            lengths = _context_lengths(runner, count)
+            for length, rows in zip(lengths, _logits_at(runner, count), strict=True):
+                wanted = found.setdefault(length, rows[0])
+                if not all(torch.equal(row, wanted) for row in rows):
+                    return False
+        return bool(found)
+    finally:
+        runner.shapes = original
 
 
 def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
@@ -104,6 +129,8 @@ def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, t
     """Per context length the logits of one token, in the first and in the last row."""
     cache, model = runner.cache, runner.model
     lengths = _context_lengths(runner, num_rows)
+    if not lengths:
+        return []
     segments = [cache.allocate(max(lengths) + 1), cache.allocate(num_rows)]
     found = []
     own, other = segments
@@ -114,11 +141,9 @@ def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, t
             context = [_token(model.vocab_size, index) for index in range(length)]
             runner.forward([Chunk(own, 0, context, None)])
             tested = Chunk(own, length, [1], DraftTree(1, 0))
-            filler = DraftTree(2, num_rows - 2)
-            filler.add_path([2] * (num_rows - 2), Source.OTHER)
-            neighbour = Chunk(other, 0, [2], filler)
-            first, _ = runner.forward([tested, neighbour])
-            _, last = runner.forward([neighbour, tested])
+            neighbours = _neighbours(other, num_rows - 1)
+            first = runner.forward([tested, *neighbours])[0]
+            last = runner.forward([*neighbours, tested])[-1]
             assert first is not None
             assert last is not None
             found.append((first.logits.cpu(), last.logits.cpu()))
@@ -129,33 +154,44 @@ def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, t
     return found
 
 
+def _neighbours(segment: Segment, num_rows: int) -> list[Chunk]:
+    """A sequence with a tree of ``num_rows`` nodes, or none."""
+    if not num_rows:
+        return []
+    tree = DraftTree(2, num_rows - 1)
+    tree.add_path([2] * (num_rows - 1), Source.OTHER)
+    return [Chunk(segment, 0, [2], tree)]
+
+
 def _token(vocab_size: int, index: int) -> int:
     return (index * 7919 + 13) % vocab_size
 
 
 def _cost(runner: ModelRunner, shapes: Shapes) -> float:
-    """How many times as long a forward of one row takes at ``shapes``, rounds interleaved."""
-    num_cached = min(
-        _CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1
-    )
-    segment = runner.cache.allocate(num_cached + 1)
+    """How many times as long forwards take at ``shapes``, rounds interleaved: the larger of the
+    ratios for one row and for a chunk of a prompt, after some context."""
+    cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
+    chunk = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
+    segment = runner.cache.allocate(max(cached + 1, chunk))
     if segment is None:
         return 1.0
+    tried = [Chunk(segment, cached, [0], DraftTree(0, 0)), Chunk(segment, 0, [0] * chunk, None)]
+    try:
+        return max(_ratio(runner, shapes, chunk) for chunk in tried)
+    finally:
+        runner.cache.free(segment)
+
+
+def _ratio(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:
     original = runner.shapes
     best = {original: float("inf"), shapes: float("inf")}
     try:
         for _ in range(_NUM_COST_ROUNDS):
             for tried in best:
                 runner.shapes = tried
-                best[tried] = min(best[tried], _time_one_row(runner, segment, num_cached))
+                started = time.perf_counter()
+                runner.forward([chunk])
+                best[tried] = min(best[tried], time.perf_counter() - started)
     finally:
         runner.shapes = original
-        runner.cache.free(segment)
     return best[shapes] / best[original]
-
-
-def _time_one_row(runner: ModelRunner, segment: Segment, num_cached: int) -> float:
-    """After ``num_cached`` tokens, whatever they are."""
-    started = time.perf_counter()
-    runner.forward([Chunk(segment, num_cached, [0], DraftTree(0, 0))])
-    return time.perf_counter() - started

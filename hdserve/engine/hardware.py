@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hdserve.config import Device
-from hdserve.engine.loader import pick_device, pick_dtype
+from hdserve.engine.devices import pick_device, pick_dtype
 from hdserve.engine.memory import free_bytes
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

@@ -11,9 +11,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from hdserve.config import Device, Dtype, EngineConfig, ModelConfig
+from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.attention import ATTENTION_NAME, register_attention
+from hdserve.engine.devices import pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
+from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import resolve_model
 
@@ -100,7 +102,7 @@ def prepare_model(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
     register_attention()
-    _store_by_column(module)
+    prepare_linear_layers(module, config.exact is True)
     parameters = [*module.parameters()]
     head = cast("Any", module).get_output_embeddings()
     generation = generation or getattr(module, "generation_config", None)
@@ -117,56 +119,11 @@ def prepare_model(
     )
 
 
-def _store_by_column(module: torch.nn.Module) -> None:
-    """Lay the weights of float32 linear layers on a CPU out by columns, in place.
-
-    The products are the same and their kernels faster, most of all for the few rows of a draft
-    tree (docs/adr/0014).  Weights that are an embedding too stay as they are: it reads rows.
-    """
-    embedded = {
-        id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
-    }
-    for layer in module.modules():
-        if type(layer) is not torch.nn.Linear or id(layer.weight) in embedded:
-            continue
-        weight = layer.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            weight.data = weight.data.t().contiguous().t()
-
-
 def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
     try:
         return GenerationConfig.from_pretrained(path, revision=options["revision"])
     except OSError:
         return None
-
-
-def pick_device(device: Device) -> torch.device:
-    """The device to run on; ``auto`` takes a GPU where there is one.
-
-    Raises:
-        ConfigError: ``cuda`` is wanted and there is none.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, but torch finds no CUDA device")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
-
-
-def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
-    """The dtype to run in; ``auto`` takes bfloat16 where the hardware multiplies it."""
-    if dtype == "auto":
-        dtype = "bfloat16" if _multiplies_bfloat16(device) else "float32"
-    return cast("torch.dtype", getattr(torch, dtype))
-
-
-def _multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware has bfloat16 products; emulated ones are slower than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
 def _check_architecture(config: Any) -> None:

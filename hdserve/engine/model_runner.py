@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.engine.attention import attending
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_context import running
 from hdserve.engine.top import topk
 from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.workers import Workers
 
 
 class TopTokens:
@@ -92,7 +93,9 @@ class ModelRunner:
         self.cache = cache
         self.needs_hidden = needs_hidden
         self.shapes = shapes or Shapes()
-        self._kernel = TreeAttention(cache) if TreeAttention.can_read(cache) else None
+        self._workers = Workers()
+        can_read = TreeAttention.can_read(cache)
+        self._attention = TreeAttention(cache, self._workers) if can_read else None
         self.compiled: Callable[[ForwardBatch], torch.Tensor] | None = None
 
     @torch.inference_mode()
@@ -102,7 +105,9 @@ class ModelRunner:
         Returns:
             Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
         """
-        batch = build_batch(chunks, self.cache, self.model.device, self.shapes, self._kernel)
+        batch = build_batch(
+            chunks, self.cache, self.model.device, self.shapes, self._attention, self._workers
+        )
         logits, hidden = self._run(batch)
         top = TopTokens(logits)
         return [
@@ -113,7 +118,7 @@ class ModelRunner:
         ]
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with attending(batch.plan):
+        with running(batch.plan):
             if self.compiled is not None:
                 return self.compiled(batch).float(), None
             output = cast("Any", self.model.module)(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hdserve.engine.arrays import as_array
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, Call, attend
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.visible_columns import VisibleColumns
+from hdserve.engine.workers import Workers
 
 MAX_ROWS = 64
 """Rows of one sequence up to which the kernel is preferred to PyTorch's attention.
@@ -37,13 +36,16 @@ class TreeAttention:
 
     Args:
         cache: one that :meth:`can_read`.
+        workers: share the work.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, workers: Workers) -> None:
         layers = range(cache.shape.num_layers)
-        self._layers = [tuple(map(_as_array, cache.read_all(layer))) for layer in layers]
+        self._layers = [
+            tuple(as_array(stored[0]) for stored in cache.read_all(layer)) for layer in layers
+        ]
+        self._workers = workers
         self._scores: list[npt.NDArray[np.float32]] = []
-        self._threads: ThreadPoolExecutor | None = None
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
@@ -70,28 +72,28 @@ class TreeAttention:
             ``[1, num_rows, num_heads, value_size]``, float32; rows that see nothing hold anything.
         """
         keys, values = self._layers[layer]
-        queries = query[0].transpose(0, 1).float().contiguous().numpy()
-        attended = torch.empty((*queries.shape[:2], values.shape[2]))
-        num_items = len(columns.spans) * len(keys)
-        num_parts = self._num_parts(num_items, columns.num_visible * queries.shape[1])
+        queries = query[0].transpose(0, 1).float().contiguous()
+        attended = torch.empty((1, query.shape[2], query.shape[1], values.shape[2]))
+        num_pairs = columns.num_visible * query.shape[1]
+        num_parts = self._workers.num_parts(num_pairs, _MIN_PAIRS_PER_THREAD)
         scores = self._scratch(num_parts, columns.most_visible)
-        spans, rows, tails = columns.spans, columns.rows, columns.tails
-        call = Call(queries, keys, values, attended.numpy(), spans, rows, tails, scores[0])
+        call = Call(
+            queries.numpy(),
+            keys,
+            values,
+            attended[0].numpy(),
+            columns.spans,
+            columns.rows,
+            columns.tails,
+            scores[0],
+        )
         options = np.float32(scale), np.float32(softcap or 0.0), window or _NO_WINDOW
-        ends = [num_items * part // num_parts for part in range(num_parts + 1)]
-        running = [
-            self._pool().submit(attend, call._replace(scores=own), *options, *ends[part : part + 2])
-            for part, own in enumerate(scores[:num_parts])
-            if part
-        ]
-        attend(call, *options, 0, ends[1])
-        for other in running:
-            other.result()
-        return attended.unsqueeze(0)
 
-    def _num_parts(self, num_items: int, num_pairs: int) -> int:
-        most = min(torch.get_num_threads(), num_items)
-        return max(1, min(most, num_pairs // _MIN_PAIRS_PER_THREAD))
+        def work(part: int, first: int, stop: int) -> None:
+            attend(call._replace(scores=scores[part]), *options, first, stop)
+
+        self._workers.share(work, len(columns.spans) * len(keys), num_parts)
+        return attended
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[npt.NDArray[np.float32]]:
         """Room for scores, a part each."""
@@ -100,16 +102,3 @@ class TreeAttention:
             shape = (QUERIES_PER_TILE, 2 * wanted)
             self._scores = [np.empty(shape, np.float32) for _ in range(num_parts)]
         return self._scores
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "hdserve-attention")
-        return self._threads
-
-
-def _as_array(stored: torch.Tensor) -> npt.NDArray[Any]:
-    """``stored [1, heads, rows, size]`` without its first dimension, bfloat16 as uint16."""
-    if stored.dtype == torch.bfloat16:
-        return stored[0].view(torch.int16).numpy().view(np.uint16)
-    array: npt.NDArray[Any] = stored[0].numpy()
-    return array

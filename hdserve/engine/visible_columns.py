@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.chunk import Chunk
+from hdserve.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
+
+_NOTHING = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,40 +27,48 @@ class VisibleColumns:
         spans: ``[num_sequences, 3]``: first row, number of rows, first row in the cache.
         rows: ``[num_rows, 3]``: prefix, first tail, visible; zeros for rows of no span here.
         tails: columns.
+        most_visible: columns the row that sees most of them sees.
+        num_visible: columns all rows see together.
     """
 
     spans: IntArray
     rows: IntArray
     tails: IntArray
-
-    @property
-    def most_visible(self) -> int:
-        """Columns the row that sees most of them sees."""
-        return int(self.rows[:, 2].max())
-
-    @property
-    def num_visible(self) -> int:
-        """Columns all rows see together."""
-        return int(self.rows[:, 2].sum())
+    most_visible: int
+    num_visible: int
 
 
 def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleColumns:
-    """List what the rows of chunks see; each chunk comes with its first row of ``num_rows``."""
+    """List what the rows of chunks see; each chunk comes with its first row of ``num_rows``, in
+    ascending order."""
     spans: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     tails: list[int] = []
-    rows = np.zeros((num_rows, 3), np.int64)
     for first_row, chunk in placed:
+        rows += [_NOTHING] * (first_row - len(rows))
         spans.append((first_row, chunk.num_rows, chunk.segment.start))
-        num_decided = len(chunk.token_ids)
-        decided = rows[first_row : first_row + num_decided]
-        decided[:, 0] = decided[:, 2] = chunk.first_column + np.arange(1, num_decided + 1)
-        if chunk.tree is None:
-            continue
-        prefix = chunk.first_column + num_decided
-        paths: list[list[int]] = [[]]
-        for node in range(1, len(chunk.tree)):
-            path = [*paths[chunk.tree.parents[node]], prefix - 1 + node]
-            rows[first_row + num_decided - 1 + node] = prefix, len(tails), prefix + len(path)
-            tails += path
-            paths.append(path)
-    return VisibleColumns(np.array(spans, np.int64), rows, np.array(tails or [0], np.int64))
+        first = chunk.first_column + 1
+        rows += [(column, 0, column) for column in range(first, first + len(chunk.token_ids))]
+        if chunk.tree is not None and chunk.tree.num_draft_tokens:
+            _list_drafts(chunk.tree, chunk.first_column + len(chunk.token_ids), rows, tails)
+    visible = [row[2] for row in rows]
+    rows += [_NOTHING] * (num_rows - len(rows))
+    return VisibleColumns(
+        np.array(spans, np.int64),
+        np.array(rows, np.int64),
+        np.array(tails or [0], np.int64),
+        most_visible=max(visible, default=0),
+        num_visible=sum(visible),
+    )
+
+
+def _list_drafts(
+    tree: DraftTree, prefix: int, rows: list[tuple[int, int, int]], tails: list[int]
+) -> None:
+    """Append what the nodes below the root see, of which all see ``prefix`` columns."""
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        path = [*paths[parent], prefix - 1 + node]
+        rows.append((prefix, len(tails), prefix + len(path)))
+        tails += path
+        paths.append(path)

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from hdserve.core import Source
-from hdserve.engine.attention import attending, packed_attention, register_attention
+from hdserve.engine.attention import packed_attention, register_attention
 from hdserve.engine.batch import Span, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_context import running
 from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 NUM_HEADS = 4
@@ -89,14 +91,14 @@ def test_packed_attention_is_attention(
     by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]
     cache.write(1, torch.arange(160), *by_head)
     assert TreeAttention.can_read(cache) is is_readable
-    kernel = TreeAttention(cache) if is_readable else None
-    batch = build_batch(make_chunks(), cache, CPU, shapes, kernel)
+    kernel = TreeAttention(cache, Workers()) if is_readable else None
+    batch = build_batch(make_chunks(), cache, CPU, shapes, kernel, Workers())
     num_rows = batch.token_ids.shape[1]
     query = random(generator, dtype, 1, NUM_HEADS, num_rows, key_size)
     key = random(generator, dtype, 1, num_kv_heads, num_rows, key_size)
     value = random(generator, dtype, 1, num_kv_heads, num_rows, value_size)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
-    with attending(batch.plan):
+    with running(batch.plan):
         output, weights = packed_attention(Layer(), query, key, value, None, **options)
     assert weights is None
     assert output.shape == (1, num_rows, NUM_HEADS, value_size)

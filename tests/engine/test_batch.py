@@ -16,6 +16,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.visible_columns import list_columns
+from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))]
 def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> None:
     """Tokens, positions, cache rows and visible keys equal a brute-force computation."""
     cache = make_cache()
-    batch = build_batch(chunks, cache, CPU, shapes)
+    batch = build_batch(chunks, cache, CPU, shapes, None, Workers())
     row = 0
     for chunk, span in zip(chunks, batch.plan.spans, strict=True):
         nodes = brute_force(chunk)
@@ -127,7 +128,7 @@ def test_rows_list_what_they_see_by_position(chunks: list[Chunk], num_padding: i
 def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
     """Padding rows write to the scratch row, are chosen from by nobody, and keep the shape."""
     cache = make_cache()
-    batch = build_batch(chunks, cache, CPU, shapes)
+    batch = build_batch(chunks, cache, CPU, shapes, None, Workers())
     num_own = sum(chunk.num_rows for chunk in chunks)
     num_rows = batch.token_ids.shape[1]
     assert batch.position_ids.shape == (1, num_rows)
@@ -144,7 +145,7 @@ def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
 def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
     """Each tree gets the rows of its nodes in order, the root's first; a chunk inside a prompt
     gets none."""
-    batch = build_batch(chunks, make_cache(), CPU, Shapes())
+    batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
     row = 0
     for chunk, part in zip(chunks, batch.logit_slices, strict=True):
         rows = batch.logit_rows[part].tolist()
@@ -161,7 +162,7 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
 def test_sliding_windows_count_positions(chunks: list[Chunk], window: int) -> None:
     """With a window a row sees the last ``window`` positions before and with its own, and siblings
     in a tree do not use it up."""
-    batch = build_batch(chunks, make_cache(), CPU, Shapes())
+    batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
     masks = batch.plan.masks(window, torch.zeros(1))
     for chunk, mask in zip(chunks, masks, strict=True):
         nodes = brute_force(chunk)
@@ -181,7 +182,9 @@ def make_batch() -> ForwardBatch:
     tree = DraftTree(2, 4)
     tree.add_path([3], Source.OTHER)
     tree.add_path([4, 5], Source.OTHER)
-    return build_batch([Chunk(Segment(0, 32), 1, [1, 2], tree)], make_cache(), CPU, Shapes())
+    return build_batch(
+        [Chunk(Segment(0, 32), 1, [1, 2], tree)], make_cache(), CPU, Shapes(), None, Workers()
+    )
 
 
 def test_the_drawing() -> None:

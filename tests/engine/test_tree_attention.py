@@ -12,6 +12,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.tree_attention import TreeAttention
 from hdserve.engine.visible_columns import list_columns
+from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
     it was moved to where it is committed."""
     generator = random.Random(seed)
     cache = make_cache(5, dtype)
-    kernel = TreeAttention(cache)
+    kernel = TreeAttention(cache, Workers())
     chunks = [
         Chunk(
             Segment(index * SEGMENT_ROWS, SEGMENT_ROWS),
@@ -83,7 +84,7 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
 def test_where_a_prompt_is_cut_changes_no_bit() -> None:
     generator = torch.Generator().manual_seed(2)
     cache = make_cache(1)
-    kernel = TreeAttention(cache)
+    kernel = TreeAttention(cache, Workers())
     segment = Segment(0, SEGMENT_ROWS)
     query = torch.randn(200, NUM_HEADS, 80, generator=generator)
     whole = attend(kernel, [Chunk(segment, 0, [1] * 200, None)], query)
@@ -104,9 +105,9 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = attend(TreeAttention(cache), chunks, query)
+        alone = attend(TreeAttention(cache, Workers()), chunks, query)
         torch.set_num_threads(num_threads)
-        kernel = TreeAttention(cache)
+        kernel = TreeAttention(cache, Workers())
         assert torch.equal(attend(kernel, chunks, query), alone)
         assert len(kernel._scores) == num_threads  # it did share it
     finally:

@@ -90,6 +90,23 @@ def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
     return types.void(array, indices, value), codegen
 
 
+def _prefetch(typing_context: Any, array: Any, indices: Any) -> Any:
+    """Ask for the cache line of an item."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        pointer = builder.bitcast(_pointer(context, builder, signature.args[0], *args), byte)
+        function_type = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, function_type, "llvm.prefetch.p0"
+        )
+        reading, kept, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+        builder.call(function, [pointer, reading, kept, data])
+        return context.get_dummy_value()
+
+    return types.void(array, indices), codegen
+
+
 def _spread(typing_context: Any, number: Any) -> Any:
     """``number`` sixteen times."""
 
@@ -189,6 +206,7 @@ def _store_totals(
 
 load: Any = intrinsic(_load)
 store: Any = intrinsic(_store)
+prefetch: Any = intrinsic(_prefetch)
 spread: Any = intrinsic(_spread)
 total: Any = intrinsic(_total)
 largest: Any = intrinsic(_largest)

@@ -1,0 +1,27 @@
+"""The plan of the step that is being run, for those inside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from hdserve.engine.batch import StepPlan
+
+_PLAN: Final[ContextVar[StepPlan | None]] = ContextVar("hdserve_plan", default=None)
+
+
+@contextmanager
+def running(plan: StepPlan) -> Iterator[None]:
+    """Within it, forwards of this thread are of the step of ``plan``."""
+    token = _PLAN.set(plan)
+    try:
+        yield
+    finally:
+        _PLAN.reset(token)
+
+
+def current_plan() -> StepPlan | None:
+    """That of the step this thread runs; ``None`` outside one."""
+    return _PLAN.get()

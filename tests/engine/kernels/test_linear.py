@@ -1,0 +1,64 @@
+"""Products of rows and weights, and that a row's do not depend on the other rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdserve.engine.kernels.linear import multiply
+
+
+def as_bfloat16(weights: np.ndarray) -> np.ndarray:
+    return (weights.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def product(rows: np.ndarray, weights: np.ndarray, parts: int = 1) -> np.ndarray:
+    """In so many calls, of which each leaves the others' outputs alone."""
+    products = np.full((len(rows), len(weights)), np.nan, np.float32)
+    ends = [len(weights) // 4 * part // parts * 4 for part in range(parts + 1)]
+    for first, stop in pairwise(ends):
+        multiply(rows, weights, products, first, stop)
+    return products
+
+
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 70),
+    num_inputs=st.integers(1, 9).map(lambda number: 16 * number),
+    num_outputs=st.integers(1, 30).map(lambda number: 4 * number),
+    parts=st.integers(1, 3),
+    is_bfloat16=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_products_are_right_and_rows_are_their_own(
+    num_rows: int, num_inputs: int, num_outputs: int, parts: int, is_bfloat16: bool, seed: int
+) -> None:
+    """As NumPy has them; and any row gets the same bits alone, and in any number of calls."""
+    generator = np.random.default_rng(seed)
+    rows = generator.standard_normal((num_rows, num_inputs), np.float32)
+    weights = generator.standard_normal((num_outputs, num_inputs), np.float32)
+    stored = weights
+    if is_bfloat16:
+        stored = as_bfloat16(weights)
+        weights = (stored.astype(np.uint32) << 16).view(np.float32)
+    found = product(rows, stored, parts)
+    wanted = rows.astype(np.float64) @ weights.astype(np.float64).T
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    row = int(generator.integers(num_rows))
+    assert (product(rows[row : row + 1], stored)[0] == found[row]).all()
+    few = rows[max(0, row - 6) : row + 1]
+    assert (product(few, stored)[-1] == found[row]).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 5])
+def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
+    weights = np.ones((12, 16), np.float32)
+    products = np.full((num_rows, 12), -1.0, np.float32)
+    multiply(np.ones((num_rows, 16), np.float32), weights, products, 4, 8)
+    assert (products[:, 4:8] == 16.0).all()
+    assert (products[:, :4] == -1.0).all()
+    assert (products[:, 8:] == -1.0).all()

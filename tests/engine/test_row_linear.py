@@ -1,0 +1,101 @@
+"""Layers that multiply few rows by the kernel are the layers they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hdserve.config import EngineConfig, ModelConfig
+from hdserve.engine.batch import build_batch
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.exactness import choose_shapes, is_exact_at_any
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.loader import load_model
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.row_linear import RowLinear, has_row_linear, replace_linear_layers
+from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_context import running
+from hdserve.engine.workers import Workers
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def step(is_exact: bool = False) -> Iterator[None]:
+    cache = KVCache(KVShape(1, 1, 1, 1), 32, torch.float32, CPU)
+    chunk = Chunk(Segment(0, 32), 0, [1], None)
+    shapes = Shapes(is_exact=is_exact)
+    with running(build_batch([chunk], cache, CPU, shapes, None, Workers()).plan):
+        yield
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("size", [(1, 1, 64), (1, 7, 64), (2, 3, 64), (5, 64), (1, 0, 64)])
+@torch.inference_mode()
+def test_it_is_the_layer(dtype: torch.dtype, has_bias: bool, size: tuple[int, ...]) -> None:
+    layer = torch.nn.Linear(64, 20, bias=has_bias).to(dtype).requires_grad_(False)
+    rows = torch.randn(size).to(dtype)
+    wanted = layer(rows)
+    found_layer = RowLinear(layer, 32)
+    assert torch.equal(found_layer(rows), wanted), "outside a step it is PyTorch's"
+    with step():
+        found = found_layer(rows)
+    assert found.shape == wanted.shape
+    assert found.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@torch.inference_mode()
+def test_many_rows_are_multiplied_by_the_library_unless_exact() -> None:
+    layer = torch.nn.Linear(512, 256).requires_grad_(False)
+    rows = torch.randn(33, 512)
+    with step():
+        assert torch.equal(RowLinear(layer, 32)(rows), F.linear(rows, layer.weight, layer.bias))
+        few = RowLinear(layer, 32)(rows[:5])
+    with step(is_exact=True):
+        assert torch.equal(RowLinear(layer, 32)(rows)[:5], few)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@torch.inference_mode()
+def test_threads_change_nothing(num_threads: int) -> None:
+    layer = torch.nn.Linear(512, 1024).requires_grad_(False)
+    rows = torch.randn(9, 512)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with step():
+            alone = RowLinear(layer, 32)(rows)
+        torch.set_num_threads(num_threads)
+        with step():
+            assert torch.equal(RowLinear(layer, 32)(rows), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_the_kernel_cannot_multiply_stays() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 20), torch.nn.Linear(24, 20), torch.nn.Linear(64, 22)
+    )
+    replace_linear_layers(model, 32)
+    assert [type(layer) for layer in model] == [RowLinear, torch.nn.Linear, torch.nn.Linear]
+    assert not has_row_linear(model)
+    assert has_row_linear(model[:1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_models_need_no_row_counts(dtype: Literal["float32", "bfloat16"]) -> None:
+    """With kernels for attention and linear layers a forward may have any number of rows."""
+    engine = EngineConfig(exact=True, dtype=dtype)
+    model = load_model(ModelConfig(name="mini", model="hdserve-mini", engine=engine))
+    runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
+    assert has_row_linear(model.module)
+    assert is_exact_at_any(runner, Shapes(is_exact=True))
+    assert choose_shapes(runner, 64, exact=True) == Shapes(is_exact=True)
