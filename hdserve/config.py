@@ -94,8 +94,8 @@ class EngineConfig(StrictModel):
 
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
-    equals plain output in every bit; ``auto``: where that costs at most 3 %, else all but drafts
-    with siblings where that does, else not."""
+    equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
+    prompts."""
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 1.6 times as fast on a CPU: ``true``
