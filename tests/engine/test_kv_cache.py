@@ -141,7 +141,6 @@ def test_padding_has_a_row_of_its_own() -> None:
         0, torch.tensor([cache.scratch_row]), *(torch.ones(1, 3, 1, size) for size in (4, 5))
     )
     assert not cache.read(0, 0, 64)[0].any()
-    assert cache.read(0, 32, 512)[0].shape[2] == 512
 
 
 def test_freeing_twice_is_our_own_fault() -> None:
@@ -168,4 +167,4 @@ def test_bytes_per_token() -> None:
     cache = KVCache(SHAPE, 320, torch.float64, CPU)
     assert cache.num_rows == 320
     stored = sum(tensor.nbytes for tensor in (cache._keys, cache._values))
-    assert stored == SHAPE.bytes_per_token(torch.float64) * (320 + 512)
+    assert stored == SHAPE.bytes_per_token(torch.float64) * (320 + ROW_ALIGNMENT)
