@@ -12,7 +12,7 @@ import torch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.shapes import Shapes
-from hdserve.engine.tree_attention import MAX_ROWS, TreeAttention
+from hdserve.engine.tree_attention import TreeAttention
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
@@ -104,7 +104,8 @@ def build_batch(
     Padding rows repeat token 0 at position 0, write to the scratch row and are read by nothing.
 
     Args:
-        kernel: attends for all sequences if shapes are exact, and else for those of few rows.
+        kernel: attends for all sequences if shapes are exact, and else for those of as many rows as
+            it is fast for.
     """
     num_rows = shapes.pad_rows(sum(chunk.num_rows for chunk in chunks))
     token_ids = np.zeros(num_rows, np.int64)
@@ -145,7 +146,7 @@ def _plan(
     kernel: TreeAttention | None,
     workers: Workers,
 ) -> StepPlan:
-    most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else MAX_ROWS
+    most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows
     listed = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
     spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
     columns = list_columns(listed, len(kv_rows))

@@ -1,4 +1,13 @@
-"""Linear layers that multiply the few rows of draft trees by a kernel made for them."""
+"""Linear layers that multiply the few rows of draft trees by a kernel made for them.
+
+Ten layers of 896 x 4,864, one thread of an AVX-512 CPU, CPU time in ms; PyTorch's in float32, its
+weights in rows or in columns, whichever is faster::
+
+    rows                  1     2     4     8    16    24    32    64
+    PyTorch            14.4  16.5  29.7  31.9  36.5  39.5  43.8  57.2
+    kernel, float32    15.0  16.9  15.5  16.7  25.8  35.4  44.2  89.3
+    kernel, bfloat16    9.8  12.1   9.4   9.7  18.3  25.2  34.6  69.0
+"""
 
 from __future__ import annotations
 
@@ -11,18 +20,7 @@ from hdserve.engine.arrays import as_array
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.step_context import current_plan
-
-MAX_ROWS: Final = 32
-"""Rows up to which the kernel is preferred to PyTorch's products in float32.
-
-Ten layers of 896 x 4,864, float32, one thread of an AVX-512 CPU, CPU time in ms; PyTorch's weights
-in rows, or in columns where that is faster::
-
-    rows                  1     2     4     8    16    24    32    64
-    PyTorch            14.4  16.5  29.7  31.9  36.5  39.5  43.8  57.2
-    the kernel         15.0  16.9  15.5  16.7  25.8  35.4  44.2  89.3
-    of bfloat16         9.8  12.1   9.4   9.7  18.3  25.2  34.6  69.0
-"""
+from hdserve.engine.workers import Workers
 
 _OPERATOR: Final = "hdserve::row_linear"
 
@@ -46,8 +44,8 @@ class RowLinear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         is_compiling = torch.compiler.is_compiling()
-        multiply_rows = torch.ops.hdserve.row_linear if is_compiling else _multiply_rows
-        found = multiply_rows(input, self.weight, self.bias, self.max_rows)
+        multiplied = torch.ops.hdserve.row_linear if is_compiling else _multiply_rows
+        found = multiplied(input, self.weight, self.bias, self.max_rows)
         return cast("torch.Tensor", found)
 
 
@@ -55,7 +53,7 @@ def replace_linear_layers(module: torch.nn.Module, max_rows: int) -> None:
     """Make the linear layers of ``module`` that the kernel can multiply :class:`RowLinear`."""
     for parent in [*module.modules()]:
         for name, layer in [*parent.named_children()]:
-            if type(layer) is torch.nn.Linear and _can_multiply(layer):
+            if type(layer) is torch.nn.Linear and can_multiply(layer):
                 setattr(parent, name, RowLinear(layer, max_rows))
 
 
@@ -65,7 +63,8 @@ def has_row_linear(module: torch.nn.Module) -> bool:
     return all(isinstance(layer, RowLinear) for layer in layers)
 
 
-def _can_multiply(layer: torch.nn.Linear) -> bool:
+def can_multiply(layer: torch.nn.Linear) -> bool:
+    """Whether the kernel knows the layer's device, dtype and sizes."""
     num_outputs, num_inputs = layer.weight.shape
     return (
         layer.weight.device.type == "cpu"
@@ -76,13 +75,13 @@ def _can_multiply(layer: torch.nn.Linear) -> bool:
     )
 
 
-def _multiply_rows(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int
-) -> torch.Tensor:
-    plan = current_plan()
+def multiply_rows(rows: torch.Tensor, weight: torch.Tensor, workers: Workers) -> torch.Tensor:
+    """``rows [..., num_inputs]`` times ``weight [num_outputs, num_inputs]``, by the kernel.
+
+    Returns:
+        ``[..., num_outputs]``, float32.
+    """
     num_rows = rows.numel() // rows.shape[-1]
-    if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
-        return F.linear(rows, weight, bias)
     products = rows.new_empty((*rows.shape[:-1], weight.shape[0]), dtype=torch.float32)
     inputs = rows.reshape(num_rows, rows.shape[-1]).float().contiguous().numpy()
     weights, outputs = as_array(weight.detach()), products.view(num_rows, -1).numpy()
@@ -90,8 +89,19 @@ def _multiply_rows(
     def work(_part: int, first: int, stop: int) -> None:
         multiply(inputs, weights, outputs, first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
 
-    num_parts = plan.workers.num_parts(weights.size, _MIN_WEIGHTS_PER_THREAD)
-    plan.workers.share(work, len(weights) // OUTPUTS_AT_ONCE, num_parts)
+    num_parts = workers.num_parts(weights.size, _MIN_WEIGHTS_PER_THREAD)
+    workers.share(work, len(weights) // OUTPUTS_AT_ONCE, num_parts)
+    return products
+
+
+def _multiply_rows(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int
+) -> torch.Tensor:
+    plan = current_plan()
+    num_rows = rows.numel() // rows.shape[-1]
+    if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
+        return F.linear(rows, weight, bias)
+    products = multiply_rows(rows, weight, plan.workers)
     if bias is not None:
         products += bias
     return products.to(rows.dtype)

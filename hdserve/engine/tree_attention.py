@@ -1,32 +1,35 @@
-"""Attention over the KV cache by the compiled kernel, on a CPU."""
+"""Attention over the KV cache by the compiled kernel, on a CPU.
+
+Times of PyTorch's attention divided by its, 4 heads of 64, float32, one thread::
+
+    rows x keys                    1 x 250  4 x 250  16 x 250  16 x 1500  64 x 1500  256 x 1500
+    1 sequence, AVX-512               1.66               1.31       1.06       0.92        0.80
+    1 sequence, AVX2                  1.35               0.75       0.56
+    16 sequences, AVX-512             2.60     2.41
+    16 sequences, AVX2                2.03     2.08
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from hdserve.engine.arrays import as_array
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, Call, attend
 from hdserve.engine.kernels.vectors import NUM_LANES
-from hdserve.engine.kv_cache import KVCache
-from hdserve.engine.visible_columns import VisibleColumns
+from hdserve.engine.kv_cache import KVCache, Segment
+from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
-
-MAX_ROWS = 64
-"""Rows of one sequence up to which the kernel is preferred to PyTorch's attention.
-
-Times of that divided by times of the kernel, 4 heads of 64, float32, one thread of an AVX-512 CPU::
-
-    rows x keys          1 x 250  16 x 250  16 x 1500  64 x 1500  256 x 1500
-    one sequence            1.66      1.31       1.06       0.92        0.80
-    sixteen sequences       2.60      2.08 (8 rows)
-"""
 
 _MIN_PAIRS_PER_THREAD = 16_384
 """Pairs of a query and a key, which take a tenth of a millisecond or so."""
 
 _NO_WINDOW = 1 << 62
+_TRIED_COUNTS = (4, 16, 64)
 
 
 class TreeAttention:
@@ -37,6 +40,9 @@ class TreeAttention:
     Args:
         cache: one that :meth:`can_read`.
         workers: share the work.
+
+    Attributes:
+        max_rows: of one sequence, up to which it is as fast as PyTorch's here, as tried.
     """
 
     def __init__(self, cache: KVCache, workers: Workers) -> None:
@@ -46,6 +52,7 @@ class TreeAttention:
         ]
         self._workers = workers
         self._scores: list[npt.NDArray[np.float32]] = []
+        self.max_rows = self._max_rows(cache)
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
@@ -94,6 +101,26 @@ class TreeAttention:
 
         self._workers.share(work, len(columns.spans) * len(keys), num_parts)
         return attended
+
+    @torch.inference_mode()
+    def _max_rows(self, cache: KVCache) -> int:
+        """Tried with a prompt of so many tokens, on what the cache holds."""
+        stored = cache.read_all(0)
+        counts = [count for count in _TRIED_COUNTS if count <= stored[0].shape[2]]
+        query = stored[0].new_zeros((1, cache.shape.num_heads, counts[-1], cache.shape.key_size))
+        chunks = {count: Chunk(Segment(0, count), 0, [0] * count, None) for count in counts}
+        columns = {count: list_columns([(0, chunk)], count) for count, chunk in chunks.items()}
+        masks = {count: torch.zeros(count, count, dtype=cache.dtype) for count in counts}
+
+        def ours(count: int) -> object:
+            return self(0, query[:, :, :count], columns[count], 1.0, None, None)
+
+        def theirs(count: int) -> object:
+            keys, values = (tensor[:, :, :count] for tensor in stored)
+            mask = masks[count]
+            return F.scaled_dot_product_attention(query[:, :, :count], keys, values, attn_mask=mask)
+
+        return max_rows_faster(counts, ours, theirs)
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[npt.NDArray[np.float32]]:
         """Room for scores, a part each."""

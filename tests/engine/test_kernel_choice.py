@@ -1,0 +1,64 @@
+"""A kernel is used up to as many rows as it is tried to be faster for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdserve.engine.kernel_choice import max_rows_faster
+from hdserve.engine.linear_layers import prepare_linear_layers
+from hdserve.engine.row_linear import RowLinear, has_row_linear
+
+
+def work(amount: int) -> None:
+    for _ in range(max(0, amount)):
+        torch.ones(20_000).sum()
+
+
+@pytest.mark.parametrize(("limit", "found"), [(0, 0), (4, 4), (9, 8), (100, 16)])
+def test_the_last_count_before_the_first_that_is_slower(limit: int, found: int) -> None:
+    """Ours does 300 times the other's work beyond the limit, and a 300th of it up to there."""
+    counts = (4, 8, 16)
+
+    def ours(count: int) -> None:
+        work(300 if count > limit else 0)
+
+    assert max_rows_faster(counts, ours, lambda _count: work(15)) == found
+
+
+def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(3)]).to(dtype)
+
+
+def test_small_layers_are_stored_by_column() -> None:
+    module = layers_of(64, torch.float32)
+    prepare_linear_layers(module, is_exact=False)
+    assert not has_row_linear(module)
+    assert module[0].weight.stride() == (1, 64)
+
+
+@pytest.mark.parametrize("size", [64, 1024])
+def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
+    module = layers_of(size, torch.float32)
+    prepare_linear_layers(module, is_exact=True)
+    assert has_row_linear(module)
+    assert module[0].weight.stride() == (size, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_layers_are_tried(dtype: torch.dtype) -> None:
+    """Whatever comes out, all layers are of one kind, and give what they gave."""
+    module = layers_of(1024, dtype)
+    rows = torch.randn(3, 1024).to(dtype)
+    before = module(rows)
+    prepare_linear_layers(module, is_exact=False)
+    assert len({type(layer) for layer in module}) == 1
+    if isinstance(module[0], RowLinear):
+        assert module[0].max_rows >= 4
+    torch.testing.assert_close(module(rows), before, atol=2e-2, rtol=2e-2)
+
+
+def test_float64_and_layers_of_odd_sizes_are_left() -> None:
+    for module in (layers_of(64, torch.float64), layers_of(1022, torch.bfloat16)):
+        prepare_linear_layers(module, is_exact=True)
+        assert not has_row_linear(module)
