@@ -29,7 +29,11 @@ _MIN_PAIRS_PER_THREAD = 16_384
 """Pairs of a query and a key, which take a tenth of a millisecond or so."""
 
 _NO_WINDOW = 1 << 62
-_TRIED_COUNTS = (4, 16, 64)
+_MIN_ROWS = 8
+"""Up to which it always is, not counting that it takes one call for all sequences."""
+
+_TRIED_COUNTS = (16, 64)
+_TRIED_KEYS = 256
 
 
 class TreeAttention:
@@ -42,7 +46,7 @@ class TreeAttention:
         workers: share the work.
 
     Attributes:
-        max_rows: of one sequence, up to which it is as fast as PyTorch's here, as tried.
+        max_rows: of one sequence, up to which it is as fast as PyTorch's on this machine.
     """
 
     def __init__(self, cache: KVCache, workers: Workers) -> None:
@@ -104,23 +108,23 @@ class TreeAttention:
 
     @torch.inference_mode()
     def _max_rows(self, cache: KVCache) -> int:
-        """Tried with a prompt of so many tokens, on what the cache holds."""
-        stored = cache.read_all(0)
-        counts = [count for count in _TRIED_COUNTS if count <= stored[0].shape[2]]
-        query = stored[0].new_zeros((1, cache.shape.num_heads, counts[-1], cache.shape.key_size))
-        chunks = {count: Chunk(Segment(0, count), 0, [0] * count, None) for count in counts}
+        """Tried with one sequence, on what the cache holds."""
+        keys, values = (stored[:, :, :_TRIED_KEYS] for stored in cache.read_all(0))
+        num_keys = keys.shape[2]
+        counts = [count for count in _TRIED_COUNTS if count <= num_keys]
+        query = keys.new_zeros((1, cache.shape.num_heads, num_keys, cache.shape.key_size))
+        segment = Segment(0, num_keys)
+        chunks = {count: Chunk(segment, num_keys - count, [0] * count, None) for count in counts}
         columns = {count: list_columns([(0, chunk)], count) for count, chunk in chunks.items()}
-        masks = {count: torch.zeros(count, count, dtype=cache.dtype) for count in counts}
+        mask = query.new_zeros((num_keys, num_keys))
 
         def ours(count: int) -> object:
             return self(0, query[:, :, :count], columns[count], 1.0, None, None)
 
         def theirs(count: int) -> object:
-            keys, values = (tensor[:, :, :count] for tensor in stored)
-            mask = masks[count]
-            return F.scaled_dot_product_attention(query[:, :, :count], keys, values, attn_mask=mask)
+            return F.scaled_dot_product_attention(query[:, :, :count], keys, values, mask[:count])
 
-        return max_rows_faster(counts, ours, theirs)
+        return max(_MIN_ROWS, max_rows_faster(counts, ours, theirs))
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[npt.NDArray[np.float32]]:
         """Room for scores, a part each."""
