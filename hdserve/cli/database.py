@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hdserve.cli.database_build import build
+from hdserve.cli.interruption import interruptible
 from hdserve.databases import archive as archives
 from hdserve.databases.snapshot import DatabaseKey
 
@@ -60,6 +61,7 @@ def info(root: Root, model: Model = None, as_json: Json = False) -> None:
 
 
 @app.command("export")
+@interruptible("the same command begins anew")
 def export(root: Root, archive: Archive, model: Model = None, as_json: Json = False) -> None:
     """Copy a database, which may be in use, into a new file."""
     key = archives.find_database(root, model)
@@ -71,6 +73,7 @@ def export(root: Root, archive: Archive, model: Model = None, as_json: Json = Fa
 
 
 @app.command("import")
+@interruptible("the same command adds what is not there yet")
 def import_(archive: Archive, root: Root, model: Model = None, as_json: Json = False) -> None:
     """Add what a file holds to a database that is not in use.
 

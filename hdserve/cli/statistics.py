@@ -23,13 +23,16 @@ from hdserve.cli.interruption import interruptible
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
-from hdserve.databases.statistics_build import StatisticsBuild, merge_statistics
+from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_merge import StatisticsMerge
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MaxMib = Annotated[int, typer.Option("--max-mib", help="Bound of the table.", min=1)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
+
+_GO_ON = "the same command goes on where it was saved last"
 
 
 @app.callback()
@@ -38,7 +41,7 @@ def statistics() -> None:
 
 
 @app.command()
-@interruptible("the same command goes on where it was saved last")
+@interruptible(_GO_ON)
 def build(
     tokenizer: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
@@ -135,19 +138,33 @@ def info(
 
 
 @app.command()
+@interruptible(_GO_ON)
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="Databases of one tokenizer.")],
     output: Output,
     max_mib: MaxMib = 512,
+    checkpoint_s: Annotated[
+        float, typer.Option(help="Save the unfinished state so often, after a source.", min=0)
+    ] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Write one database with the counts of several."""
+    """Write one database with the counts of several.
+
+    An interrupted merge goes on where it was saved when the same command is run again.
+    """
     columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=len(sources))
-        merged = merge_statistics(
-            output, sources, max_bytes=max_mib << 20, on_progress=lambda: bar.advance(task)
+        job = StatisticsMerge(
+            output,
+            sources,
+            max_bytes=max_mib << 20,
+            checkpoint_s=checkpoint_s,
+            on_progress=lambda: bar.advance(task),
         )
+        if job.num_resumed:
+            bar.console.print(f"resumed after {job.num_resumed:,} databases")
+        merged = job.run()
     (_print_json if as_json else _print)(merged, output)
 
 
