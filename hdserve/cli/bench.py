@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from hdserve.bench.replay_setup import (
 from hdserve.cli.bench_engine import engine
 from hdserve.cli.bench_serve import serve
 from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import JobJson, JsonCommand, JsonOutput
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import INFO_NAME, StatisticsDatabase
@@ -35,8 +35,8 @@ from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
-app.command()(engine)
-app.command()(serve)
+app.command(cls=JsonCommand)(engine)
+app.command(cls=JsonCommand)(serve)
 
 
 @app.callback()
@@ -44,7 +44,7 @@ def bench() -> None:
     """Measure drafting, the engine and the server."""
 
 
-@app.command()
+@app.command(cls=JsonCommand)
 def replay(
     evaluate: Annotated[Path, typer.Option("--eval", help="Recorded requests to replay.")],
     fill: Annotated[
@@ -76,9 +76,7 @@ def replay(
     statistics_mib: Annotated[
         int, typer.Option(help="Bound of statistics that are counted from files.", min=1)
     ] = 2048,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write figures here; with it the job resumes.")
-    ] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Replay recorded outputs through the drafters that serve, without a model.
 
@@ -94,6 +92,7 @@ def replay(
         drafting = with_min_score(drafting, floor)
     if mode is ReplayMode.WARM and not fill:
         raise ConfigError("--mode warm needs --fill")
+    output = JsonOutput(json_path)
     settings: dict[str, Any] = {
         "eval": evaluate.name,
         "fill": [path.name for path in fill or ()],
@@ -113,8 +112,8 @@ def replay(
         "statistics_mib": statistics_mib,
         "commit": commit(),
     }
-    with interruptible(how_to_go_on(json_path)):
-        journal = Journal(json_path, settings | unshown)
+    with interruptible(how_to_go_on(output.file)):
+        journal = Journal(output.file, settings | unshown)
         rows = list(read_replay(evaluate, limit))
         fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
         database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
@@ -126,10 +125,10 @@ def replay(
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=len(rows))
             run.run(rows, lambda: bar.advance(task), journal)
-    Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
-    if json_path is not None:
-        found = settings | run.result.as_json() | {"interruptions": journal.num_interruptions}
-        json_path.write_text(json.dumps(found, indent=2) + "\n")
+    if output.has_text:
+        Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+    interruptions = {"interruptions": journal.num_interruptions}
+    output.write(settings | run.result.as_json() | interruptions)
     journal.finish()
 
 

@@ -26,6 +26,7 @@ from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
 from hdserve.cli.bench_serve_results import LoadResults, load_table
 from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on
+from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
@@ -69,9 +70,7 @@ def serve(
     timeout_s: Annotated[float, typer.Option(help="Most seconds of a request.", min=1)] = 600.0,
     label: Annotated[str | None, typer.Option(help="Written into every result.")] = None,
     detailed: Annotated[bool, typer.Option(help="Write every request to the JSON, too.")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write results here; with it the job resumes.")
-    ] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Send prompts to a running server and report latencies and throughput.
 
@@ -88,6 +87,7 @@ def serve(
     body = {length: max_tokens, "temperature": temperature, **_json_object(extra_body)}
     if ignore_eos:
         body["ignore_eos"] = True
+    output = JsonOutput(json_path)
     rows = read_prompts(prompts)
     if not rows:
         raise ConfigError(f"{prompts}: there is no prompt in it")
@@ -117,7 +117,7 @@ def serve(
         "timeout_s": timeout_s,
         "detailed": detailed,
     }
-    journal = Journal(json_path, settings | unshown)
+    journal = Journal(output.file, settings | unshown)
     begun = {"date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), **settings}
 
     def result(load: Load, model_name: str, drafts: DraftTotals | None) -> dict[str, Any]:
@@ -125,16 +125,17 @@ def serve(
         row |= drafts.as_result() if drafts else {}
         return row | (details(load.records) if detailed else {})
 
-    results = LoadResults(journal, json_path, result)
+    results = LoadResults(journal, output, result)
     waiting = plans[results.num_restored :]
     if waiting:
         asyncio.run(_measure(target, rows, waiting, results.keep))
-    Console().print(load_table(results.rows))
+    if output.has_text:
+        Console().print(load_table(results.rows))
+    results.write()
     if results.is_interrupted:
-        told = f"interrupted; {how_to_go_on(json_path)}"
+        told = f"interrupted; {how_to_go_on(output.file)}"
         Console(stderr=True, highlight=False, soft_wrap=True).print(told)
         raise typer.Exit(EXIT_INTERRUPTED)
-    results.write()
     journal.finish()
     if any(row["failed"] for row in results.rows):
         raise typer.Exit(1)

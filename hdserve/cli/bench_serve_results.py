@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from hdserve.bench.load import Load
 from hdserve.bench.spec_decode import DraftTotals
+from hdserve.cli.json_option import JsonOutput
 from hdserve.journal import Journal
 
 
@@ -18,18 +17,18 @@ class LoadResults:
     """The rows so far, those of an interrupted job first.
 
     Args:
-        path: written after each row.
+        output: where all rows go in the end.
         make_row: a row of a load, the model's name and what the server drafted meanwhile.
     """
 
     def __init__(
         self,
         journal: Journal,
-        path: Path | None,
+        output: JsonOutput,
         make_row: Callable[[Load, str, DraftTotals | None], dict[str, Any]],
     ) -> None:
         self._journal = journal
-        self._path = path
+        self._output = output
         self._make_row = make_row
         self.num_restored = journal.num_restored
         self.rows = [journal.once(_unit(number), dict) for number in range(self.num_restored)]
@@ -42,12 +41,10 @@ class LoadResults:
         if not load.is_interrupted:
             row = self._journal.once(_unit(len(self.rows)), lambda: row)
         self.rows.append(row)
-        self.write()
 
     def write(self) -> None:
-        if self._path is not None:
-            found = {"results": self.rows, "interruptions": self._journal.num_interruptions}
-            self._path.write_text(json.dumps(found, indent=1) + "\n")
+        interruptions = self._journal.num_interruptions
+        self._output.write({"results": self.rows, "interruptions": interruptions})
 
 
 def _unit(number: int) -> str:
