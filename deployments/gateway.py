@@ -24,6 +24,7 @@ from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ def gateway_deployment(
 ) -> serve.Application:
     """The Serve application of the whole system; its ingress is the gateway."""
     deploy = serve.deployment(
-        name="gateway",
+        name=GATEWAY_DEPLOYMENT,
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         graceful_shutdown_timeout_s=config.drain_timeout_s,

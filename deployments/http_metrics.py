@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
 from deployments.metrics import CONTENT_TYPE, Histogram, Sample
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _FIRST_BYTE = "hdserve_http_first_byte_seconds"
 _WHOLE = "hdserve_http_request_seconds"
 _UNKNOWN_ROUTE = "unknown"
+_BEFORE_ROUTES = (401, 404, 405, 413, 500)
 
 
 class HttpMetrics:
@@ -27,6 +30,16 @@ class HttpMetrics:
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def expect(self, answers: Iterable[tuple[str, int]]) -> None:
+        """Count from 0 what has not been given yet: a rate needs a first value.
+
+        Args:
+            answers: routes and statuses.  Of latencies there is nothing before the first one: their
+                buckets would be some hundred lines of every visit.
+        """
+        for route, status in answers:
+            self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
         self._requests[route, str(status)] += 1
@@ -66,11 +79,24 @@ class MeasuredRequests:
 
         try:
             await self._app(scope, receive, measured)
+        except Exception:
+            status = status or 500  # which is answered outside of all middleware
+            raise
         finally:
             if status:
                 route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
                 whole_s = time.monotonic() - started_s
                 self._metrics.observe(route, status, first_byte_s or whole_s, whole_s)
+
+
+def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
+    """Each route with the statuses it declares, and with 200 and 500; and what is answered before a
+    route is found."""
+    for route in api.routes:
+        if isinstance(route, APIRoute):
+            declared = (int(status) for status in route.responses)
+            yield from ((route.path, status) for status in (200, 500, *declared))
+    yield from ((_UNKNOWN_ROUTE, status) for status in _BEFORE_ROUTES)
 
 
 def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:

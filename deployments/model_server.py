@@ -40,6 +40,7 @@ from hdserve.core import (
     StepOutput,
     TokenLogprob,
 )
+from hdserve.deployed_config import deployment_name
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
@@ -378,7 +379,7 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
     """The Serve application of one model of ``system``."""
     options: dict[str, Any] = {
-        "name": f"model-{config.name}",
+        "name": deployment_name(config.name),
         "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
         "max_queued_requests": max(config.engine.max_num_queued, 1),
         "ray_actor_options": actor_options(

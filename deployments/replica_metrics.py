@@ -78,12 +78,13 @@ class ReplicaMetrics:
             yield Sample("vllm:request_success", stats.num_finished.get(reason, 0), (reason,))
         yield Sample("hdserve_steps", stats.num_steps)
         for part, seconds in asdict(stats.times).items():
-            if seconds:
-                yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
+            yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
         yield Sample("hdserve_slots", self._host.config.engine.max_num_sequences)
         yield Sample("hdserve_drafter_sequences", stats.num_drafter_sequences)
         yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
-        yield from _draft_samples(stats.drafts)
+        drafting = self._host.config.drafting
+        most_accepted = min(drafting.max_draft_tokens, drafting.max_depth)
+        yield from _draft_samples(stats.drafts, most_accepted)
         for (drafter, call), seconds in stats.drafter_times_s.items():
             yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))
             num_failures = stats.num_drafter_failures.get(f"{drafter}.{call}", 0)
@@ -124,16 +125,13 @@ class ReplicaMetrics:
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 
 
-def _draft_samples(drafts: DraftCounts) -> Iterator[Sample]:
+def _draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
     yield Sample("vllm:spec_decode_num_drafts", drafts.num_drafts)
     yield Sample("vllm:spec_decode_num_draft_tokens", drafts.num_draft_tokens)
     yield Sample("vllm:spec_decode_num_accepted_tokens", drafts.num_accepted_tokens)
-    num_reaching = 0
-    by_position = []
-    for count in reversed(drafts.num_drafts_by_accepted[1:]):
-        num_reaching += count
-        by_position.append(num_reaching)
-    for position, count in enumerate(reversed(by_position)):
+    by_accepted = drafts.num_drafts_by_accepted
+    for position in range(max(most_accepted, len(by_accepted) - 1)):
+        count = sum(by_accepted[position + 1 :])
         yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (str(position),))
     for source in Source:
         if source is not Source.PLAIN:

@@ -9,15 +9,17 @@ import typer
 import yaml
 
 from hdserve.cli.json_option import Json, JsonOutput
-from hdserve.config import ModelConfig, ServeConfig, load_config, read_config
+from hdserve.config import ModelConfig, ServeConfig, load_config
+from hdserve.deployed_config import IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
 
-IMPORT_PATH = "deployments:app"
-
 
 def check_config(
-    file: Annotated[Path, typer.Argument(help="The YAML file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A configuration, a Serve config file that has one, or a RayService."),
+    ],
     json_path: Json = None,
 ) -> None:
     """Check a configuration file without starting anything.
@@ -28,7 +30,7 @@ def check_config(
     """
     output = JsonOutput(json_path)
     try:
-        config = read_config(file)
+        config = read_deployed_config(file).config
         problems = [*_problems(config)]
     except ConfigError as error:
         config, problems = None, error.message.splitlines()

@@ -12,15 +12,28 @@ from rich.markup import escape
 
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
+from hdserve.deployed_config import DeployedConfig, read_deployed_config
 
+_DEFAULT_PORT = 8000
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option(help="The configuration; default: HDSERVE_CONFIG.")
+        Path | None,
+        typer.Option(
+            help="The configuration, a Serve config file that has one, or a RayService; default: "
+            "HDSERVE_CONFIG."
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Where the server is to listen.")] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Where the server is to listen; default: what the file says, or 8000.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
     json_path: Json = None,
 ) -> None:
     """Check Python, packages, Ray, the port, devices, models and their databases.
@@ -28,11 +41,11 @@ def doctor(
     Exits with 1 when something keeps hdserve from serving.
     """
     output = JsonOutput(json_path)
-    loaded = load_config(config)
+    deployed = DeployedConfig(load_config()) if config is None else read_deployed_config(config)
     from hdserve.diagnosis import Verdict, diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
-    for finding in diagnose(loaded, port):
+    for finding in diagnose(deployed.config, port or deployed.port or _DEFAULT_PORT):
         findings.append(finding)
         if not output.has_text:
             continue
