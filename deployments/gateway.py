@@ -20,6 +20,7 @@ from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from deployments.ray_metrics import Reporter
 from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
@@ -63,15 +64,22 @@ class Gateway:
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
+        self._reporter: Reporter | None = None
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended."""
+        if self._reporter is not None:
+            self._reporter.close()
         self.tracing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called in the replica, once."""
         from deployments.routes import build_api
 
-        return build_api(self)
+        api = build_api(self)
+        self._reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)
+        self._reporter.start()
+        return api
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -169,6 +177,9 @@ class Gateway:
         """What this gateway counted."""
         replica = serve.get_replica_context().replica_id.unique_id
         return Report(replica, self.http_metrics.samples())
+
+    async def _report(self) -> Report:
+        return self.report()
 
     async def metrics_text(self) -> bytes:
         """The reports of all replicas and gateways as Prometheus text."""

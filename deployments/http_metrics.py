@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from deployments.metrics import CONTENT_TYPE, Histogram, Sample
+from deployments.metrics import CONTENT_TYPE, Histogram, Observations, Sample
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,9 +25,14 @@ _BEFORE_ROUTES = (401, 404, 405, 413, 500)
 
 
 class HttpMetrics:
-    """Requests by route and status; used from one event loop."""
+    """Requests by route and status; changed in one event loop, read in any thread.
+
+    Attributes:
+        observations: all latencies, for Ray.
+    """
 
     def __init__(self) -> None:
+        self.observations = Observations()
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
@@ -44,15 +49,16 @@ class HttpMetrics:
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
-            self._histograms.setdefault((name, route), Histogram(name)).observe(value)
+            if (name, route) not in self._histograms:
+                self._histograms[name, route] = Histogram(name, (route,), self.observations)
+            self._histograms[name, route].observe(value)
 
     def samples(self) -> tuple[Sample, ...]:
         counts = [
             Sample("hdserve_http_requests", count, labels)
-            for labels, count in self._requests.items()
+            for labels, count in tuple(self._requests.items())
         ]
-        histograms = [item.sample(route) for (_, route), item in self._histograms.items()]
-        return (*counts, *histograms)
+        return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
 
 
 class MeasuredRequests:

@@ -24,7 +24,7 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
-from deployments.metrics import Report
+from deployments.metrics import Observations, Report
 from deployments.ray_metrics import Reporter
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
@@ -95,11 +95,13 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
-        self._requests = RequestMetrics()
+        observations = Observations()
+        self._requests = RequestMetrics(observations)
         self._metrics = ReplicaMetrics(
-            self._replica, self._host, self._engine, self._requests, self._sharing
+            self._replica, self._host, self._engine, self._requests, self._sharing, observations
         )
-        self._reporter = Reporter(config.name, self._metrics.report)
+        labels = {"model_name": config.name}
+        self._reporter = Reporter(config.name, labels, self._metrics.report, observations)
         self._reporter.start()
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from deployments.metrics import Histogram, Report, Sample
+from deployments.metrics import Histogram, Observations, Report, Sample
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
@@ -25,6 +25,7 @@ class ReplicaMetrics:
 
     Args:
         sharing: ``None`` where nothing is shared with the cluster.
+        observations: is given the times of look-ups.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ReplicaMetrics:
         engine: AsyncEngine,
         requests: RequestMetrics,
         sharing: ClusterSharing | None,
+        observations: Observations,
     ) -> None:
         self._replica = replica
         self._host = host
@@ -41,7 +43,11 @@ class ReplicaMetrics:
         self._requests = requests
         self._sharing = sharing
         self._of_engine: tuple[Sample, ...] = ()
-        self._lookups = {source: Histogram(_LOOKUP) for source in _DATABASE_SOURCES}
+        self._observations = observations
+        self._lookups = {source: self._lookup(source) for source in _DATABASE_SOURCES}
+
+    def _lookup(self, source: Source) -> Histogram:
+        return Histogram(_LOOKUP, (source.label,), self._observations)
 
     async def report(self) -> Report:
         """The state of now; what the engine says is that of the last answer when it is stuck in a
@@ -61,9 +67,11 @@ class ReplicaMetrics:
 
     def _lookup_samples(self, engine: Engine) -> Iterator[Sample]:
         for source, seconds in engine.lookup_times_s().items():
-            self._lookups.setdefault(source, Histogram(_LOOKUP)).observe(seconds)
-        for source, histogram in self._lookups.items():
-            yield histogram.sample(source.label)
+            if source not in self._lookups:
+                self._lookups[source] = self._lookup(source)
+            self._lookups[source].observe(seconds)
+        for histogram in self._lookups.values():
+            yield histogram.sample()
 
     def _engine_samples(self, engine: Engine) -> Iterator[Sample]:
         stats = engine.stats
