@@ -47,23 +47,6 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     output.write([_to_json(item) for item in found])
 
 
-def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
-    table = Table("model", "tokenizer", "namespace", "outputs", "tokens", "calibrated")
-    for item in found:
-        for part in item.namespaces:
-            table.add_row(
-                item.key.model,
-                item.key.fingerprint[:16],
-                part.name,
-                f"{part.num_outputs:,}",
-                f"{part.num_tokens:,}",
-                "yes" if part.has_calibration else "no",
-            )
-    refused = sum(item.num_refused_files for item in found)
-    table.caption = f"{refused} files could not be used" if refused else None
-    return table
-
-
 @app.command("export", cls=JsonCommand)
 @interruptible("the same command begins anew")
 def export(root: Root, archive: Archive, model: Model = None, json_path: Json = None) -> None:
@@ -113,6 +96,23 @@ def stop(
     if output.has_text:
         typer.echo("\n".join([*(f"ended {name}" for name in names), f"{len(names)} ended"]))
     output.write({"stopped": names})
+
+
+def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
+    table = Table("model", "tokenizer", "namespace", "outputs", "tokens", "calibrated")
+    for item in found:
+        for part in item.namespaces:
+            table.add_row(
+                item.key.model,
+                item.key.fingerprint[:16],
+                part.name,
+                f"{part.num_outputs:,}",
+                f"{part.num_tokens:,}",
+                "yes" if part.has_calibration else "no",
+            )
+    refused = sum(item.num_refused_files for item in found)
+    table.caption = f"{refused} files could not be used" if refused else None
+    return table
 
 
 def _progress() -> Progress:
