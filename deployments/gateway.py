@@ -20,10 +20,12 @@ from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from deployments.ray_metrics import Reporter
 from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -62,15 +64,22 @@ class Gateway:
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
+        self._reporter: Reporter | None = None
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended."""
+        if self._reporter is not None:
+            self._reporter.close()
         self.tracing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called in the replica, once."""
         from deployments.routes import build_api
 
-        return build_api(self)
+        api = build_api(self)
+        self._reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)
+        self._reporter.start()
+        return api
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -169,6 +178,9 @@ class Gateway:
         replica = serve.get_replica_context().replica_id.unique_id
         return Report(replica, self.http_metrics.samples())
 
+    async def _report(self) -> Report:
+        return self.report()
+
     async def metrics_text(self) -> bytes:
         """The reports of all replicas and gateways as Prometheus text."""
         if self._metrics_poll is None:
@@ -203,7 +215,7 @@ def gateway_deployment(
 ) -> serve.Application:
     """The Serve application of the whole system; its ingress is the gateway."""
     deploy = serve.deployment(
-        name="gateway",
+        name=GATEWAY_DEPLOYMENT,
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         graceful_shutdown_timeout_s=config.drain_timeout_s,

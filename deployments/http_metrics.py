@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
-from deployments.metrics import CONTENT_TYPE, Histogram, Sample
+from deployments.metrics import CONTENT_TYPE, Histogram, Observations, Sample
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,27 +21,44 @@ if TYPE_CHECKING:
 _FIRST_BYTE = "hdserve_http_first_byte_seconds"
 _WHOLE = "hdserve_http_request_seconds"
 _UNKNOWN_ROUTE = "unknown"
+_BEFORE_ROUTES = (401, 404, 405, 413, 500)
 
 
 class HttpMetrics:
-    """Requests by route and status; used from one event loop."""
+    """Requests by route and status; changed in one event loop, read in any thread.
+
+    Attributes:
+        observations: all latencies, for Ray.
+    """
 
     def __init__(self) -> None:
+        self.observations = Observations()
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def expect(self, answers: Iterable[tuple[str, int]]) -> None:
+        """Count from 0 what has not been given yet: a rate needs a first value.
+
+        Args:
+            answers: routes and statuses.  Of latencies there is nothing before the first one: their
+                buckets would be some hundred lines of every visit.
+        """
+        for route, status in answers:
+            self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
-            self._histograms.setdefault((name, route), Histogram(name)).observe(value)
+            if (name, route) not in self._histograms:
+                self._histograms[name, route] = Histogram(name, (route,), self.observations)
+            self._histograms[name, route].observe(value)
 
     def samples(self) -> tuple[Sample, ...]:
         counts = [
             Sample("hdserve_http_requests", count, labels)
-            for labels, count in self._requests.items()
+            for labels, count in tuple(self._requests.items())
         ]
-        histograms = [item.sample(route) for (_, route), item in self._histograms.items()]
-        return (*counts, *histograms)
+        return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
 
 
 class MeasuredRequests:
@@ -66,11 +85,24 @@ class MeasuredRequests:
 
         try:
             await self._app(scope, receive, measured)
+        except Exception:
+            status = status or 500  # which is answered outside of all middleware
+            raise
         finally:
             if status:
                 route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
                 whole_s = time.monotonic() - started_s
                 self._metrics.observe(route, status, first_byte_s or whole_s, whole_s)
+
+
+def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
+    """Each route with the statuses it declares, and with 200 and 500; and what is answered before a
+    route is found."""
+    for route in api.routes:
+        if isinstance(route, APIRoute):
+            declared = (int(status) for status in route.responses)
+            yield from ((route.path, status) for status in (200, 500, *declared))
+    yield from ((_UNKNOWN_ROUTE, status) for status in _BEFORE_ROUTES)
 
 
 def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:

@@ -13,7 +13,9 @@ left to the reader, because a sum would fall, and look like a restart, when a re
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +32,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+_MAX_OBSERVATIONS = 20_000
+
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
@@ -39,6 +43,7 @@ class MetricInfo:
         labels: those besides the ones that name the series' owner.
         bounds: upper ends of a histogram's buckets, without infinity.
         is_of_gateway: reported by gateways, with the label ``gateway`` instead of the replica's.
+        is_per_step: a histogram of what happens in each step of each sequence.
     """
 
     name: str
@@ -47,6 +52,7 @@ class MetricInfo:
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
     is_of_gateway: bool = False
+    is_per_step: bool = False
 
     @property
     def owner_labels(self) -> tuple[str, ...]:
@@ -75,21 +81,59 @@ class Report(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-class Histogram:
-    """Counts observations of one metric; not thread-safe."""
+class Observation(NamedTuple):
+    """A value of a histogram."""
 
-    def __init__(self, name: str) -> None:
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+class Observations:
+    """Single values on their way to Ray, whose histograms take no buckets; thread-safe.
+
+    The oldest are lost where nobody takes them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Observation] = deque(maxlen=_MAX_OBSERVATIONS)
+
+    def add(self, observation: Observation) -> None:
+        self._waiting.append(observation)
+
+    def take(self) -> Iterator[Observation]:
+        """All that are there, the oldest first."""
+        with suppress(IndexError):
+            while True:
+                yield self._waiting.popleft()
+
+
+class Histogram:
+    """Counts observations of one series; not thread-safe.
+
+    Args:
+        labels: the values of the metric's own labels.
+        observations: is given every single value.
+    """
+
+    def __init__(
+        self, name: str, labels: tuple[str, ...] = (), observations: Observations | None = None
+    ) -> None:
         self._name = name
+        self._labels = labels
         self._bounds = METRICS[name].bounds
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
+        self._observations = observations
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
+        if self._observations is not None:
+            self._observations.add(Observation(self._name, value, self._labels))
 
-    def sample(self, *labels: str) -> Sample:
-        return Sample(self._name, HistogramValue(tuple(self._counts), self._total), labels)
+    def sample(self) -> Sample:
+        return Sample(self._name, HistogramValue(tuple(self._counts), self._total), self._labels)
 
 
 def _series(first: float, last: float) -> tuple[float, ...]:
@@ -146,7 +190,8 @@ def _latencies() -> Iterator[MetricInfo]:
         ("request_generation_tokens", "Generated tokens of a sequence.", _TOKENS),
         ("request_max_num_generation_tokens", "The same; one sequence a choice.", _TOKENS),
     ):
-        yield MetricInfo(f"vllm:{name}", "histogram", text, bounds=bounds)
+        is_per_step = name == "inter_token_latency_seconds"
+        yield MetricInfo(f"vllm:{name}", "histogram", text, bounds=bounds, is_per_step=is_per_step)
 
 
 def _own_metrics() -> Iterator[MetricInfo]:

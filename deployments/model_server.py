@@ -24,7 +24,7 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
-from deployments.metrics import Report
+from deployments.metrics import Observations, Report
 from deployments.ray_metrics import Reporter
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
@@ -40,6 +40,7 @@ from hdserve.core import (
     StepOutput,
     TokenLogprob,
 )
+from hdserve.deployed_config import deployment_name
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
@@ -94,11 +95,13 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
-        self._requests = RequestMetrics()
+        observations = Observations()
+        self._requests = RequestMetrics(observations)
         self._metrics = ReplicaMetrics(
-            self._replica, self._host, self._engine, self._requests, self._sharing
+            self._replica, self._host, self._engine, self._requests, self._sharing, observations
         )
-        self._reporter = Reporter(config.name, self._metrics.report)
+        labels = {"model_name": config.name}
+        self._reporter = Reporter(config.name, labels, self._metrics.report, observations)
         self._reporter.start()
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
@@ -378,7 +381,7 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
     """The Serve application of one model of ``system``."""
     options: dict[str, Any] = {
-        "name": f"model-{config.name}",
+        "name": deployment_name(config.name),
         "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
         "max_queued_requests": max(config.engine.max_num_queued, 1),
         "ray_actor_options": actor_options(

@@ -11,7 +11,14 @@ from typing import Any
 
 from ray.serve import metrics as ray_metrics
 
-from deployments.metrics import METRICS, HistogramValue, Report, Sample
+from deployments.metrics import (
+    METRICS,
+    HistogramValue,
+    Observation,
+    Observations,
+    Report,
+    Sample,
+)
 from deployments.statistics_line import statistics_line
 
 logger = logging.getLogger("ray.serve")
@@ -29,8 +36,13 @@ def ray_name(name: str) -> str:
 class RayExport:
     """Hands the samples of one replica to ``ray.serve.metrics``, which labels them with it.
 
-    Ray's histograms take single observations only, so of a histogram its count and sum are
-    exported, as counters; the buckets are in the gateway's ``/metrics``.
+    Ray's histograms take single values only, at about 10 us each.  They are given those of a
+    request one by one; of what is observed in each step of each sequence, count and sum are
+    exported as counters, and the buckets are in the gateway's ``/metrics``.
+
+    On its port Ray makes the sum of a histogram of the middles of its buckets, so the right one is
+    there as a counter, ``..._exact_sum_total``.  Counters do not take a 0: a series begins with
+    its first increase.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -44,12 +56,23 @@ class RayExport:
             tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
             name = ray_name(info.name)
             if isinstance(sample.value, HistogramValue):
-                self._count(f"{name}_count", info.help, tags, sum(sample.value.counts))
-                self._count(f"{name}_sum", info.help, tags, sample.value.total)
+                if info.is_per_step:
+                    self._count(f"{name}_count", info.help, tags, sum(sample.value.counts))
+                total = f"{name}_sum" if info.is_per_step else f"{name}_exact_sum"
+                self._count(total, info.help, tags, sample.value.total)
             elif info.kind == "counter":
                 self._count(name, info.help, tags, sample.value)
             else:
                 self._instrument(ray_metrics.Gauge, name, info.help, tags).set(sample.value, tags)
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        for name, value, labels in observations:
+            info = METRICS[name]
+            tags = {**self._labels, **dict(zip(info.labels, labels, strict=True))}
+            histogram = self._instrument(
+                ray_metrics.Histogram, ray_name(name), info.help, tags, boundaries=list(info.bounds)
+            )
+            histogram.observe(value, tags)
 
     def _count(self, name: str, text: str, tags: dict[str, str], value: float) -> None:
         key = (name, tuple(tags.values()))
@@ -58,9 +81,11 @@ class RayExport:
             self._instrument(ray_metrics.Counter, name, text, tags).inc(increase, tags)
             self._last[key] = value
 
-    def _instrument(self, kind: Any, name: str, text: str, tags: dict[str, str]) -> Any:
+    def _instrument(
+        self, kind: Any, name: str, text: str, tags: dict[str, str], **options: Any
+    ) -> Any:
         if name not in self._instruments:
-            self._instruments[name] = kind(name, description=text, tag_keys=tuple(tags))
+            self._instruments[name] = kind(name, description=text, tag_keys=tuple(tags), **options)
         return self._instruments[name]
 
 
@@ -68,14 +93,23 @@ class Reporter:
     """Exports the reports of a replica in a thread of its own, and logs them now and then.
 
     Args:
-        model: the name in labels and log.
+        name: for the log.
+        labels: what names the owner of the series, besides what Ray Serve adds.
         report: gives the newest.
+        observations: single values, which are taken from it.
     """
 
-    def __init__(self, model: str, report: Callable[[], Awaitable[Report]]) -> None:
-        self._model = model
+    def __init__(
+        self,
+        name: str,
+        labels: dict[str, str],
+        report: Callable[[], Awaitable[Report]],
+        observations: Observations,
+    ) -> None:
+        self._name = name
         self._report = report
-        self._export = RayExport({"model_name": model})
+        self._observations = observations
+        self._export = RayExport(labels)
         self._logged: tuple[Sample, ...] = ()
         self._logged_s = time.monotonic()
         self._num_failures = 0
@@ -97,10 +131,11 @@ class Reporter:
             try:
                 samples = (await self._report()).samples
                 self._export.update(samples)
+                self._export.observe(self._observations.take())
                 self._log(samples, time.monotonic())
             except Exception:  # requests are answered without metrics, too
                 if not self._num_failures:
-                    logger.exception("%s: the metrics could not be exported", self._model)
+                    logger.exception("%s: the metrics could not be exported", self._name)
                 self._num_failures += 1
 
     def _log(self, samples: tuple[Sample, ...], now_s: float) -> None:
@@ -109,5 +144,5 @@ class Reporter:
             return
         line = statistics_line(self._logged, samples, elapsed_s)
         if line:
-            logger.info("%s: %s", self._model, line)
+            logger.info("%s: %s", self._name, line)
         self._logged, self._logged_s = samples, now_s

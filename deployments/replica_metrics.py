@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from deployments.metrics import Histogram, Report, Sample
+from deployments.metrics import Histogram, Observations, Report, Sample
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
@@ -25,6 +25,7 @@ class ReplicaMetrics:
 
     Args:
         sharing: ``None`` where nothing is shared with the cluster.
+        observations: is given the times of look-ups.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ReplicaMetrics:
         engine: AsyncEngine,
         requests: RequestMetrics,
         sharing: ClusterSharing | None,
+        observations: Observations,
     ) -> None:
         self._replica = replica
         self._host = host
@@ -41,7 +43,11 @@ class ReplicaMetrics:
         self._requests = requests
         self._sharing = sharing
         self._of_engine: tuple[Sample, ...] = ()
-        self._lookups = {source: Histogram(_LOOKUP) for source in _DATABASE_SOURCES}
+        self._observations = observations
+        self._lookups = {source: self._lookup(source) for source in _DATABASE_SOURCES}
+
+    def _lookup(self, source: Source) -> Histogram:
+        return Histogram(_LOOKUP, (source.label,), self._observations)
 
     async def report(self) -> Report:
         """The state of now; what the engine says is that of the last answer when it is stuck in a
@@ -61,9 +67,11 @@ class ReplicaMetrics:
 
     def _lookup_samples(self, engine: Engine) -> Iterator[Sample]:
         for source, seconds in engine.lookup_times_s().items():
-            self._lookups.setdefault(source, Histogram(_LOOKUP)).observe(seconds)
-        for source, histogram in self._lookups.items():
-            yield histogram.sample(source.label)
+            if source not in self._lookups:
+                self._lookups[source] = self._lookup(source)
+            self._lookups[source].observe(seconds)
+        for histogram in self._lookups.values():
+            yield histogram.sample()
 
     def _engine_samples(self, engine: Engine) -> Iterator[Sample]:
         stats = engine.stats
@@ -78,12 +86,13 @@ class ReplicaMetrics:
             yield Sample("vllm:request_success", stats.num_finished.get(reason, 0), (reason,))
         yield Sample("hdserve_steps", stats.num_steps)
         for part, seconds in asdict(stats.times).items():
-            if seconds:
-                yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
+            yield Sample("hdserve_step_seconds", seconds, (part.removesuffix("_s"),))
         yield Sample("hdserve_slots", self._host.config.engine.max_num_sequences)
         yield Sample("hdserve_drafter_sequences", stats.num_drafter_sequences)
         yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
-        yield from _draft_samples(stats.drafts)
+        drafting = self._host.config.drafting
+        most_accepted = min(drafting.max_draft_tokens, drafting.max_depth)
+        yield from _draft_samples(stats.drafts, most_accepted)
         for (drafter, call), seconds in stats.drafter_times_s.items():
             yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))
             num_failures = stats.num_drafter_failures.get(f"{drafter}.{call}", 0)
@@ -124,16 +133,13 @@ class ReplicaMetrics:
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 
 
-def _draft_samples(drafts: DraftCounts) -> Iterator[Sample]:
+def _draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
     yield Sample("vllm:spec_decode_num_drafts", drafts.num_drafts)
     yield Sample("vllm:spec_decode_num_draft_tokens", drafts.num_draft_tokens)
     yield Sample("vllm:spec_decode_num_accepted_tokens", drafts.num_accepted_tokens)
-    num_reaching = 0
-    by_position = []
-    for count in reversed(drafts.num_drafts_by_accepted[1:]):
-        num_reaching += count
-        by_position.append(num_reaching)
-    for position, count in enumerate(reversed(by_position)):
+    by_accepted = drafts.num_drafts_by_accepted
+    for position in range(max(most_accepted, len(by_accepted) - 1)):
+        count = sum(by_accepted[position + 1 :])
         yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (str(position),))
     for source in Source:
         if source is not Source.PLAIN:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from deployments.metrics import Histogram, Sample
+from deployments.metrics import Histogram, Observations, Sample
 from hdserve.core import Sequence, StepOutput
 from hdserve.errors import Overloaded
 
@@ -27,11 +27,17 @@ _PER_REQUEST = (
 
 
 class RequestMetrics:
-    """Latencies and refusals; thread-safe."""
+    """Latencies and refusals; thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        observations: is given what is observed once a request.
+    """
+
+    def __init__(self, observations: Observations | None = None) -> None:
         self._lock = threading.Lock()
-        self._histograms = {name: Histogram(name) for name in (_PER_STEP, *_PER_REQUEST)}
+        self._histograms = {_PER_STEP: Histogram(_PER_STEP)} | {
+            name: Histogram(name, observations=observations) for name in _PER_REQUEST
+        }
         self._rejections = Counter({_QUEUE_FULL: 0})
 
     def clock(self, seq: Sequence) -> RequestClock:

@@ -18,7 +18,7 @@ from deployments.access import SignIn, identity_of
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Records, Summary
-from deployments.http_metrics import add_metrics_route
+from deployments.http_metrics import add_metrics_route, known_answers
 from deployments.http_tracing import TracedRequests, trace_of
 from deployments.json_body import read_json
 from deployments.page import add_page_routes
@@ -77,6 +77,7 @@ def build_api(gateway: Gateway) -> FastAPI:
         api.add_middleware(TracedRequests, tracing=gateway.tracing)
     add_admin_routes(api, gateway)
     add_page_routes(api)
+    gateway.http_metrics.expect(known_answers(api))
     return api
 
 

@@ -33,6 +33,8 @@ class Journal:
         num_restored: units that an interrupted job had done.
         num_interruptions: how often the job went on.
 
+    A journal of other settings in which nothing is finished gives way.
+
     Raises:
         ConfigError: there is a journal of other settings, or none can be read and written there.
     """
@@ -70,7 +72,8 @@ class Journal:
         if self.path is None:
             return
         lines = self._lines()
-        if not lines:
+        if not lines or self._can_give_way(lines, settings):
+            self.path.write_text("", encoding="utf-8")
             self._append(json.dumps({"settings": settings}, ensure_ascii=False))
             return
         self._check(lines[0].get("settings"), settings)
@@ -96,6 +99,12 @@ class Journal:
             raise ConfigError(
                 f"{self.path}: an unfinished job cannot be resumed; delete it: {error}"
             ) from error
+
+    @staticmethod
+    def _can_give_way(lines: list[dict[str, Any]], wanted: dict[str, Any]) -> bool:
+        kept = lines[0].get("settings")
+        is_journal = isinstance(kept, dict)
+        return is_journal and kept != wanted and not any("unit" in line for line in lines)
 
     def _check(self, kept: Any, wanted: dict[str, Any]) -> None:
         if kept != wanted:

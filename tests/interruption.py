@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,13 @@ def units(journal: Path) -> dict[str, Any]:
 
 
 def interrupt_after(num_units: int, journal: Path, *arguments: str) -> str:
-    """Run ``hdserve`` with as many threads as this process has, send SIGINT once so many units are
-    done; what it says on standard error."""
+    """Run ``hdserve``, and interrupt it once so many units are done."""
+    return interrupt_when(lambda: len(units(journal)) >= num_units, *arguments)
+
+
+def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
+    """Run ``hdserve`` with as many threads as this process has, send SIGINT when it is time; what
+    it says on standard error."""
     command = [sys.executable, "-c", "from hdserve.cli import main; main()", *arguments]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -38,7 +44,7 @@ def interrupt_after(num_units: int, journal: Path, *arguments: str) -> str:
     ) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
-            while len(units(journal)) < num_units:
+            while not is_time():
                 assert process.poll() is None, process.stderr and process.stderr.read()
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

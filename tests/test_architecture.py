@@ -19,6 +19,7 @@ LAYERS = {
     "hdserve.tree": 1,
     "hdserve.models": 1,
     "hdserve.config": 2,
+    "hdserve.deployed_config": 3,
     "hdserve.access": 3,
     "hdserve.databases": 3,
     "hdserve.drafting": 4,

@@ -98,6 +98,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "config.yaml").write_text(
         f"models:\n  - name: a\n    model: {MODEL}\nmodel_database:\n  snapshot_dir: snapshots\n"
     )
+    application = {"import_path": "deployments:app", "args": {"config": "config.yaml"}}
+    text = yaml.safe_dump({"applications": [application]})
+    rendered = [{"kind": "Service"}, {"kind": "RayService", "spec": {"serveConfigV2": text}}]
+    (directory / "rendered.yaml").write_text(yaml.safe_dump_all(rendered))
     return directory
 
 

@@ -100,7 +100,8 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
         assert [one[name] for name in names] == [other[name] for name in names]
 
 
-def test_what_output_goes_with(tmp_path: Path) -> None:
-    for arguments in (["a"], ["--input", "b", "--json"], ["--input", "b", "--show-drafts"]):
-        with pytest.raises(InvalidRequest, match="--output goes with --input"):
-            generate(*arguments, "--output", str(tmp_path / "out"))
+def test_answers_of_a_prompt_are_written(tmp_path: Path) -> None:
+    """By either name of the option; of another prompt, an unfinished job is not resumed."""
+    for option, out in (("--output", tmp_path / "one"), ("--json", tmp_path / "two")):
+        assert "1 rows, 1 of them answered now" in generate(QUESTION, option, str(out))
+        assert json.loads(out.read_text())["text"]

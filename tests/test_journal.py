@@ -60,6 +60,15 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert Journal(tmp_path / "out", SETTINGS).once("a", never) == 1
 
 
+def test_other_settings_without_results_give_way(tmp_path: Path) -> None:
+    """A job that failed before it had done anything is in nobody's way."""
+    for settings in (SETTINGS, {**SETTINGS, "model": "b"}):
+        journal = Journal(tmp_path / "out", settings)
+        assert (journal.num_restored, journal.num_interruptions) == (0, 0)
+    journal.once("a", lambda: 1)
+    assert Journal(tmp_path / "out", {**SETTINGS, "model": "b"}).once("a", never) == 1
+
+
 @pytest.mark.parametrize("text", ["{\n", "3\n", '"a"\n', '{"settings": 3}\n'])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.unfinished").write_text(text)

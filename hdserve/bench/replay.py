@@ -7,23 +7,19 @@ recorded response follows, and one bonus token.  The first token of a response c
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
-
-import numpy as np
 
 from hdserve.bench.replay_files import ReplayRow
+from hdserve.bench.replay_result import ReplayResult, ReplayStep
 from hdserve.core import SamplingParams, Source
 from hdserve.core import Sequence as RequestSequence
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter
+from hdserve.journal import Journal
 from hdserve.tree import Acceptance, DraftTree
-
-SETTLING_STEPS = 2000
-"""So many steps the scores of a new model have to settle."""
 
 
 class ReplayMode(StrEnum):
@@ -36,96 +32,19 @@ class ReplayMode(StrEnum):
 
 
 @dataclass(slots=True)
-class ReplayResult:
-    """The counts of one replay."""
+class _Running:
+    """A request that is replayed.
 
-    num_requests: int = 0
-    num_tokens: int = 0
-    """Response tokens but the first of each, which prefill decides."""
+    Attributes:
+        kept_steps: of a request that an interrupted replay had ended; ``None`` for others.
+    """
 
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    expected_tokens: float = 0.0
-    """Sum of the node scores: how many drafted tokens the drafters thought would be accepted."""
-
-    settled_expected_tokens: float = 0.0
-    settled_accepted_tokens: int = 0
-    """The same and what was accepted, after the first ``SETTLING_STEPS``."""
-
-    database_bytes: int = 0
-    tokens_by_task: Counter[str] = field(default_factory=Counter)
-    steps_by_task: Counter[str] = field(default_factory=Counter)
-    accepted_by_source: Counter[Source] = field(default_factory=Counter)
-    draft_s: list[float] = field(default_factory=list)
-    observe_s_per_token: list[float] = field(default_factory=list)
-    start_s_per_token: list[float] = field(default_factory=list)
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        return self.num_tokens / max(1, self.num_steps)
-
-    @property
-    def mean_draft_tokens(self) -> float:
-        return self.num_draft_tokens / max(1, self.num_steps)
-
-    @property
-    def score_calibration(self) -> float:
-        """Expected over accepted draft tokens; 1 is perfectly calibrated."""
-        return self.expected_tokens / max(1, self.accepted_by_source.total())
-
-    @property
-    def settled_score_calibration(self) -> float | None:
-        """The same after ``SETTLING_STEPS`` steps; ``None`` when there are not as many."""
-        if self.num_steps <= SETTLING_STEPS:
-            return None
-        return self.settled_expected_tokens / max(1, self.settled_accepted_tokens)
-
-    def count_step(self, tree: DraftTree, accepted: Sequence[int]) -> None:
-        """Count a verified tree and its accepted nodes."""
-        expected = sum(tree.scores) - 1.0
-        self.num_steps += 1
-        self.num_draft_tokens += tree.num_draft_tokens
-        self.expected_tokens += expected
-        self.accepted_by_source.update(tree.sources[node] for node in accepted)
-        if self.num_steps > SETTLING_STEPS:
-            self.settled_expected_tokens += expected
-            self.settled_accepted_tokens += len(accepted)
-
-    def by_task(self) -> dict[str, float]:
-        """Mean acceptance length of each task."""
-        return {
-            task: tokens / max(1, self.steps_by_task[task])
-            for task, tokens in sorted(self.tokens_by_task.items())
-        }
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures; latencies in microseconds."""
-        return {
-            "requests": self.num_requests,
-            "tokens": self.num_tokens,
-            "steps": self.num_steps,
-            "mean_acceptance_length": round(self.mean_acceptance_length, 4),
-            "mean_acceptance_length_by_task": {k: round(v, 4) for k, v in self.by_task().items()},
-            "mean_draft_tokens": round(self.mean_draft_tokens, 3),
-            "accepted_by_source": {s.label: n for s, n in sorted(self.accepted_by_source.items())},
-            "score_calibration": round(self.score_calibration, 4),
-            "settled_score_calibration": _rounded(self.settled_score_calibration),
-            "draft_latency_us": _percentiles(self.draft_s),
-            "observe_latency_us": _percentiles(self.observe_s_per_token),
-            "start_latency_us_per_prompt_token": _percentiles(self.start_s_per_token),
-            "database_bytes": self.database_bytes,
-        }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
-        return {"p50": 0.0, "p99": 0.0}
-    p50, p99 = np.percentile(np.array(seconds) * 1e6, (50, 99))
-    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+    seq: RequestSequence
+    row: ReplayRow
+    unit: str
+    start_s: float
+    kept_steps: list[ReplayStep] | None
+    steps: list[ReplayStep] = field(default_factory=list)
 
 
 class Replay:
@@ -163,41 +82,61 @@ class Replay:
             seq.token_ids += row.response
             self._database.record(seq)
 
-    def run(self, rows: Iterable[ReplayRow], on_row: Callable[[], None] | None = None) -> None:
-        """Replay ``rows`` and add to ``result``."""
-        waiting = deque(rows)
-        running: deque[tuple[RequestSequence, ReplayRow]] = deque()
+    def run(
+        self,
+        rows: Iterable[ReplayRow],
+        on_row: Callable[[], None] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        """Replay ``rows`` and add to ``result``.
+
+        Args:
+            on_row: called after each request, restored ones included.
+            journal: where requests that ended are kept and restored from.  What a restored one
+                decided is shown to the drafters again, step by step and in turn with the others, so
+                that they and the database are for the next request what they were; only its drafts
+                are not made again.  Drafters see the accepted part of its trees.
+        """
+        journal = journal or Journal(None, {})
+        waiting = deque(enumerate(rows))
+        running: deque[_Running] = deque()
         while waiting or running:
             if waiting and len(running) < self._concurrency:
-                row = waiting.popleft()
-                running.append((self._start(row), row))
+                number, row = waiting.popleft()
+                running.append(self._start(row, f"request {number}", journal))
                 continue
-            seq, row = running.popleft()
-            if seq.num_output_tokens < len(row.response):
-                self._step(seq, row)
-                running.append((seq, row))
+            request = running.popleft()
+            if request.seq.num_output_tokens < len(request.row.response):
+                self._step(request)
+                running.append(request)
                 continue
-            self._finish(seq, row)
+            self._finish(request, journal)
             if on_row:
                 on_row()
 
-    def _start(self, row: ReplayRow) -> RequestSequence:
+    def _start(self, row: ReplayRow, unit: str, journal: Journal) -> _Running:
         if self._mode is ReplayMode.COLD:
             self._database.clear()
         seq = _sequence(row)
         begin = time.perf_counter()
         for drafter in self._drafters:
             drafter.start(seq)
-        elapsed = time.perf_counter() - begin
-        self.result.start_s_per_token.append(elapsed / max(1, len(row.prompt)))
+        request = _Running(seq, row, unit, time.perf_counter() - begin, None)
+        if unit in journal:
+            kept = journal.once(unit, dict)
+            request.start_s = kept["start_s"]
+            request.kept_steps = [ReplayStep(*step) for step in kept["steps"]]
+        self.result.start_s_per_token.append(request.start_s / max(1, len(row.prompt)))
         first = DraftTree(seq.token_ids[-1] if seq.token_ids else 0, 0)
         if row.response:
             self._observe(seq, first, Acceptance((0,), row.response[:1]))
-        return seq
+        return request
 
-    def _finish(self, seq: RequestSequence, row: ReplayRow) -> None:
+    def _finish(self, request: _Running, journal: Journal) -> None:
+        seq, row = request.seq, request.row
         for drafter in self._drafters:
             drafter.finish(seq)
+        journal.once(request.unit, lambda: {"start_s": request.start_s, "steps": request.steps})
         if not row.response:
             return
         self._database.record(seq)
@@ -207,18 +146,38 @@ class Replay:
         result.tokens_by_task[row.task] += len(row.response) - 1
         result.database_bytes = max(result.database_bytes, self._database.num_bytes)
 
-    def _step(self, seq: RequestSequence, row: ReplayRow) -> None:
-        result = self.result
+    def _step(self, request: _Running) -> None:
+        if request.kept_steps is None:
+            step = self._draft(request.seq, request.row)
+        else:
+            step = request.kept_steps[len(request.steps)]
+            self._say_again(request.seq, request.row, step)
+        request.steps.append(step)
+        self.result.count_step(request.row.task, step)
+
+    def _draft(self, seq: RequestSequence, row: ReplayRow) -> ReplayStep:
         tree = DraftTree(seq.token_ids[-1], self._budget, self._max_depth)
         begin = time.perf_counter()
         for drafter in self._drafters:
             drafter.propose(seq, tree)
-        result.draft_s.append(time.perf_counter() - begin)
+        draft_s = time.perf_counter() - begin
         acceptance = verify_recorded(tree, row.response[seq.num_output_tokens :])
-        result.count_step(tree, acceptance.path[1:])
-        result.steps_by_task[row.task] += 1
-        elapsed = self._observe(seq, tree, acceptance)
-        result.observe_s_per_token.append(elapsed / len(acceptance.token_ids))
+        return ReplayStep(
+            len(acceptance.token_ids),
+            tree.num_draft_tokens,
+            sum(tree.scores) - 1.0,
+            tuple(int(tree.sources[node]) for node in acceptance.path[1:]),
+            draft_s,
+            self._observe(seq, tree, acceptance),
+        )
+
+    def _say_again(self, seq: RequestSequence, row: ReplayRow, step: ReplayStep) -> None:
+        position, num_accepted = seq.num_output_tokens, len(step.sources)
+        token_ids = row.response[position : position + step.num_tokens]
+        tree = DraftTree(seq.token_ids[-1], num_accepted)
+        for node, source in enumerate(step.sources):
+            tree.add_node(node, token_ids[node], Source(source))
+        self._observe(seq, tree, Acceptance(tuple(range(num_accepted + 1)), token_ids))
 
     def _observe(self, seq: RequestSequence, tree: DraftTree, acceptance: Acceptance) -> float:
         seq.token_ids += acceptance.token_ids

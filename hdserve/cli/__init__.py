@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from hdserve.cli import bench, config, database, doctor, generate, lossless, serve, statistics
+from hdserve.cli.json_option import JsonCommand
 from hdserve.errors import HdserveError
 
 app = typer.Typer(
@@ -19,14 +20,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("serve")(serve.serve)
-app.command("generate")(generate.generate)
+app.command("generate", cls=JsonCommand)(generate.generate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(statistics.app, name="statistics")
 app.add_typer(database.app, name="database")
-app.command("check-lossless")(lossless.check_lossless)
-app.command("config")(config.show_config)
-app.command("check-config")(config.check_config)
-app.command("doctor")(doctor.doctor)
+app.command("check-lossless", cls=JsonCommand)(lossless.check_lossless)
+app.command("config", cls=JsonCommand)(config.show_config)
+app.command("check-config", cls=JsonCommand)(config.check_config)
+app.command("doctor", cls=JsonCommand)(doctor.doctor)
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hdserve.bench.replay import Replay, ReplayMode, ReplayResult
-from hdserve.bench.replay_files import read_replay
+from hdserve.bench.environment import commit
+from hdserve.bench.replay import Replay, ReplayMode
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import (
     ending_token_ids,
     largest_id,
@@ -22,15 +24,19 @@ from hdserve.bench.replay_setup import (
 )
 from hdserve.cli.bench_engine import engine
 from hdserve.cli.bench_serve import serve
-from hdserve.config import DrafterConfig
+from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import JobJson, JsonCommand, JsonOutput
+from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.model import ModelDatabase
-from hdserve.drafting.base import DraftResources
+from hdserve.databases.statistics import INFO_NAME, StatisticsDatabase
+from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.errors import ConfigError
+from hdserve.journal import Journal, file_digest
 
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
-app.command()(engine)
-app.command()(serve)
+app.command(cls=JsonCommand)(engine)
+app.command(cls=JsonCommand)(serve)
 
 
 @app.callback()
@@ -38,7 +44,7 @@ def bench() -> None:
     """Measure drafting, the engine and the server."""
 
 
-@app.command()
+@app.command(cls=JsonCommand)
 def replay(
     evaluate: Annotated[Path, typer.Option("--eval", help="Recorded requests to replay.")],
     fill: Annotated[
@@ -70,12 +76,14 @@ def replay(
     statistics_mib: Annotated[
         int, typer.Option(help="Bound of statistics that are counted from files.", min=1)
     ] = 2048,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Replay recorded outputs through the drafters that serve, without a model.
 
     Reports the mean acceptance length (tokens per step, the bonus token included) by task and
-    overall, how much was drafted, from where it was accepted, and what drafting cost.
+    overall, how much was drafted, from where it was accepted, and what drafting cost.  An
+    interrupted job goes on when the same command is run again: requests that had ended are shown to
+    the drafters and the model database again, in the same order, and are not drafted for again.
     """
     drafting = load_drafting(config)
     if drafter is not None:
@@ -84,38 +92,68 @@ def replay(
         drafting = with_min_score(drafting, floor)
     if mode is ReplayMode.WARM and not fill:
         raise ConfigError("--mode warm needs --fill")
-    rows = list(read_replay(evaluate, limit))
-    fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
-    database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
-    corpus = open_statistics(statistics or [], statistics_mib << 20)
-    vocab_size = max(largest_id(rows), largest_id(fills)) + 1
+    output = JsonOutput(json_path)
+    settings: dict[str, Any] = {
+        "eval": evaluate.name,
+        "fill": [path.name for path in fill or ()],
+        "statistics": [path.name for path in statistics or ()],
+        "mode": str(mode),
+        "budget": budget,
+        "floor": floor,
+        "share_prompts": share_prompts,
+        "concurrency": concurrency,
+        "drafters": [each.name for each in drafting.drafters],
+    }
+    unshown = {
+        "digests": [_digest(path) for path in (evaluate, *(fill or ()), *(statistics or ()))],
+        "drafting": drafting.model_dump(mode="json"),
+        "limit": limit,
+        "database_mib": database_mib,
+        "statistics_mib": statistics_mib,
+        "commit": commit(),
+    }
+    with interruptible(how_to_go_on(output.file)):
+        journal = Journal(output.file, settings | unshown)
+        rows = list(read_replay(evaluate, limit))
+        fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
+        database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
+        corpus = open_statistics(statistics or [], statistics_mib << 20)
+        drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
+        run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
+        run.fill(fills)
+        columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=len(rows))
+            run.run(rows, lambda: bar.advance(task), journal)
+    if output.has_text:
+        Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+    interruptions = {"interruptions": journal.num_interruptions}
+    output.write(settings | run.result.as_json() | interruptions)
+    journal.finish()
+
+
+def _make_drafters(
+    drafting: DraftingConfig,
+    database: ModelDatabase,
+    corpus: StatisticsDatabase | None,
+    rows: Sequence[ReplayRow],
+) -> tuple[Drafter, ...]:
+    """For the vocabulary that ``rows`` and ``corpus`` show; warmed up."""
+    vocab_size = largest_id(rows) + 1
     if corpus is not None and corpus.directory is not None:
         vocab_size = max(vocab_size, corpus.info.vocab_size)
-    ending = ending_token_ids([*rows, *fills])
-    resources = DraftResources(vocab_size, database, corpus, ending_token_ids=ending)
+    resources = DraftResources(
+        vocab_size, database, corpus, ending_token_ids=ending_token_ids(rows)
+    )
     drafters = build_drafters(drafting, resources)
     for each in drafters:
         each.warm_up()
-    run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
-    run.fill(fills)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(rows))
-        run.run(rows, lambda: bar.advance(task))
-    Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
-    if json_path is not None:
-        settings: dict[str, Any] = {
-            "eval": evaluate.name,
-            "fill": [path.name for path in fill or ()],
-            "statistics": [path.name for path in statistics or ()],
-            "mode": str(mode),
-            "budget": budget,
-            "floor": floor,
-            "share_prompts": share_prompts,
-            "concurrency": concurrency,
-            "drafters": [each.name for each in drafters],
-        }
-        json_path.write_text(json.dumps(settings | run.result.as_json(), indent=2) + "\n")
+    return drafters
+
+
+def _digest(path: Path) -> str | None:
+    """Of a replay file, or of what names the checksum of a statistics database."""
+    return file_digest(path / INFO_NAME if path.is_dir() else path)
 
 
 def _table(result: ReplayResult, title: str) -> Table:

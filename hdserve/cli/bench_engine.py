@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
@@ -62,9 +62,7 @@ def engine(
     replay: Annotated[
         Path | None, typer.Option(help="Recorded requests; their tokens are the choices.")
     ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write results here; with it the job resumes.")
-    ] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Decode the same prompts with the same model in several ways, interleaved.
 
@@ -78,6 +76,7 @@ def engine(
         raise ConfigError(f"--state is one of {', '.join(STATES)}")
     if (state == "warm") != (fill is not None):
         raise ConfigError("--state warm and --fill belong together")
+    output = JsonOutput(json_path)
     sizes = [int(size) for size in batch_sizes.split(",")]
     files = {"prompts": prompts, "fill": fill, "replay": replay}
     options = {
@@ -96,7 +95,7 @@ def engine(
         "state": state,
         "commit": commit(),
     }
-    with interruptible(how_to_go_on(json_path)):
+    with interruptible(how_to_go_on(output.file)):
         host = _make_host(model, options, max_draft_tokens, random_weights)
         depends_on |= {
             "dtype": str(host.model.dtype).removeprefix("torch."),
@@ -111,7 +110,7 @@ def engine(
             "limit": limit,
             "max_draft_tokens": max_draft_tokens,
         }
-        journal = Journal(json_path, depends_on | unshown)
+        journal = Journal(output.file, depends_on | unshown)
         tasks = _tasks(host, prompts, replay, limit, max_tokens)
         is_replay = replay is not None
         contenders = _make_contenders(compare, host, cast("State", state), is_replay=is_replay)
@@ -119,10 +118,9 @@ def engine(
             _fill(contenders, host, fill, max_tokens, journal, is_replay=is_replay)
         results = _measure(contenders, tasks, sizes, max_tokens, temperature, rounds, journal)
     setting = depends_on | {"interruptions": journal.num_interruptions}
-    _print(results, setting)
-    if json_path is not None:
-        rows = [{**result.to_json(), **setting} for result in results]
-        json_path.write_text(json.dumps({"results": rows}, indent=1))
+    if output.has_text:
+        _print(results, setting)
+    output.write({"results": [{**result.to_json(), **setting} for result in results]})
     journal.finish()
 
 

@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -16,7 +16,6 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from hdserve.bench.environment import commit
 from hdserve.bench.load import Load, LoadPlan, run_load
@@ -25,8 +24,11 @@ from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
-from hdserve.cli.interruption import EXIT_INTERRUPTED
+from hdserve.cli.bench_serve_results import LoadResults, load_table
+from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on
+from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.errors import ConfigError
+from hdserve.journal import Journal, file_digest
 
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 _METRICS_AGE_S = 1.1
@@ -68,13 +70,14 @@ def serve(
     timeout_s: Annotated[float, typer.Option(help="Most seconds of a request.", min=1)] = 600.0,
     label: Annotated[str | None, typer.Option(help="Written into every result.")] = None,
     detailed: Annotated[bool, typer.Option(help="Write every request to the JSON, too.")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Send prompts to a running server and report latencies and throughput.
 
     The keys of the results are those of `vllm bench serve`. Requests refused with 429 are counted
-    apart from those that failed. Ctrl-C ends it, and what was measured until then is kept. Exits
-    with 1 when a request failed.
+    apart from those that failed. Ctrl-C ends it, and what was measured until then is written. When
+    the same command is run again, it goes on with the first concurrency it has not ended, from that
+    one's first request. Exits with 1 when a request failed.
     """
     if api not in get_args(Api):
         raise ConfigError(f"--api is one of {', '.join(get_args(Api))}")
@@ -84,6 +87,7 @@ def serve(
     body = {length: max_tokens, "temperature": temperature, **_json_object(extra_body)}
     if ignore_eos:
         body["ignore_eos"] = True
+    output = JsonOutput(json_path)
     rows = read_prompts(prompts)
     if not rows:
         raise ConfigError(f"{prompts}: there is no prompt in it")
@@ -95,7 +99,6 @@ def serve(
     bounds = _goodput(goodput)
     target = _Target(base_url, cast("Api", api), model, body, api_key, timeout_s)
     settings = {
-        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai-chat" if api == "chat" else "openai",
         "label": label,
         "base_url": base_url,
@@ -105,20 +108,36 @@ def serve(
         "extra_body": _json_object(extra_body),
         "commit": commit(),
     }
-    results: list[dict[str, Any]] = []
+    unshown = {
+        "model": model,
+        "digest": file_digest(prompts),
+        "plans": [asdict(plan) for plan in plans],
+        "body": body,
+        "goodput": bounds,
+        "timeout_s": timeout_s,
+        "detailed": detailed,
+    }
+    journal = Journal(output.file, settings | unshown)
+    begun = {"date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), **settings}
 
-    def keep(load: Load, model_name: str, drafts: DraftTotals | None) -> None:
-        row = {**settings, "model_id": model_name, **as_result(load, bounds)}
+    def result(load: Load, model_name: str, drafts: DraftTotals | None) -> dict[str, Any]:
+        row = {**begun, "model_id": model_name, **as_result(load, bounds)}
         row |= drafts.as_result() if drafts else {}
-        results.append(row | (details(load.records) if detailed else {}))
-        if json_path is not None:
-            json_path.write_text(json.dumps({"results": results}, indent=1) + "\n")
+        return row | (details(load.records) if detailed else {})
 
-    asyncio.run(_measure(target, rows, plans, keep))
-    Console().print(_table(results))
-    if any(row["interrupted"] for row in results):
+    results = LoadResults(journal, output, result)
+    waiting = plans[results.num_restored :]
+    if waiting:
+        asyncio.run(_measure(target, rows, waiting, results.keep))
+    if output.has_text:
+        Console().print(load_table(results.rows))
+    results.write()
+    if results.is_interrupted:
+        told = f"interrupted; {how_to_go_on(output.file)}"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
         raise typer.Exit(EXIT_INTERRUPTED)
-    if any(row["failed"] for row in results):
+    journal.finish()
+    if any(row["failed"] for row in results.rows):
         raise typer.Exit(1)
 
 
@@ -255,36 +274,3 @@ def _json_object(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError("--extra-body must be a JSON object")
     return found
-
-
-def _table(results: Sequence[Mapping[str, Any]]) -> Table:
-    columns = {
-        "concurrency": "max_concurrency",
-        "completed": "completed",
-        "rejected": "rejected",
-        "failed": "failed",
-        "requests/s": "request_throughput",
-        "output tokens/s": "output_throughput",
-        "TTFT p50": "median_ttft_ms",
-        "p99 ms": "p99_ttft_ms",
-        "TPOT p50": "median_tpot_ms",
-        "p99 ms ": "p99_tpot_ms",
-        "ITL p50": "median_itl_ms",
-        "p99 ms  ": "p99_itl_ms",
-        "E2EL p50": "median_e2el_ms",
-        "p99 ms   ": "p99_e2el_ms",
-        "acceptance length": "spec_decode_acceptance_length",
-    }
-    title = f"{results[0]['model_id']} at {results[0]['base_url']}" if results else ""
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in results:
-        table.add_row(*(_shown(row.get(key)) for key in columns.values()))
-    return table
-
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.2f}"

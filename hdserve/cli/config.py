@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from hdserve.config import ModelConfig, ServeConfig, load_config, read_config
+from hdserve.cli.json_option import Json, JsonOutput
+from hdserve.config import ModelConfig, ServeConfig, load_config
+from hdserve.deployed_config import IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
 
-IMPORT_PATH = "deployments:app"
-
 
 def check_config(
-    file: Annotated[Path, typer.Argument(help="The YAML file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: Annotated[
+        Path,
+        typer.Argument(help="A configuration, a Serve config file that has one, or a RayService."),
+    ],
+    json_path: Json = None,
 ) -> None:
     """Check a configuration file without starting anything.
 
     Unknown keys are named with the nearest known one.  Exits with 2 when something is wrong, and
-    with --json with the `problems` on standard output.  What of it this machine can serve,
+    with --json with the `problems` in it.  What of it this machine can serve,
     `hdserve doctor --config FILE` says.
     """
+    output = JsonOutput(json_path)
     try:
-        config = read_config(file)
+        config = read_deployed_config(file).config
         problems = [*_problems(config)]
     except ConfigError as error:
-        if not as_json:
-            raise
         config, problems = None, error.message.splitlines()
-    if as_json:
-        models = [] if config is None else list(map(_facts, config.models))
-        found = {"file": str(file), "ok": not problems, "problems": problems, "models": models}
-        typer.echo(json.dumps(found))
-        if problems:
-            raise typer.Exit(2)
-        return
-    assert config is not None
+    models = () if config is None else config.models
+    facts = list(map(_facts, models))
+    output.write({"file": str(file), "ok": not problems, "problems": problems, "models": facts})
+    if problems and output.has_text:
+        raise ConfigError("\n".join(problems if config is None else [f"{file}:", *problems]))
     if problems:
-        raise ConfigError("\n".join([f"{file}:", *problems]))
-    for model in config.models:
+        raise typer.Exit(2)
+    if not output.has_text:
+        return
+    for model in models:
         typer.echo(f"{model.name}: {_where(model)}, {_size(model)}")
     typer.echo(f"{file}: ok")
 
@@ -56,7 +56,7 @@ def show_config(
         bool,
         typer.Option("--serve-yaml", help="As a `serveConfigV2` of Ray Serve and RayService."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_path: Json = None,
 ) -> None:
     """Print the whole configuration, with every default, or what deploys it.
 
@@ -64,13 +64,14 @@ def show_config(
     from arguments: `serve deploy FILE` takes what it prints, and so does the `serveConfigV2` of a
     RayService.  The administrator's key is left out: it belongs into HDSERVE_ADMIN_KEY.
     """
+    output = JsonOutput(json_path)
     loaded = load_config(config)
     found = loaded.model_dump(mode="json", exclude={"access": {"admin_key"}})
     if is_serve_yaml:
         found = _serve_config(loaded)
-    typer.echo(
-        json.dumps(found, indent=1) if as_json else yaml.safe_dump(found, sort_keys=False).rstrip()
-    )
+    if output.has_text:
+        typer.echo(yaml.safe_dump(found, sort_keys=False).rstrip())
+    output.write(found)
 
 
 def _serve_config(config: ServeConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hdserve.cli.database_build import build
+from hdserve.cli.interruption import interruptible
+from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.databases import archive as archives
 from hdserve.databases.snapshot import DatabaseKey
 
@@ -22,10 +24,9 @@ app = typer.Typer(
 Root = Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
 Model = Annotated[str | None, typer.Option(help="Which model, if there are several.")]
 Archive = Annotated[Path, typer.Argument(help="The archive.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-app.command("build")(build)
+app.command("build", cls=JsonCommand)(build)
 
 
 @app.callback()
@@ -33,16 +34,71 @@ def database() -> None:
     """Look into model databases and carry them between clusters."""
 
 
-@app.command()
-def info(root: Root, model: Model = None, as_json: Json = False) -> None:
+@app.command(cls=JsonCommand)
+def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     """Show what the databases hold; they may be in use."""
+    output = JsonOutput(json_path)
     keys = archives.find_databases(root)
     if model is not None:
         keys = [archives.find_database(root, model)]
     found = [archives.describe(root, key) for key in keys]
-    if as_json:
-        typer.echo(json.dumps([_to_json(item) for item in found], indent=1))
-        return
+    if output.has_text:
+        Console().print(_table(found))
+    output.write([_to_json(item) for item in found])
+
+
+@app.command("export", cls=JsonCommand)
+@interruptible("the same command begins anew")
+def export(root: Root, archive: Archive, model: Model = None, json_path: Json = None) -> None:
+    """Copy a database, which may be in use, into a new file."""
+    output = JsonOutput(json_path)
+    key = archives.find_database(root, model)
+    total = archives.describe(root, key).num_outputs
+    with _progress() as bar:
+        task = bar.add_task(key.model, total=total)
+        num = archives.export_database(root, key, archive, lambda count: bar.advance(task, count))
+    _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, output)
+
+
+@app.command("import", cls=JsonCommand)
+@interruptible("the same command adds what is not there yet")
+def import_(archive: Archive, root: Root, model: Model = None, json_path: Json = None) -> None:
+    """Add what a file holds to a database that is not in use.
+
+    `--model` names the model that is to have it, if that is not the one that generated it; the
+    tokenizer must be the same.
+    """
+    output = JsonOutput(json_path)
+    found = archives.read_archive_key(archive)
+    key = DatabaseKey(model or found.model, found.fingerprint)
+    with _progress() as bar:
+        task = bar.add_task(key.model, total=None)
+        num = archives.import_archive(archive, root, key, lambda count: bar.advance(task, count))
+    _report(key, {"num_new_outputs": num}, output)
+
+
+@app.command(cls=JsonCommand)
+def stop(
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or this machine's.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only the database of this model.")] = None,
+    json_path: Json = None,
+) -> None:
+    """End the databases' actors, which an application leaves running for the next one.
+
+    They write what they hold first; without a `snapshot_dir` it is lost.
+    """
+    from actors.stop import stop_actors
+
+    output = JsonOutput(json_path)
+    names = stop_actors(address, model)
+    if output.has_text:
+        typer.echo("\n".join([*(f"ended {name}" for name in names), f"{len(names)} ended"]))
+    output.write({"stopped": names})
+
+
+def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
     table = Table("model", "tokenizer", "namespace", "outputs", "tokens", "calibrated")
     for item in found:
         for part in item.namespaces:
@@ -56,54 +112,7 @@ def info(root: Root, model: Model = None, as_json: Json = False) -> None:
             )
     refused = sum(item.num_refused_files for item in found)
     table.caption = f"{refused} files could not be used" if refused else None
-    Console().print(table)
-
-
-@app.command("export")
-def export(root: Root, archive: Archive, model: Model = None, as_json: Json = False) -> None:
-    """Copy a database, which may be in use, into a new file."""
-    key = archives.find_database(root, model)
-    total = archives.describe(root, key).num_outputs
-    with _progress() as bar:
-        task = bar.add_task(key.model, total=total)
-        num = archives.export_database(root, key, archive, lambda count: bar.advance(task, count))
-    _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, as_json)
-
-
-@app.command("import")
-def import_(archive: Archive, root: Root, model: Model = None, as_json: Json = False) -> None:
-    """Add what a file holds to a database that is not in use.
-
-    `--model` names the model that is to have it, if that is not the one that generated it; the
-    tokenizer must be the same.
-    """
-    found = archives.read_archive_key(archive)
-    key = DatabaseKey(model or found.model, found.fingerprint)
-    with _progress() as bar:
-        task = bar.add_task(key.model, total=None)
-        num = archives.import_archive(archive, root, key, lambda count: bar.advance(task, count))
-    _report(key, {"num_new_outputs": num}, as_json)
-
-
-@app.command()
-def stop(
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or this machine's.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Only the database of this model.")] = None,
-    as_json: Json = False,
-) -> None:
-    """End the databases' actors, which an application leaves running for the next one.
-
-    They write what they hold first; without a `snapshot_dir` it is lost.
-    """
-    from actors.stop import stop_actors
-
-    names = stop_actors(address, model)
-    if as_json:
-        typer.echo(json.dumps({"stopped": names}))
-    else:
-        typer.echo("\n".join([*(f"ended {name}" for name in names), f"{len(names)} ended"]))
+    return table
 
 
 def _progress() -> Progress:
@@ -116,16 +125,14 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def _report(key: DatabaseKey, numbers: dict[str, int], as_json: bool) -> None:
-    if as_json:
-        facts = {"model": key.model, "tokenizer_fingerprint": key.fingerprint, **numbers}
-        typer.echo(json.dumps(facts))
-        return
+def _report(key: DatabaseKey, numbers: dict[str, int], output: JsonOutput) -> None:
     told = ", ".join(
         f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
         for name, value in numbers.items()
     )
-    typer.echo(f"{key.model}: {told}")
+    if output.has_text:
+        typer.echo(f"{key.model}: {told}")
+    output.write({"model": key.model, "tokenizer_fingerprint": key.fingerprint, **numbers})
 
 
 def _to_json(item: archives.DatabaseInfo) -> dict[str, Any]:

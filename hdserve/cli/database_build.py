@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.cli.interruption import interruptible
+from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -45,7 +46,7 @@ def build(
     batch_size: Annotated[int, typer.Option(help="Prompts answered together.", min=1)] = 8,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_path: Json = None,
 ) -> None:
     """Answer prompts and keep the answers in a model database that is not in use.
 
@@ -55,6 +56,7 @@ def build(
     from hdserve.engine.tokenizer import load_tokenizer
     from hdserve.llm import LLM
 
+    output = JsonOutput(json_path)
     rows = read_prompts(prompts, limit)
     origin = _origin(model, prompts, max_tokens, temperature)
     key = DatabaseKey(name or model, load_tokenizer(model).fingerprint)
@@ -82,9 +84,11 @@ def build(
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
     finally:
         store.close()
+    if output.has_text:
+        told = f"{len(rows):,} prompts, {len(missing):,} of them answered now"
+        typer.echo(f"{key.model}: {told}")
     facts = {"model": key.model, "num_prompts": len(rows), "num_answered_now": len(missing)}
-    told = f"{key.model}: {len(rows):,} prompts, {len(missing):,} of them answered now"
-    typer.echo(json.dumps(facts) if as_json else told)
+    output.write(facts)
 
 
 def _origin(model: str, prompts: Path, max_tokens: int, temperature: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,36 +10,50 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
+from hdserve.deployed_config import DeployedConfig, read_deployed_config
 
+_DEFAULT_PORT = 8000
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option(help="The configuration; default: HDSERVE_CONFIG.")
+        Path | None,
+        typer.Option(
+            help="The configuration, a Serve config file that has one, or a RayService; default: "
+            "HDSERVE_CONFIG."
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Where the server is to listen.")] = 8000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Where the server is to listen; default: what the file says, or 8000.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    json_path: Json = None,
 ) -> None:
     """Check Python, packages, Ray, the port, devices, models and their databases.
 
     Exits with 1 when something keeps hdserve from serving.
     """
-    loaded = load_config(config)
+    output = JsonOutput(json_path)
+    deployed = DeployedConfig(load_config()) if config is None else read_deployed_config(config)
     from hdserve.diagnosis import Verdict, diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
-    for finding in diagnose(loaded, port):
+    for finding in diagnose(deployed.config, port or deployed.port or _DEFAULT_PORT):
         findings.append(finding)
-        if as_json:
+        if not output.has_text:
             continue
         colour = _COLOURS[finding.verdict]
         text = escape(f"{finding.subject}: {finding.text}")
         console.print(f"[{colour}]{finding.verdict:<8}[/{colour}] {text}")
         if finding.remedy:
             console.print(f"         mend it with: [bold]{escape(finding.remedy)}[/bold]")
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    output.write([asdict(finding) for finding in findings])
     if any(finding.verdict is Verdict.FAILURE for finding in findings):
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +17,10 @@ from rich.text import Text
 
 from hdserve import core
 from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.core import SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
-from hdserve.journal import Journal, file_digest
+from hdserve.journal import Journal
 
 if TYPE_CHECKING:
     from hdserve.llm import Prompt
@@ -56,38 +58,44 @@ def generate(
     shows_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
-    output: Annotated[
+    json_path: Annotated[
         Path | None,
-        typer.Option(help="Write a JSON object a row here; with it the job resumes."),
+        typer.Option(
+            OPTION,
+            "--output",
+            metavar="[PATH]",
+            help="Print a JSON object a row; with PATH, write them there, and the job can be "
+            "resumed.",
+        ),
     ] = None,
 ) -> None:
     """Answer a prompt, or each row of a file, as it is generated.
 
     Rows of a file are answered one after the other with the same model, so later answers are
-    drafted from earlier ones.  With --json or --output each row has its `text`, `finish_reason`
-    and what drafting did.  An interrupted job with --output goes on with the first row it has not
-    answered when the same command is run again.
+    drafted from earlier ones.  With --json each row has its `text`, `finish_reason` and what
+    drafting did.  An interrupted job with --json PATH goes on with the first row it has not
+    answered when the same command is run again.  --output is another name of --json.
     """
-    if output is not None and (input_path is None or shows_drafts or as_json):
-        raise InvalidRequest("--output goes with --input, without --show-drafts and --json")
+    output = JsonOutput(json_path)
+    if json_path is not None and shows_drafts:
+        raise InvalidRequest("--show-drafts colours text; it cannot go with --json")
     rows = list(_rows(prompt, input_path, completes=completes))
     chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     sampling = {name: value for name, value in chosen.items() if value is not None}
     speculation = SpeculationParams(is_enabled=drafts)
-    if output is not None:
+    if output.file is not None:
         settings = {
             "model": model,
-            "input": file_digest(input_path),
+            "input": _digest(rows),
             "complete": completes,
             "drafts": drafts,
             **chosen,
         }
         with interruptible():
-            _write_answers(rows, model, sampling, speculation, output, settings)
+            _write_answers(rows, model, sampling, speculation, output.file, settings)
         return
-    printer = _JsonPrinter() if as_json else _TextPrinter(shows_drafts)
-    with interruptible("" if input_path is None else how_to_go_on(None, "--output")):
+    printer = _TextPrinter(shows_drafts) if output.has_text else _JsonPrinter()
+    with interruptible("" if input_path is None else how_to_go_on(None)):
         _print_answers(rows, model, sampling, speculation, printer)
 
 
@@ -193,6 +201,10 @@ def _answer(
         },
     }
     return found, seq
+
+
+def _digest(rows: Sequence[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def _line(answer: dict[str, Any]) -> str:

@@ -14,9 +14,9 @@ EXIT_INTERRUPTED = 130
 GO_ON = "the same command goes on where it was"
 
 
-def how_to_go_on(result_path: Path | None, option: str = "--json") -> str:
+def how_to_go_on(result_path: Path | None) -> str:
     """The advice of a job whose journal lies beside its result."""
-    return GO_ON if result_path is not None else f"with {option} FILE {GO_ON}"
+    return GO_ON if result_path is not None else f"with --json FILE {GO_ON}"
 
 
 @contextmanager

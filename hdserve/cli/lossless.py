@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.journal import Journal, file_digest
 
@@ -33,9 +33,7 @@ def check_lossless(
     exact: Annotated[
         bool, typer.Option(help="Run forwards at shapes whose rows are bitwise independent.")
     ] = True,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write results here; with it the job resumes.")
-    ] = None,
+    json_path: JobJson = None,
 ) -> None:
     """Compare drafted with plain output, token for token, greedy and sampled.
 
@@ -43,11 +41,12 @@ def check_lossless(
     filled.  Exits with 1 when a single token differs, or when nothing was accepted.  An interrupted
     job goes on with the plain or drafted half it has not ended when the same command is run again.
     """
-    with interruptible(how_to_go_on(json_path)):
+    output = JsonOutput(json_path)
+    with interruptible(how_to_go_on(output.file)):
         results, journal = _run(
-            prompts, model, dtype, max_tokens, batch_size, limit, exact, json_path
+            prompts, model, dtype, max_tokens, batch_size, limit, exact, output.file
         )
-    for result in results:
+    for result in results if output.has_text else ():
         typer.echo(
             f"{result.setting} identical {result.identical}/{result.total}"
             f"  ({result.dtype}, {'exact' if result.is_exact else 'not exact'};"
@@ -56,9 +55,7 @@ def check_lossless(
         )
         for difference in result.first_differences:
             typer.echo(f"  {difference}")
-    if json_path is not None:
-        report = {"model": model, "results": [result.to_json() for result in results]}
-        json_path.write_text(json.dumps(report, indent=1))
+    output.write({"model": model, "results": [result.to_json() for result in results]})
     journal.finish()
     if not all(result.is_lossless for result in results):
         raise typer.Exit(1)
@@ -72,7 +69,7 @@ def _run(
     batch_size: int,
     limit: int | None,
     exact: bool,
-    json_path: Path | None,
+    result_path: Path | None,
 ) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
@@ -96,7 +93,7 @@ def _run(
         "num_threads": host.num_threads,
         "commit": commit(),
     }
-    journal = Journal(json_path, settings)
+    journal = Journal(result_path, settings)
     longest = host.model.max_model_len - max_tokens
     encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
     columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

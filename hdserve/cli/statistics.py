@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +19,19 @@ from rich.progress import (
 from rich.table import Table
 
 from hdserve.cli.interruption import interruptible
+from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
-from hdserve.databases.statistics_build import StatisticsBuild, merge_statistics
+from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_merge import StatisticsMerge
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MaxMib = Annotated[int, typer.Option("--max-mib", help="Bound of the table.", min=1)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
+
+_GO_ON = "the same command goes on where it was saved last"
 
 
 @app.callback()
@@ -37,8 +39,8 @@ def statistics() -> None:
     """Build and inspect statistics databases."""
 
 
-@app.command()
-@interruptible("the same command goes on where it was saved last")
+@app.command(cls=JsonCommand)
+@interruptible(_GO_ON)
 def build(
     tokenizer: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
@@ -65,7 +67,7 @@ def build(
     checkpoint_tokens: Annotated[
         int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
     ] = 50_000_000,
-    as_json: Json = False,
+    json_path: Json = None,
 ) -> None:
     """Count corpora into a database.
 
@@ -75,6 +77,7 @@ def build(
     """
     from hdserve.engine.tokenizer import load_tokenizer
 
+    found = JsonOutput(json_path)
     corpora = corpus_files([*inputs, *(more_inputs or ())])
     loaded = load_tokenizer(tokenizer)
     eos = loaded.eos_token_id
@@ -114,41 +117,56 @@ def build(
         if job.num_resumed_segments:
             bar.console.print(f"resumed after {job.num_resumed_segments:,} segments")
         info = job.run()
-    if as_json:
-        _print_json(info, output, {"num_excluded": dict(job.num_excluded)})
-        return
-    _print(info, output)
-    _print_excluded(job.num_excluded, tuple(exclude or ()))
+    if found.has_text:
+        _print(info, output)
+        _print_excluded(job.num_excluded, tuple(exclude or ()))
+    found.write(_facts(info, output) | {"num_excluded": dict(job.num_excluded)})
 
 
-@app.command()
+@app.command(cls=JsonCommand)
 def info(
     directory: Annotated[Path, typer.Argument(help="Directory of the database.")],
     verify: Annotated[bool, typer.Option(help="Read everything and compare checksums.")] = False,
-    as_json: Json = False,
+    json_path: Json = None,
 ) -> None:
     """Show what is inside a database."""
+    output = JsonOutput(json_path)
     database = StatisticsDatabase.open(directory)
     if verify:
         database.verify()
-    (_print_json if as_json else _print)(database.info, directory)
+    _report(database.info, directory, output)
 
 
-@app.command()
+@app.command(cls=JsonCommand)
+@interruptible(_GO_ON)
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="Databases of one tokenizer.")],
     output: Output,
     max_mib: MaxMib = 512,
-    as_json: Json = False,
+    checkpoint_s: Annotated[
+        float, typer.Option(help="Save the unfinished state so often, after a source.", min=0)
+    ] = 30.0,
+    json_path: Json = None,
 ) -> None:
-    """Write one database with the counts of several."""
+    """Write one database with the counts of several.
+
+    An interrupted merge goes on where it was saved when the same command is run again.
+    """
+    found = JsonOutput(json_path)
     columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=len(sources))
-        merged = merge_statistics(
-            output, sources, max_bytes=max_mib << 20, on_progress=lambda: bar.advance(task)
+        job = StatisticsMerge(
+            output,
+            sources,
+            max_bytes=max_mib << 20,
+            checkpoint_s=checkpoint_s,
+            on_progress=lambda: bar.advance(task),
         )
-    (_print_json if as_json else _print)(merged, output)
+        if job.num_resumed:
+            bar.console.print(f"resumed after {job.num_resumed:,} databases")
+        merged = job.run()
+    _report(merged, output, found)
 
 
 def _uncompressed_bytes(path: Path) -> int | None:
@@ -165,17 +183,19 @@ def _print_excluded(num_excluded: Mapping[str, int], excluded: Sequence[str]) ->
             console.print(f"warning: no row has a source that begins with {name!r}")
 
 
-def _print_json(
-    info: StatisticsInfo, directory: Path, more: Mapping[str, object] | None = None
-) -> None:
-    facts = {
+def _report(info: StatisticsInfo, directory: Path, output: JsonOutput) -> None:
+    if output.has_text:
+        _print(info, directory)
+    output.write(_facts(info, directory))
+
+
+def _facts(info: StatisticsInfo, directory: Path) -> dict[str, object]:
+    return {
         "directory": str(directory),
         "num_tokens": info.num_tokens,
         "num_bytes": info.num_buckets * BUCKET_BYTES,
         **info.model_dump(mode="json"),
-        **(more or {}),
     }
-    typer.echo(json.dumps(facts))
 
 
 def _print(info: StatisticsInfo, directory: Path) -> None:

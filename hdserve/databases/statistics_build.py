@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
 from hdserve.config import StrictModel
 from hdserve.databases.corpus import Segment, read_segments
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase, StatisticsInfo
-from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.databases.statistics import StatisticsBuilder, StatisticsInfo
+from hdserve.databases.statistics_checkpoint import Checkpoint
+from hdserve.errors import DatabaseError
 
-CHECKPOINT_NAME = "unfinished"
-PROGRESS_NAME = "progress.json"
 BATCH_SEGMENTS = 256
 
 
@@ -86,6 +82,7 @@ class StatisticsBuild:
         self._excluded_sources = tuple(excluded_sources)
         self._checkpoint_tokens = checkpoint_tokens
         self._on_progress = on_progress
+        self._checkpoint = Checkpoint(directory, BuildProgress)
         self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
         try:
             self._files = {str(path): path.stat().st_size for path in paths}
@@ -94,25 +91,15 @@ class StatisticsBuild:
         self.num_resumed_segments = self._resume()
         self.num_excluded: Counter[str] = Counter()
 
-    @property
-    def _checkpoint(self) -> Path:
-        return self._directory / CHECKPOINT_NAME
-
     def _resume(self) -> int:
-        path = self._checkpoint / PROGRESS_NAME
-        if not path.is_file():
+        saved = self._checkpoint.load()
+        if saved is None:
             return 0
-        try:
-            progress = BuildProgress.model_validate_json(path.read_bytes())
-            database = StatisticsDatabase.open(self._checkpoint)
-            database.verify()
-        except (ValidationError, OSError, SnapshotError) as error:
-            raise DatabaseError(
-                f"{self._checkpoint}: an unfinished build cannot be resumed; delete it: {error}"
-            ) from error
+        progress, database = saved
         if (progress.files, progress.excluded_sources) != (self._files, self._excluded_sources):
             raise DatabaseError(
-                f"{self._checkpoint}: an unfinished build of other files; finish or delete it"
+                f"{self._checkpoint.directory}: an unfinished build of other files; "
+                "finish or delete it"
             )
         self._builder.restore(database)
         return progress.num_segments
@@ -138,7 +125,7 @@ class StatisticsBuild:
                     next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
                     self._save(num_segments)
         info = self._builder.write(self._directory)
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        self._checkpoint.remove()
         return info
 
     def _without_excluded(self, batch: Sequence[Segment]) -> list[Segment]:
@@ -163,48 +150,12 @@ class StatisticsBuild:
             )
 
     def _save(self, num_segments: int) -> None:
-        progress = self._checkpoint / PROGRESS_NAME
-        progress.unlink(missing_ok=True)
-        self._builder.write(self._checkpoint)
-        state = BuildProgress(
+        progress = BuildProgress(
             files=self._files,
             excluded_sources=self._excluded_sources,
             num_segments=num_segments,
         )
-        progress.write_text(state.model_dump_json(), encoding="utf-8")
-
-
-def merge_statistics(
-    directory: Path,
-    sources: Iterable[Path],
-    *,
-    max_bytes: int = 512 << 20,
-    on_progress: Callable[[], None] = lambda: None,
-) -> StatisticsInfo:
-    """Write one database with the counts of several.
-
-    The database appears whole at the end; interrupted before it, nothing was written.
-
-    Args:
-        on_progress: told of each source that was read.
-
-    Raises:
-        DatabaseError: a source cannot be read, or they are of different tokenizers.
-    """
-    databases = [StatisticsDatabase.open(source) for source in sources]
-    if not databases:
-        raise DatabaseError("there is nothing to merge")
-    if any(database.directory == directory for database in databases):
-        raise DatabaseError(f"{directory}: is a source and cannot be the target as well")
-    first = databases[0].info
-    vocab_size = max(database.info.vocab_size for database in databases)
-    builder = StatisticsBuilder(
-        first.tokenizer, vocab_size, max_bytes=max_bytes, orders=first.orders
-    )
-    for database in databases:
-        builder.merge(database)
-        on_progress()
-    return builder.write(directory)
+        self._checkpoint.save(self._builder, progress)
 
 
 def _batches(segments: Iterable[Segment], size: int) -> Iterable[list[Segment]]:

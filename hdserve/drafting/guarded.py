@@ -16,6 +16,13 @@ from hdserve.tree import Acceptance, DraftTree
 logger = logging.getLogger(__name__)
 
 
+CALLS = ("warm_up", "start", "propose", "observe", "finish", "lookup_times_s", "state", "adopt")
+"""What is called of a drafter."""
+
+_AROUND = (("all", "adopt"), ("engine", "on_finish"))
+"""What is guarded besides: unpacking what all have learned, and the engine's own listener."""
+
+
 class GuardedDrafters:
     """Fills one tree from several drafters in order; the one place where their errors end.
 
@@ -30,7 +37,10 @@ class GuardedDrafters:
         self.num_failures: Counter[tuple[str, str]] = Counter()
         """By drafter and call."""
         self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-        """By drafter and call, in total."""
+        """By drafter and call, in total; 0 from the start for each call there is."""
+        self.times_s |= dict.fromkeys(_AROUND, 0.0)
+        for drafter in self._drafters:
+            self.times_s |= {(drafter.name, call): 0.0 for call in CALLS}
         self._open: set[str] = set()
 
     @property

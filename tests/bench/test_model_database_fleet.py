@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from actors.model_database import MAX_POLLS_PER_S
-from benchmarks.model_database_fleet import OUTPUT_TOKENS, Costs, Fleet, largest_fleet
+from benchmarks.model_database_fleet import (
+    OUTPUT_TOKENS,
+    Costs,
+    Division,
+    Fleet,
+    largest_fleet,
+    simulate,
+)
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES
 
@@ -43,6 +50,34 @@ def test_a_full_actor_lets_the_mirrors_fall_behind() -> None:
     assert result["busy"] > 0.99
     assert result["behind_kb"] * 1e3 > MAX_REPLY_BYTES
     assert result["sent_mb_per_s"] * 1e6 * COSTS.poll_byte_s < 1.0
+
+
+def test_shards_divide_bytes_and_not_calls() -> None:
+    """Where every replica is in touch with all; with one each, they divide the fleet."""
+    size, outputs_per_s = 24, 2.0
+    whole = simulate(COSTS, size, outputs_per_s, CONFIG, Division())
+    met_by_all = simulate(COSTS, size, outputs_per_s, CONFIG, Division(4, 4))
+    assert met_by_all["sent_mb_per_s"] == pytest.approx(whole["sent_mb_per_s"] / 4, rel=0.1)
+    polls_per_s = size / CONFIG.poll_interval_s
+    for result, num_met in ((whole, 1), (met_by_all, 4)):
+        wanted = polls_per_s + size * outputs_per_s / num_met
+        assert result["calls_per_s"] == pytest.approx(wanted, rel=0.05)
+    apart = simulate(COSTS, size, outputs_per_s, CONFIG, Division(4, 1))
+    quarter = simulate(COSTS, size // 4, outputs_per_s, CONFIG, Division())
+    divided = {"replicas", "num_shards"}
+    assert {key: apart[key] for key in apart.keys() - divided} == {
+        key: quarter[key] for key in quarter.keys() - divided
+    }
+
+
+@pytest.mark.slow
+def test_more_shards_carry_more_replicas() -> None:
+    largest = [
+        largest_fleet(COSTS, 4_000 / OUTPUT_TOKENS, CONFIG, division)
+        for division in (Division(), Division(4, 4), Division(4, 1))
+    ]
+    assert largest[0] < largest[1] < largest[2]
+    assert largest[2] == pytest.approx(4 * largest[0], abs=4)
 
 
 @pytest.mark.slow

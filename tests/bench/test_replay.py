@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +15,20 @@ from typer.testing import CliRunner
 
 from hdserve.bench.replay import Replay, ReplayMode, verify_recorded
 from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import load_drafting, open_statistics
 from hdserve.cli import app
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
-from hdserve.drafting.base import DraftResources
+from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.errors import ConfigError, DatabaseError
+from hdserve.journal import Journal
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
+from tests.interruption import interrupt_after, units
 
 ANSWER = (5, 6, 7, 8, 9, 5, 6, 7, 8, 2)
 
@@ -191,3 +197,85 @@ def test_warm_needs_a_fill_file(tmp_path: Path) -> None:
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
     result = CliRunner().invoke(app, ["bench", "replay", "--eval", str(evaluate), "--mode", "warm"])
     assert isinstance(result.exception, ConfigError)
+
+
+class _Stop(BaseException):
+    """Ends a replay where a signal could."""
+
+
+DRAFTERS: tuple[type[Drafter], ...] = (Hierarchy, HierarchyPaper, PromptLookup)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.name)
+@pytest.mark.parametrize("mode", list(ReplayMode))
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_interrupted_anywhere_it_counts_the_same(
+    drafter: type[Drafter], mode: ReplayMode, concurrency: int, tmp_path: Path
+) -> None:
+    """Drafters, their calibration and the database are what they were, step for step; the times of
+    requests that had ended are kept, too."""
+    rng = random.Random(7)
+    sentences = [tuple(rng.choices(range(5, 40), k=12)) for _ in range(6)]
+    answers = [sum(rng.choices(sentences, k=rng.randrange(1, 6)), ()) for _ in range(9)]
+    rows = _rows(*answers[:4], (), *answers[4:], (5,))
+
+    def run(path: Path | None, stops_after: int | None = None) -> ReplayResult:
+        database = ModelDatabase(1 << 20)
+        made = [drafter(DraftResources(100, database))]
+        replay = Replay(made, database, mode, 8, 24, concurrency)
+        if mode is ReplayMode.WARM:
+            replay.fill(_rows(answers[0][::-1], answers[3]))
+        num_ended = 0
+
+        def note() -> None:
+            nonlocal num_ended
+            num_ended += 1
+            if num_ended == stops_after:
+                raise _Stop
+
+        replay.run(rows, note, Journal(path, {"a": 1}))
+        assert num_ended == len(rows)
+        return replay.result
+
+    def facts(result: ReplayResult) -> dict[str, object]:
+        return {key: value for key, value in result.as_json().items() if "latency" not in key}
+
+    wanted = facts(run(None))
+    for stops_after in (1, 4, 9):
+        path = tmp_path / f"{stops_after}"
+        with pytest.raises(_Stop):
+            run(path, stops_after)
+        kept = units(path.with_suffix(".unfinished"))
+        assert len(kept) == stops_after
+        found = run(path)
+        assert facts(found) == wanted
+        kept_times = {step[-2] for request in kept.values() for step in request["steps"]}
+        assert kept_times <= set(found.draft_s)
+
+
+@pytest.mark.parametrize("mode", ["online", "warm"])
+def test_the_command_goes_on(mode: str, tmp_path: Path) -> None:
+    """After a real Ctrl-C, with the figures of a replay that was not interrupted."""
+    rng = random.Random(3)
+    sentences = [tuple(rng.choices(range(5, 90), k=40)) for _ in range(30)]
+    answers = [sum(rng.choices(sentences, k=20), ()) for _ in range(40)]
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(*answers))
+    fill = _write(tmp_path / "fill.jsonl", _rows(*answers[:5]))
+    command = ["bench", "replay", "--eval", str(evaluate), "--fill", str(fill), "--mode", mode]
+
+    def run(name: str, *options: str) -> dict[str, Any]:
+        arguments = [*command, "--json", str(tmp_path / name), *options]
+        outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert outcome.exit_code == 0
+        found = json.loads((tmp_path / name).read_text())
+        return {key: value for key, value in found.items() if "latency" not in key}
+
+    wanted = run("whole.json")
+    journal = tmp_path / "out.json.unfinished"
+    told = interrupt_after(3, journal, *command, "--json", str(tmp_path / "out.json"))
+    assert "interrupted; the same command goes on where it was" in told
+    assert 3 <= len(units(journal)) < len(answers)
+    with pytest.raises(ConfigError, match="budget was 16, is 4"):
+        run("out.json", "--budget", "4")
+    assert run("out.json") == wanted | {"interruptions": 1}
+    assert not journal.exists()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.bench.replay import Replay, ReplayMode, ReplayResult
+from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import largest_id, open_statistics
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase

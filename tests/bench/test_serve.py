@@ -26,6 +26,8 @@ from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
 from hdserve.cli import app
+from hdserve.errors import ConfigError
+from tests.interruption import interrupt_after, units
 
 MODEL = "model-a"
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}
@@ -47,6 +49,7 @@ class Server:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_open = self.max_num_open = 0
+        self.num_answered_to_end: int | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -91,6 +94,8 @@ class Server:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         kind = body["messages"][0]["content"].split()[0]
+        if self.num_answered_to_end is not None and len(self.bodies) > self.num_answered_to_end:
+            kind = "endless"
         if kind == "full":
             headers = {"retry-after": "3"}
             return web.json_response({"error": {"message": "full"}}, status=429, headers=headers)
@@ -241,6 +246,35 @@ def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> Non
     assert (row["completed"], row["rejected"], row["failed"]) == (3, 0, 0)
     while server.num_open:
         pass
+
+
+def test_interrupted_it_goes_on(server: Server, tmp_path: Path) -> None:
+    """A load that had ended is not sent again; the one that was interrupted is, as a whole."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"turns": ["good"]}\n' * 4)
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    command += ["--json", str(out), "--concurrency"]
+    server.num_answered_to_end = 1 + 4  # the first one warms the server
+    journal = tmp_path / "out.json.unfinished"
+    told = interrupt_after(1, journal, *command, "2,1,3")
+    assert "interrupted; the same command goes on where it was" in told
+    (kept,) = units(journal).values()
+    first, *others = json.loads(out.read_text())["results"]
+    assert first == kept
+    assert [row["interrupted"] for row in others] == [True] * len(others)
+    with pytest.raises(ConfigError, match=r"other settings.*plans"):
+        CliRunner().invoke(app, [*command, "2"], catch_exceptions=False)
+    server.num_answered_to_end = None
+    server.bodies.clear()
+    outcome = CliRunner().invoke(app, [*command, "2,1,3"], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    found = json.loads(out.read_text())
+    assert found["interruptions"] == 1
+    assert found["results"][0] == kept
+    assert [row["max_concurrency"] for row in found["results"]] == [2, 1, 3]
+    assert [row["completed"] for row in found["results"]] == [4, 4, 4]
+    assert len(server.bodies) == 1 + 4 + 4
+    assert not journal.exists()
 
 
 def test_arrivals_keep_rate_and_burstiness() -> None:

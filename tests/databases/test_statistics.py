@@ -17,7 +17,6 @@ from hdserve.databases.statistics import (
     StatisticsBuilder,
     StatisticsDatabase,
 )
-from hdserve.databases.statistics_build import merge_statistics
 from hdserve.errors import DatabaseError, SnapshotError
 
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
@@ -168,23 +167,3 @@ def test_size_is_bounded(tmp_path: Path) -> None:
     builder.write(tmp_path / "s")
     assert (tmp_path / "s" / TABLE_NAME).stat().st_size <= (1 << 18) + 512
     assert _next(StatisticsDatabase.open(tmp_path / "s"), [1, 2])[0][0] == 3
-
-
-def test_merge_adds_counts_and_corpora(tmp_path: Path) -> None:
-    _build(tmp_path / "a", TEXT)
-    _build(tmp_path / "b", [5, 6, 8, 5, 6, 8])
-    info = merge_statistics(tmp_path / "m", [tmp_path / "a", tmp_path / "b"])
-    merged = StatisticsDatabase.open(tmp_path / "m")
-    assert dict(_next(merged, [5, 6])) == {8: 3, 7: 2}
-    assert info.num_tokens == 15
-
-
-def test_merge_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    _build(tmp_path / "a", TEXT)
-    _build(tmp_path / "b", TEXT, tokenizer="other")
-    with pytest.raises(DatabaseError, match="cannot be merged"):
-        merge_statistics(tmp_path / "m", [tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(DatabaseError, match="target"):
-        merge_statistics(tmp_path / "a", [tmp_path / "a"])
-    with pytest.raises(DatabaseError, match="nothing to merge"):
-        merge_statistics(tmp_path / "m", [])

@@ -12,7 +12,8 @@ import pytest
 from hdserve.databases.corpus import corpus_files, read_segments
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
-from hdserve.databases.statistics_build import CHECKPOINT_NAME, StatisticsBuild
+from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -13,7 +15,16 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray.cluster_utils import Cluster
 
-from deployments.metrics import METRICS, Histogram, HistogramValue, Report, Sample, render
+from deployments.http_metrics import HttpMetrics, MeasuredRequests
+from deployments.metrics import (
+    METRICS,
+    Histogram,
+    HistogramValue,
+    Observations,
+    Report,
+    Sample,
+    render,
+)
 from deployments.metrics_poll import KEEP_S, POLL_INTERVAL_S, ReportBook
 from deployments.ray_metrics import ray_name
 from deployments.request_metrics import RequestMetrics
@@ -71,6 +82,45 @@ def test_rendered_text_is_what_prometheus_reads() -> None:
     assert scrape.values(f"{name}_bucket", le="+Inf") == [4]
     assert scrape.values(f"{name}_count") == [4]
     assert scrape.values(f"{name}_sum") == [pytest.approx(5003.0021)]
+
+
+class _Broken:
+    """An application that fails, after it has begun to answer or before."""
+
+    def __init__(self, begins: bool) -> None:
+        self._begins = begins
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._begins:
+            await send({"type": "http.response.start", "status": 200})
+        raise ValueError("broken on purpose")
+
+
+@pytest.mark.parametrize(("begins", "status"), [(False, "500"), (True, "200")])
+def test_an_error_that_nobody_handles_is_counted(begins: bool, status: str) -> None:
+    """What it is answered with is sent outside of the middleware that counts."""
+    metrics = HttpMetrics()
+
+    async def send(_: Any) -> None:
+        pass
+
+    with pytest.raises(ValueError, match="broken on purpose"):
+        asyncio.run(MeasuredRequests(_Broken(begins), metrics)({"type": "http"}, send, send))
+    counts = [item for item in metrics.samples() if item.name == "hdserve_http_requests"]
+    assert counts == [Sample("hdserve_http_requests", 1, ("unknown", status))]
+
+
+def test_observations_are_taken_once() -> None:
+    """In order, and the oldest are lost where nobody takes them."""
+    observations = Observations()
+    histogram = Histogram("hdserve_lookup_seconds", ("model",), observations)
+    for value in range(30_000):
+        histogram.observe(float(value))
+    found = list(observations.take())
+    assert found[-1] == ("hdserve_lookup_seconds", 29_999.0, ("model",))
+    assert [item.value for item in found] == [float(v) for v in range(30_000 - len(found), 30_000)]
+    assert 1000 < len(found) < 30_000
+    assert list(observations.take()) == []
 
 
 def test_counters_of_a_replica_that_is_gone_stay_for_a_while() -> None:
@@ -158,7 +208,13 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
 
 
 @pytest.fixture(scope="module")
-def num_tokens(application: ServedApplication) -> tuple[int, int]:
+def fresh(application: ServedApplication) -> Scrape:
+    """What there is before anything was asked."""
+    return Scrape(httpx.get(f"{application.base_url}/metrics").text)
+
+
+@pytest.fixture(scope="module")
+def num_tokens(application: ServedApplication, fresh: Scrape) -> tuple[int, int]:
     """Prompt and output tokens of the requests that were sent."""
     client = application.client()
 
@@ -229,16 +285,20 @@ def test_figures_agree(scrape: Scrape, num_tokens: tuple[int, int]) -> None:
     assert total("hdserve_http_request_seconds_count", route=chat) == NUM_REQUESTS
 
 
+def metrics_url() -> str:
+    """Ray's own port."""
+    node = ray.nodes()[0]
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+
+
 @pytest.mark.ray
 def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) -> None:
     """Ray's metrics port shows each metric of a replica under its ``hdserve`` name."""
-    node = ray.nodes()[0]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    url = metrics_url()
     wanted = {
         name: info
         for name, info in METRICS.items()
-        if not info.is_of_gateway
-        and (info.kind == "gauge" or scrape.total(f"{name}_{SUFFIXES[info.kind]}"))
+        if info.kind == "gauge" or scrape.total(f"{name}_{SUFFIXES[info.kind]}")
     }
     deadline = time.monotonic() + WAIT_S
 
@@ -251,7 +311,7 @@ def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) ->
         missing = {
             name
             for name, info in wanted.items()
-            if f"ray_{ray_name(name)}{'_count' if info.kind == 'histogram' else ''}" not in names
+            if f"ray_{ray_name(name)}{'_count' if info.is_per_step else ''}" not in names
         }
         time.sleep(0.5)
     assert not missing
@@ -260,6 +320,63 @@ def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) ->
         num_tokens = Scrape(httpx.get(url).text).total(name, model_name=MODEL)
         time.sleep(0.5)
     assert num_tokens == scrape.total("vllm:generation_tokens_total")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("vllm:e2e_request_latency_seconds", {"model_name": MODEL}),
+        ("vllm:request_generation_tokens", {"model_name": MODEL}),
+        ("hdserve_http_request_seconds", {"route": "/v1/chat/completions"}),
+    ],
+)
+def test_ray_has_the_same_buckets(
+    name: str, labels: dict[str, str], application: ServedApplication, scrape: Scrape
+) -> None:
+    """What was observed before is in them, with count and exact sum; bounds are the catalogue's."""
+    url = metrics_url()
+    deadline = time.monotonic() + WAIT_S
+    own = f"ray_{ray_name(name)}"
+    wanted = [scrape.total(f"{name}_{suffix}", **labels) for suffix in ("count", "sum")]
+    while True:
+        found = Scrape(httpx.get(url).text)
+        totals = [
+            found.total(f"{own}_{suffix}", **labels) for suffix in ("count", "exact_sum_total")
+        ]
+        if totals == pytest.approx(wanted) or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert totals == pytest.approx(wanted)
+    for bound in METRICS[name].bounds:
+        (expected,) = scrape.values(f"{name}_bucket", le=str(bound), **labels)
+        (bucket,) = (
+            item.value
+            for item in found.families[own].samples
+            if item.name == f"{own}_bucket"
+            and labels.items() <= item.labels.items()
+            and float(item.labels["le"]) == pytest.approx(bound)
+        )
+        assert bucket == expected
+
+
+@pytest.mark.ray
+def test_counters_show_0_before_the_first_request(fresh: Scrape, scrape: Scrape) -> None:
+    """Every series of a counter that there is later was there, so that the first increase shows."""
+
+    def series(found: Scrape) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        return {
+            (item.name, frozenset(item.labels.items()))
+            for family in found.families.values()
+            for item in family.samples
+            if family.type == "counter"
+        }
+
+    assert series(scrape) <= series(fresh)
+    chat = "/v1/chat/completions"
+    for status in ("200", "400", "401", "404", "413", "429", "500", "503"):
+        assert fresh.values("hdserve_http_requests_total", route=chat, status=status) == [0]
+    assert fresh.values("hdserve_http_requests_total", route="unknown", status="401") == [0]
 
 
 @pytest.mark.ray

@@ -4,9 +4,7 @@ done."""
 from __future__ import annotations
 
 import copy
-import re
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,9 @@ import yaml
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
-from hdserve.config import parse_config
+from hdserve.deployed_config import read_deployed_config
 from tests.k8s.manifests import (
     OVERLAYS,
-    ROOT,
     application_config,
     groups,
     of_kind,
@@ -26,23 +23,17 @@ from tests.k8s.manifests import (
     serve_config,
 )
 
-GUIDE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_doctor_is_given_the_configuration_of_the_application(overlay: str) -> None:
-    """The guide's program takes it out of what the cluster holds."""
-    (program,) = re.findall(r"python -c '(.*?)'", GUIDE, re.DOTALL)
-    program = re.sub(r"\n +", "\n", program)
+def test_doctor_is_given_the_configuration_of_the_application(overlay: str, tmp_path: Path) -> None:
+    """By the manifest alone, as the cluster gives it, and by all that was rendered."""
     service = ray_service(overlay)
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        input=service["spec"]["serveConfigV2"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert parse_config(yaml.safe_load(result.stdout)) == application_config(service)
+    for manifests in ([service], render(f"overlays/{overlay}")):
+        path = tmp_path / "manifest.yaml"
+        path.write_text(yaml.safe_dump_all(manifests))
+        found = read_deployed_config(path)
+        assert found.config == application_config(service)
+        assert found.port == serve_config(service)["http_options"]["port"]
 
 
 def test_the_volume_comes_before_the_application() -> None:

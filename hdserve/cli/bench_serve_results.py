@@ -1,0 +1,84 @@
+"""What ``hdserve bench serve`` has measured: kept, written and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from hdserve.bench.load import Load
+from hdserve.bench.spec_decode import DraftTotals
+from hdserve.cli.json_option import JsonOutput
+from hdserve.journal import Journal
+
+
+class LoadResults:
+    """The rows so far, those of an interrupted job first.
+
+    Args:
+        output: where all rows go in the end.
+        make_row: a row of a load, the model's name and what the server drafted meanwhile.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        output: JsonOutput,
+        make_row: Callable[[Load, str, DraftTotals | None], dict[str, Any]],
+    ) -> None:
+        self._journal = journal
+        self._output = output
+        self._make_row = make_row
+        self.num_restored = journal.num_restored
+        self.rows = [journal.once(_unit(number), dict) for number in range(self.num_restored)]
+        self.is_interrupted = False
+
+    def keep(self, load: Load, model_name: str, drafts: DraftTotals | None) -> None:
+        """A load that was interrupted is written, and measured anew when the job goes on."""
+        row = self._make_row(load, model_name, drafts)
+        self.is_interrupted = load.is_interrupted
+        if not load.is_interrupted:
+            row = self._journal.once(_unit(len(self.rows)), lambda: row)
+        self.rows.append(row)
+
+    def write(self) -> None:
+        interruptions = self._journal.num_interruptions
+        self._output.write({"results": self.rows, "interruptions": interruptions})
+
+
+def _unit(number: int) -> str:
+    return f"load {number}"
+
+
+def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    columns = {
+        "concurrency": "max_concurrency",
+        "completed": "completed",
+        "rejected": "rejected",
+        "failed": "failed",
+        "requests/s": "request_throughput",
+        "output tokens/s": "output_throughput",
+        "TTFT p50": "median_ttft_ms",
+        "p99 ms": "p99_ttft_ms",
+        "TPOT p50": "median_tpot_ms",
+        "p99 ms ": "p99_tpot_ms",
+        "ITL p50": "median_itl_ms",
+        "p99 ms  ": "p99_itl_ms",
+        "E2EL p50": "median_e2el_ms",
+        "p99 ms   ": "p99_e2el_ms",
+        "acceptance length": "spec_decode_acceptance_length",
+    }
+    title = f"{results[0]['model_id']} at {results[0]['base_url']}" if results else ""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in results:
+        table.add_row(*(_shown(row.get(key)) for key in columns.values()))
+    return table
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.2f}"

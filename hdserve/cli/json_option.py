@@ -1,0 +1,80 @@
+"""``--json [PATH]``, which means the same in every command.
+
+Without ``PATH``, or with ``-``, the result is printed as JSON, and nothing else on standard output.
+With ``PATH`` it is written there, beside the usual text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from hdserve.errors import ConfigError
+
+OPTION = "--json"
+STDOUT = Path("-")
+
+_PRINT = "Print JSON instead of text; with PATH, write it there as well as the text"
+
+Json = Annotated[Path | None, typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}.")]
+"""Of a command that ends soon, or that keeps what it has done in its result."""
+
+JobJson = Annotated[
+    Path | None,
+    typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}, and the job can be resumed."),
+]
+"""Of a job whose journal lies beside its result."""
+
+
+class JsonCommand(TyperCommand):
+    """A command whose ``--json`` may stand alone; Typer's options either take a value or none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_path(args))
+
+
+def with_path(args: Sequence[str]) -> list[str]:
+    """``args`` with a value for each ``--json``: the next word is its path, unless there is none or
+    it is an option."""
+    found = list(args)
+    for index, arg in enumerate(args):
+        if arg == "--":
+            break
+        following = args[index + 1] if index + 1 < len(args) else "--"
+        if arg == OPTION and following.startswith("-") and following != str(STDOUT):
+            found[index] = f"{OPTION}={STDOUT}"
+    return found
+
+
+class JsonOutput:
+    """Where a command's JSON goes.
+
+    Attributes:
+        file: what is written; ``None`` where there is no ``PATH``.
+        has_text: whether standard output is for text.
+
+    Raises:
+        ConfigError: ``PATH`` cannot be a file.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.has_text = path != STDOUT
+        self.file = path if self.has_text else None
+        if self.file is not None and (self.file.is_dir() or not self.file.parent.is_dir()):
+            raise ConfigError(f"{OPTION} {self.file}: is a directory, or in one that is missing")
+
+    def write(self, value: Any) -> None:
+        """Print or write ``value``, as was asked for."""
+        text = json.dumps(value, indent=1)
+        if self.file is not None:
+            try:
+                self.file.write_text(text + "\n", encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"cannot write {self.file}: {error}") from error
+        elif not self.has_text:
+            typer.echo(text)

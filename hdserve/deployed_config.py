@@ -1,0 +1,129 @@
+"""A configuration inside what deploys it.
+
+Three kinds of YAML files hold one::
+
+    models: ...                                   the configuration itself
+    applications: [{args: {config: ...}}]         a Serve config file of Ray, or serveConfigV2
+    kind: RayService, spec: {serveConfigV2: ...}  a manifest of KubeRay, perhaps among others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hdserve.config import ServeConfig, load_config, parse_config
+from hdserve.errors import ConfigError
+
+IMPORT_PATH = "deployments:app"
+GATEWAY_DEPLOYMENT = "gateway"
+
+_SERVE_PORT = 8000
+"""Ray Serve's, where its file names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedConfig:
+    """What a file holds.
+
+    Attributes:
+        port: where Ray Serve is told to listen; ``None`` in a configuration itself, which does not
+            say.
+    """
+
+    config: ServeConfig
+    port: int | None = None
+
+
+def deployment_name(model: str) -> str:
+    """What the deployment of a model is called in Ray Serve."""
+    return f"model-{model}"
+
+
+def read_deployed_config(path: str | Path) -> DeployedConfig:
+    """Read a file of any of the three kinds, and nothing else than a file it names.
+
+    Raises:
+        ConfigError: it cannot be read or is wrong; the message begins with the file and says where
+            in it the configuration lies.
+    """
+    try:
+        documents = list(yaml.safe_load_all(Path(path).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    try:
+        return _in_documents([item for item in documents if item is not None])
+    except ConfigError as error:
+        raise ConfigError(f"{path}:\n{error.message}") from error
+
+
+def _in_documents(documents: list[Any]) -> DeployedConfig:
+    if not documents or not all(isinstance(item, dict) for item in documents):
+        raise ConfigError("a mapping is expected at the top")
+    if len(documents) == 1 and "kind" not in documents[0]:
+        (data,) = documents
+        return (
+            _in_serve_config(data) if "applications" in data else DeployedConfig(parse_config(data))
+        )
+    services = [item for item in documents if item.get("kind") == "RayService"]
+    if len(services) != 1:
+        kinds = ", ".join(sorted({str(item.get("kind")) for item in documents}))
+        raise ConfigError(f"one RayService is expected, there are {len(services)} among {kinds}")
+    spec = services[0].get("spec")
+    text = spec.get("serveConfigV2") if isinstance(spec, dict) else None
+    try:
+        data = yaml.safe_load(text) if isinstance(text, str) else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"spec.serveConfigV2: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError("spec.serveConfigV2: the text of a Serve config file is expected")
+    return _in_serve_config(data, "spec.serveConfigV2: ")
+
+
+def _in_serve_config(data: Mapping[str, Any], within: str = "") -> DeployedConfig:
+    applications = data.get("applications")
+    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
+        raise ConfigError(f"{within}applications: a list of mappings is expected")
+    ours = [n for n, item in enumerate(applications) if item.get("import_path") == IMPORT_PATH]
+    if len(ours) != 1:
+        found = ", ".join(str(item.get("import_path")) for item in applications)
+        raise ConfigError(
+            f"{within}applications: one with the import_path {IMPORT_PATH} is expected, "
+            f"there are {len(ours)} among {found or 'none'}"
+        )
+    application, place = applications[ours[0]], f"{within}applications.{ours[0]}"
+    config = _of_arguments(application.get("args") or {}, f"{place}.args")
+    _check_deployments(application.get("deployments") or [], config, f"{place}.deployments")
+    options = data.get("http_options") or {}
+    port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
+    if not isinstance(port, int) or not 1 <= port <= 65535:
+        raise ConfigError(f"{within}http_options.port: {port!r} is no port")
+    return DeployedConfig(config, port)
+
+
+def _of_arguments(arguments: Any, place: str) -> ServeConfig:
+    if not isinstance(arguments, dict) or not arguments.keys() <= {"config"}:
+        raise ConfigError(f"{place}: a mapping is expected whose only key is `config`")
+    config = arguments.get("config")
+    if not isinstance(config, str | dict | None):
+        raise ConfigError(f"{place}.config: a file or a mapping is expected")
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{place}.config:\n{error.message}") from error
+
+
+def _check_deployments(deployments: Any, config: ServeConfig, place: str) -> None:
+    """What is beside ``args`` for single deployments is for some that there are."""
+    known = [GATEWAY_DEPLOYMENT, *(deployment_name(model.name) for model in config.models)]
+    for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):
+        name = item.get("name") if isinstance(item, dict) else item
+        if name not in known:
+            raise ConfigError(
+                f"{place}.{index}.name: there is no deployment {name!r}; there are "
+                f"{', '.join(known)}"
+            )

@@ -1,0 +1,120 @@
+"""Merging statistics databases: all counts are there, also after an interruption."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.databases.ngram import most_frequent
+from hdserve.databases.statistics import (
+    INFO_NAME,
+    TABLE_NAME,
+    StatisticsBuilder,
+    StatisticsDatabase,
+)
+from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME, PROGRESS_NAME
+from hdserve.databases.statistics_merge import StatisticsMerge
+from hdserve.errors import DatabaseError
+from tests.interruption import interrupt_when
+
+TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
+
+
+def _build(directory: Path, text: list[int], tokenizer: str = "t") -> Path:
+    builder = StatisticsBuilder(tokenizer, 100, max_bytes=1 << 20)
+    builder.add("corpus", text)
+    builder.write(directory)
+    return directory
+
+
+def _sources(directory: Path, num: int) -> list[Path]:
+    rng = np.random.default_rng(5)
+    texts = rng.integers(0, 30, (num, 400)).tolist()
+    return [_build(directory / f"{number}", text) for number, text in enumerate(texts)]
+
+
+def _content(directory: Path) -> tuple[bytes, bytes]:
+    assert not (directory / CHECKPOINT_NAME).exists()
+    return (directory / INFO_NAME).read_bytes(), (directory / TABLE_NAME).read_bytes()
+
+
+def test_counts_and_corpora_are_added(tmp_path: Path) -> None:
+    sources = [_build(tmp_path / "a", TEXT), _build(tmp_path / "b", [5, 6, 8, 5, 6, 8])]
+    info = StatisticsMerge(tmp_path / "m", sources).run()
+    merged = StatisticsDatabase.open(tmp_path / "m")
+    assert dict(most_frequent(merged.rows, merged.size, [5, 6], 5)) == {8: 3, 7: 2}
+    assert info.num_tokens == 15
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    a, b = _build(tmp_path / "a", TEXT), _build(tmp_path / "b", TEXT, tokenizer="other")
+    with pytest.raises(DatabaseError, match="cannot be merged"):
+        StatisticsMerge(tmp_path / "m", [a, b]).run()
+    with pytest.raises(DatabaseError, match="target"):
+        StatisticsMerge(tmp_path / "a", [a])
+    with pytest.raises(DatabaseError, match="nothing to merge"):
+        StatisticsMerge(tmp_path / "m", [])
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 12, 1 << 20], ids=["forgets", "keeps"])
+def test_interrupted_anywhere_it_writes_the_same(tmp_path: Path, max_bytes: int) -> None:
+    """Byte for byte, from what was saved last; sources that were merged are not read again."""
+    sources = _sources(tmp_path, 5)
+    options = {"max_bytes": max_bytes, "checkpoint_s": 0.0}
+    StatisticsMerge(tmp_path / "whole", sources, max_bytes=max_bytes).run()
+    for stops_after in (1, 3, 4):
+        target, num_merged = tmp_path / f"after {stops_after}", 0
+
+        def note() -> None:
+            nonlocal num_merged
+            num_merged += 1
+            if num_merged == stops_after:  # noqa: B023 - runs within the round
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            StatisticsMerge(target, sources, on_progress=note, **options).run()  # type: ignore[arg-type]
+        job = StatisticsMerge(target, sources, **options)  # type: ignore[arg-type]
+        assert job.num_resumed == stops_after
+        job.run()
+        assert _content(target) == _content(tmp_path / "whole")
+
+
+def test_another_unfinished_merge_is_refused(tmp_path: Path) -> None:
+    """Of other sources or another order, of another bound, and one that is broken."""
+    sources, target = _sources(tmp_path, 3), tmp_path / "m"
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StatisticsMerge(target, sources, checkpoint_s=0.0, on_progress=stop).run()
+    for others in (sources[::-1], sources[:2]):
+        with pytest.raises(DatabaseError, match="other sources or settings"):
+            StatisticsMerge(target, others)
+    with pytest.raises(DatabaseError, match="other sources or settings"):
+        StatisticsMerge(target, sources, max_bytes=1 << 20)
+    (target / CHECKPOINT_NAME / TABLE_NAME).write_bytes(b"")
+    with pytest.raises(DatabaseError, match="delete it"):
+        StatisticsMerge(target, sources)
+    shutil.rmtree(target / CHECKPOINT_NAME)
+    assert StatisticsMerge(target, sources).num_resumed == 0
+
+
+def test_the_command_goes_on(tmp_path: Path) -> None:
+    """After a real Ctrl-C."""
+    sources = [str(source) for source in _sources(tmp_path, 4)] * 60
+    target, whole = tmp_path / "merged", tmp_path / "whole"
+    command = ["statistics", "merge", *sources, "--checkpoint-s", "0", "--output"]
+    saved = target / CHECKPOINT_NAME / PROGRESS_NAME
+    told = interrupt_when(saved.exists, *command, str(target))
+    assert "interrupted; the same command goes on where it was saved last" in told
+    assert not (target / INFO_NAME).exists()
+    for directory in (target, whole):
+        result = CliRunner().invoke(app, [*command, str(directory)], catch_exceptions=False)
+        assert result.exit_code == 0
+    assert _content(target) == _content(whole)

@@ -1,0 +1,130 @@
+"""A configuration is found in whatever deploys it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deployments.gateway import gateway_deployment
+from deployments.model_server import model_deployment
+from hdserve.access import read_access
+from hdserve.cli import app
+from hdserve.config import default_config, parse_config
+from hdserve.deployed_config import (
+    GATEWAY_DEPLOYMENT,
+    deployment_name,
+    read_deployed_config,
+)
+from hdserve.errors import ConfigError
+
+CONFIG = {"models": [{"name": "a", "model": "hdserve-mini"}]}
+OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"models": "none"}}
+
+
+def application(**more: Any) -> dict[str, Any]:
+    return {"name": "hdserve", "import_path": "deployments:app", **more}
+
+
+def serve_config(**more: Any) -> dict[str, Any]:
+    return {"applications": [application(args={"config": CONFIG})], **more}
+
+
+def ray_service(config: Any) -> dict[str, Any]:
+    text = config if isinstance(config, str) else yaml.safe_dump(config)
+    return {"kind": "RayService", "spec": {"serveConfigV2": text}}
+
+
+def write(directory: Path, *documents: Any) -> Path:
+    path = directory / "file.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("documents", "port"),
+    [
+        ([CONFIG], None),
+        ([serve_config()], 8000),
+        ([serve_config(http_options={"port": 81})], 81),
+        ([ray_service(serve_config(http_options={"port": 82}))], 82),
+        ([OTHER, ray_service(serve_config()), None], 8000),
+        ([{"applications": [{"import_path": "b:c"}, *serve_config()["applications"]]}], 8000),
+    ],
+)
+def test_it_is_found(tmp_path: Path, documents: list[Any], port: int | None) -> None:
+    found = read_deployed_config(write(tmp_path, *documents))
+    assert found.config == parse_config(CONFIG)
+    assert found.port == port
+
+
+def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
+    """As the application does; without one, the bundled models are served."""
+    (tmp_path / "config.yaml").write_text(json.dumps(CONFIG))
+    named = application(args={"config": str(tmp_path / "config.yaml")})
+    path = write(tmp_path, {"applications": [named]})
+    assert read_deployed_config(path).config == parse_config(CONFIG)
+    path = write(tmp_path, {"applications": [application()]})
+    assert read_deployed_config(path).config == default_config()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([1], "a mapping is expected"),
+        (OTHER, "one RayService is expected, there are 0 among ConfigMap"),
+        ({"kind": "RayService", "spec": {}}, "spec.serveConfigV2: the text"),
+        (ray_service("["), "spec.serveConfigV2: "),
+        ({"applications": 3}, "applications: a list"),
+        ({"applications": [{"import_path": "b:c"}]}, "there are 0 among b:c"),
+        (
+            {"applications": [application(args={"config": {"modles": []}})]},
+            "did you mean 'models'",
+        ),
+        (
+            ray_service({"applications": [application(args={"config": {"modles": []}})]}),
+            "spec.serveConfigV2: applications.0.args.config:",
+        ),
+        ({"applications": [application(args={"conf": CONFIG})]}, "only key is `config`"),
+        ({"applications": [application(args={"config": 3})]}, "a file or a mapping"),
+        (serve_config(http_options={"port": "x"}), "http_options.port: 'x' is no port"),
+        (
+            {
+                "applications": [
+                    application(args={"config": CONFIG}, deployments=[{"name": "model-b"}])
+                ]
+            },
+            "there is no deployment 'model-b'; there are gateway, model-a",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
+    path = write(tmp_path, document)
+    with pytest.raises(ConfigError) as caught:
+        read_deployed_config(path)
+    assert reason in caught.value.message
+    assert caught.value.message.startswith(f"{path}:")
+
+
+def test_deployments_have_these_names() -> None:
+    """Those of the application that is deployed."""
+    config = parse_config(CONFIG)
+    models = {"a": model_deployment(config.models[0], config)}
+    gateway = gateway_deployment(config, models, read_access(config.access))
+    assert gateway._bound_deployment.name == GATEWAY_DEPLOYMENT
+    assert models["a"]._bound_deployment.name == deployment_name("a")
+
+
+def test_the_commands_take_it(tmp_path: Path) -> None:
+    """Models and port are those of the manifest."""
+    path = str(write(tmp_path, OTHER, ray_service(serve_config(http_options={"port": 64321}))))
+    checked = CliRunner().invoke(app, ["check-config", path], catch_exceptions=False)
+    assert "a: bundled model, 1 replica" in checked.stdout
+    result = CliRunner().invoke(app, ["doctor", "--config", path, "--json"], catch_exceptions=False)
+    findings = {finding["subject"]: finding["text"] for finding in json.loads(result.stdout)}
+    assert "64321" in findings["port"]
+    assert "hdserve-mini" in findings["a: model"]

@@ -1,0 +1,182 @@
+"""``--json [PATH]`` means the same in every command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.cli.json_option import JsonCommand, with_path
+from hdserve.errors import ConfigError, InvalidRequest
+from tests.bench.test_serve import Server
+
+MODEL = "hdserve-mini"
+SMALL = ("--model", MODEL, "--max-tokens", "8")
+PROMPTS = ("--prompts", "prompts.jsonl", *SMALL)
+RECORDED = {"id": "a", "prompt": [1, 2], "response": [3, 4, 5, 3, 4, 5]}
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "config": (),
+    "check-config": ("config.yaml",),
+    "doctor": ("--config", "config.yaml"),
+    "generate": ("A table for two.", *SMALL),
+    "check-lossless": PROMPTS,
+    "bench engine": (*PROMPTS, "--rounds", "1", "--no-compile"),
+    "bench replay": ("--eval", "replay.jsonl"),
+    "bench serve": ("--base-url", "SERVER", "--prompts", "prompts.jsonl", "--concurrency", "1"),
+    "statistics build": ("--tokenizer", MODEL, "--input", "text.txt", "--output", "built"),
+    "statistics info": ("statistics",),
+    "statistics merge": ("statistics", "--output", "merged"),
+    "database build": ("databases", *PROMPTS),
+    "database info": ("databases",),
+    "database export": ("databases", "NEW.hdb"),
+    "database import": ("archive.hdb", "imported"),
+}
+"""What each command is called with, in a directory that has the files."""
+
+ELSEWHERE = {"database stop"}
+"""In ``actors/test_stop.py``: it needs a Ray cluster."""
+
+WITHOUT = {"serve"}
+"""It has no result."""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def in_app(group: typer.Typer, *above: str) -> Iterator[tuple[str, Any]]:
+    """All commands by their words."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__
+        yield " ".join([*above, name]), command
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from in_app(inner.typer_instance, *above, str(inner.name))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the commands are called with."""
+    path = tmp_path_factory.mktemp("json")
+    (path / "config.yaml").write_text(json.dumps({"models": [{"name": "m", "model": MODEL}]}))
+    (path / "prompts.jsonl").write_text('{"turns": ["good morning"]}\n')
+    (path / "replay.jsonl").write_text(json.dumps(RECORDED) + "\n")
+    (path / "text.txt").write_text("It was the best of times.\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        built = ("statistics", "build", *COMMANDS["statistics build"], "--output", "statistics")
+        for arguments in (
+            built,
+            ("database", "build", *COMMANDS["database build"]),
+            ("database", "export", "databases", "archive.hdb"),
+        ):
+            assert run(*arguments).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+def test_every_command_has_it() -> None:
+    found = dict(in_app(app))
+    assert set(found) == set(COMMANDS) | ELSEWHERE | WITHOUT
+    for name in {*COMMANDS, *ELSEWHERE}:
+        assert found[name].cls is JsonCommand, name
+        assert "--json" in run(*name.split(), "--help").stdout, name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_printed_or_written(
+    name: str, directory: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, JSON is all there is on standard output; with a path, text is there and JSON in the
+    file, with the same keys."""
+    monkeypatch.chdir(directory)
+
+    def call(*options: str) -> str:
+        places = {"SERVER": server.base_url, "NEW.hdb": f"{len(options)}.hdb"}
+        words = [places.get(word, word) for word in COMMANDS[name]]
+        result = run(*name.split(), *words, *options)
+        assert result.exit_code in {0, 1}, result.output
+        return result.stdout
+
+    text = call("--json", "found.json")
+    with pytest.raises(ValueError, match=r"Expecting value|Extra data"):
+        json.loads(text)
+    written = json.loads(Path("found.json").read_text())
+    assert written
+    assert not Path("found.json.unfinished").exists()
+    assert keys(json.loads(call("--json"))) == keys(written)
+
+
+def keys(found: Any) -> Any:
+    return sorted(found) if isinstance(found, dict) else [keys(item) for item in found]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--json"], ["--json=-"]),
+        (["dir", "--json"], ["dir", "--json=-"]),
+        (["--json", "--verify", "dir"], ["--json=-", "--verify", "dir"]),
+        (["--json", "-m", "dir"], ["--json=-", "-m", "dir"]),
+        (["--json", "--", "dir"], ["--json=-", "--", "dir"]),
+        (["--", "--json"], ["--", "--json"]),
+        (["--json", "-", "dir"], ["--json", "-", "dir"]),
+        (["--json", "out", "dir"], ["--json", "out", "dir"]),
+        (["--json=out", "dir"], ["--json=out", "dir"]),
+        ([], []),
+    ],
+)
+def test_what_is_its_path(arguments: list[str], expected: list[str]) -> None:
+    assert with_path(arguments) == expected
+
+
+def test_a_hyphen_is_standard_output(directory: Path) -> None:
+    """In both places, and with an equals sign."""
+    wanted = json.loads(run("statistics", "info", str(directory / "statistics"), "--json").stdout)
+    for option in (("--json", "-"), ("--json=-",)):
+        found = run("statistics", "info", *option, str(directory / "statistics")).stdout
+        assert json.loads(found) == wanted
+
+
+@pytest.mark.parametrize("path", [".", "none/out.json"])
+def test_a_path_that_cannot_be_written_is_refused(
+    path: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is done."""
+    monkeypatch.chdir(directory)
+    for name in ("statistics info", "bench replay"):
+        with pytest.raises(ConfigError, match="--json"):
+            run(*name.split(), *COMMANDS[name], "--json", path)
+
+
+def test_a_mistake_in_a_configuration_is_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("modles: []\n")
+    command = ["check-config", str(tmp_path / "config.yaml"), "--json"]
+    with pytest.raises(ConfigError, match="did you mean 'models'"):
+        run(*command, str(tmp_path / "out.json"))
+    written = json.loads((tmp_path / "out.json").read_text())
+    printed = run(*command)
+    assert printed.exit_code == 2
+    assert json.loads(printed.stdout) == written
+    assert not written["ok"]
+
+
+def test_colours_are_text(tmp_path: Path) -> None:
+    for path in ("-", str(tmp_path / "out")):
+        with pytest.raises(InvalidRequest, match="--show-drafts"):
+            run("generate", "a", "--show-drafts", "--json", path)
