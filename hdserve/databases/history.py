@@ -113,6 +113,12 @@ def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
 
 
 @inlined
+def prefetch_places(places: Ints, key: np.uint64) -> None:
+    """Begin to load what :func:`find_longest` will read."""
+    prefetch_line(places, _bucket(places, key))
+
+
+@inlined
 def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_suffix: int) -> int:
     """How many tokens before ``position`` of the log equal the suffix, newest first."""
     mask = log.shape[0] - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +30,13 @@ NUM_TOTALS = 6
 NUM_RANKS = 4
 MAX_CANDIDATES = 192
 SHARE_STEPS = 256
-SHARE_BUCKETS = np.searchsorted(
-    (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97), np.arange(SHARE_STEPS + 1) / SHARE_STEPS, "right"
+SHARE_LIMITS = tuple(
+    math.ceil(share * SHARE_STEPS) for share in (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97)
 )
-"""0 to 7 by the share of a row's count, in steps of 1 / 256."""
+"""Where the shares of a row's count are divided into 0 to 7, in steps of 1 / 256."""
+
+SHARE_BUCKETS = np.searchsorted(SHARE_LIMITS, np.arange(SHARE_STEPS + 1), "right")
+"""0 to 7 by the share of a row's count, in the same steps."""
 
 MAX_SUFFIX = 36
 MAX_ORDER = 8
@@ -123,6 +127,8 @@ class Scratch(NamedTuple):
     candidates: Ints
     inputs: Floats
     events: Tokens
+    slot_cells: Tokens
+    slot_logits: Floats
     probabilities: Floats
     evidence: Floats
     base_weights: Floats
@@ -168,6 +174,8 @@ def new_scratch(max_nodes: int) -> Scratch:
         candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
         inputs=new_vectors(MAX_CANDIDATES),
         events=np.zeros((MAX_EVENTS, 3), np.int32),
+        slot_cells=new_vectors(1).view(np.int32),
+        slot_logits=new_vectors(1),
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
         evidence=np.zeros(MAX_CANDIDATES, np.float32),
         base_weights=new_vectors(1),

@@ -22,7 +22,6 @@ from hdserve.databases.ngram import (
     FIRST_SLOT,
     HASH_SEED,
     NUM_BUCKETS,
-    ROW_WORDS,
     Ints,
     Rows,
     extend_hash,
@@ -52,7 +51,6 @@ from hdserve.drafting.arrays import (
     NUM_INPUTS,
     NUM_LEVELS,
     NUM_ORDERS,
-    NUM_RANKS,
     NUM_REACHES,
     NUM_SHARES,
     NUM_TOTALS,
@@ -75,7 +73,15 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.vectors import add_scaled, copy_row, dot, dot_of_sum
+from hdserve.drafting.vectors import (
+    add_scaled,
+    copy_row,
+    dot,
+    dot_of_sum,
+    gather_row,
+    lowest_bit,
+)
+from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 
 _TOKEN_MASK = np.uint32(0xFFFFF)
 _COUNT_SHIFT = np.uint32(20)
@@ -274,11 +280,27 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
 
 
 @inlined
-def note_evidence(scratch: Scratch, candidate: int, level: int, logit: float) -> None:
-    """A candidate is labelled with the level that speaks for it most strongly."""
-    if logit > scratch.evidence[candidate]:
-        scratch.evidence[candidate] = logit
-        scratch.candidates[candidate, CANDIDATE_LEVEL] = level
+def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
+    """Note what one kind of evidence says for a candidate, which is labelled with the level that
+    speaks for it most strongly."""
+    scratch.inputs[candidate, which] = logit
+    strongest, label = scratch.evidence[candidate], scratch.candidates[candidate, CANDIDATE_LEVEL]
+    is_stronger = logit > strongest
+    scratch.evidence[candidate] = logit if is_stronger else strongest
+    scratch.candidates[candidate, CANDIDATE_LEVEL] = level if is_stronger else label
+
+
+@inlined
+def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
+    """As :func:`note_vote`, for a row; the pattern keeps the longest context of each level that
+    knows the candidate."""
+    note_vote(scratch, candidate, which, level, logit)
+    pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
+    place = which - level * ROWS_PER_LEVEL
+    is_first = (pattern >> (2 * level)) & 3 == 0
+    scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern | (
+        (place + 1) << (2 * level) if is_first else 0
+    )
 
 
 @inlined
@@ -291,16 +313,6 @@ def find_existing(scratch: Scratch, token: int, generation: int) -> int:
             return index
         slot = (slot + 1) & (MAP_SIZE - 1)
     return -1
-
-
-@inlined
-def admit(
-    scratch: Scratch, token: int, num: int, generation: int, level: int, is_likely: bool
-) -> int:
-    """The candidate of ``token``; one that is not likely is not made, then -1."""
-    if is_likely:
-        return find_or_add(scratch, token, num, generation, level)
-    return find_existing(scratch, token, generation)
 
 
 @inlined
@@ -321,41 +333,46 @@ def collect(
     counts: tuple[int, int],
     generation: int,
     need: float,
+    is_learning: bool,
 ) -> tuple[int, int]:
     """Make candidates of what the hit rows hold; returns the numbers of candidates and events.
 
-    Evidence that was right less often than a tenth of ``need`` adds no candidate.
+    Evidence that was right less often than a tenth of ``need`` adds no candidate.  Events are noted
+    for learning only.
     """
     num, num_events = counts
     vocab_size = databases.state[STATE_VOCAB_SIZE]
     floor = logit_of(need * 0.1)
     for index in range(num_hits):
         which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
-        first_cell = scratch.hits[index, 3]
-        place = which - level * ROWS_PER_LEVEL
-        shift = 2 * level
         scale = np.float32(1.0) / np.float32(total)
-        for slot in range(FIRST_SLOT, ROW_WORDS):
-            word = scratch.rows[index, slot]
-            count = np.int64(word >> _COUNT_SHIFT)
-            if count == 0:
-                break
-            token = np.int64(word & _TOKEN_MASK)
-            rank = min(slot - FIRST_SLOT, NUM_RANKS - 1)
-            share = share_bucket(np.float32(count) * scale)
-            cell = first_cell + share * NUM_RANKS + rank
-            logit = learned.cells[CELL_LOGIT, cell]
-            is_likely = logit >= floor and token < vocab_size
-            candidate = admit(scratch, token, num, generation, level, is_likely)
+        note_cells(scratch.slot_cells, scratch.rows, index, scale, scratch.hits[index, 3])
+        gather_row(scratch.slot_logits, learned.cells, CELL_LOGIT, scratch.slot_cells)
+        held = held_slots(scratch.rows, index)
+        likely = held & likely_slots(scratch.rows, index, vocab_size, scratch.slot_logits, floor)
+        unlikely = held & ~likely
+        while likely != 0:
+            slot = lowest_bit(likely)
+            likely &= likely - 1
+            token = np.int64(scratch.rows[index, slot] & _TOKEN_MASK)
+            candidate = find_or_add(scratch, token, num, generation, level)
             if candidate < 0:
                 continue
             num = max(num, candidate + 1)
-            scratch.inputs[candidate, which] = logit
-            num_events = note_event(scratch, num_events, candidate, which, cell)
-            note_evidence(scratch, candidate, level, logit)
-            pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
-            if (pattern >> shift) & 3 == 0:
-                scratch.candidates[candidate, CANDIDATE_PATTERN] = pattern | ((place + 1) << shift)
+            note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
+            if is_learning:
+                cell = scratch.slot_cells[0, slot]
+                num_events = note_event(scratch, num_events, candidate, which, cell)
+        while unlikely != 0:
+            slot = lowest_bit(unlikely)
+            unlikely &= unlikely - 1
+            token = np.int64(scratch.rows[index, slot] & _TOKEN_MASK)
+            candidate = find_existing(scratch, token, generation)
+            if candidate >= 0:
+                note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
+                if is_learning:
+                    cell = scratch.slot_cells[0, slot]
+                    num_events = note_event(scratch, num_events, candidate, which, cell)
     return num, num_events
 
 
@@ -395,9 +412,8 @@ def add_pointers(
             base = which * POINTER_SIZE
             cell = pointer_cell(which, 1, pointers[base + 1], pointers[base + 2])
             logit = learned.cells[CELL_LOGIT, cell]
-            scratch.inputs[candidate, POINTER_INPUT + which] = logit
             num_events = note_event(scratch, num_events, candidate, POINTER_INPUT + which, cell)
-            note_evidence(scratch, candidate, level, logit)
+            note_vote(scratch, candidate, POINTER_INPUT + which, level, logit)
             scratch.candidates[candidate, CANDIDATE_STATE] += 3 * scale
         scale *= POINTER_STATES
     return num, num_events
@@ -467,16 +483,19 @@ def expand(
     predicted: tuple[int, int],
     region: int,
     need: float,
+    is_learning: bool,
 ) -> tuple[int, int]:
     """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
-    ``scratch.suffix``, and ``scratch.events``; returns the numbers of candidates and events.
-    Candidates below ``need`` may lack.
+    ``scratch.suffix``, and for learning ``scratch.events``; returns the numbers of candidates and
+    events.  Candidates below ``need`` may lack.
     """
     generation = scratch.slots[MAP_SIZE, 0] + 1
     scratch.slots[MAP_SIZE, 0] = generation
     num_hits = find_all(databases, learned, scratch, levels, num_suffix, num_shared)
     counts = add_pointers(databases, learned, scratch, pointers, predicted, generation)
-    num, num_events = collect(databases, learned, scratch, num_hits, counts, generation, need)
+    num, num_events = collect(
+        databases, learned, scratch, num_hits, counts, generation, need, is_learning
+    )
     state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
     reach = reach_set(scratch)
     scratch.reach[NUM_LEVELS] = reach

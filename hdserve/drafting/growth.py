@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdserve.databases.history import MATCH_TOKENS, prefetch_places
 from hdserve.databases.ngram import Ints, inlined, jit
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
@@ -96,6 +97,8 @@ def expand_node(
     num_suffix, num_shared = fill_suffix(databases, scratch, node)
     fill_hashes(scratch, 0, num_suffix)
     fill_hashes(scratch, 1, num_shared)
+    prefetch_places(databases.places, scratch.hashes[0, MATCH_TOKENS])
+    prefetch_places(databases.model_places, scratch.hashes[1, MATCH_TOKENS])
     prefetch_shared(databases, scratch, levels, num_shared)
     refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
     predicted = predictions(databases, scratch, pointers, depth, num_suffix)
@@ -113,6 +116,7 @@ def expand_node(
         predicted,
         region,
         need,
+        False,
     )
     return num
 

@@ -39,8 +39,6 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 
-ADDRESS, FIRST_DIMENSION, SECOND_DIMENSION = range(3)
-
 
 class HandleTable:
     """Addresses and shapes of some arrays, all C-contiguous; holds the arrays.
@@ -60,7 +58,7 @@ class HandleTable:
 
     def copy(self) -> HandleTable:
         """A table of the same arrays."""
-        table = HandleTable(())
+        table = HandleTable.__new__(HandleTable)
         table._arrays = self._arrays.copy()
         table._table = self._table.copy()
         table.address = table._table.ctypes.data
@@ -74,9 +72,7 @@ class HandleTable:
     def _write(self, index: int) -> None:
         array = self._arrays[index]
         assert array.flags.c_contiguous
-        row = self._table[index]
-        row[ADDRESS] = array.__array_interface__["data"][0]
-        row[FIRST_DIMENSION : FIRST_DIMENSION + array.ndim] = array.shape
+        self._table[index, : 1 + array.ndim] = (array.ctypes.data, *array.shape)
 
 
 def _view_maker(dtype: Any, num_dimensions: int) -> Any:
@@ -159,7 +155,7 @@ def learned_of(address: int) -> Learned:
 @_inline
 def scratch_of(address: int) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
-    table = _int64_2d(address, (25, 3))
+    table = _int64_2d(address, (27, 3))
     return Scratch(
         _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
         _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),
@@ -171,19 +167,21 @@ def scratch_of(address: int) -> Scratch:
         _int64_2d(table[7, 0], (MAX_CANDIDATES, 4)),
         _float32_2d(table[8, 0], (MAX_CANDIDATES, NUM_INPUTS)),
         _int32_2d(table[9, 0], (MAX_EVENTS, 3)),
-        _float32_1d(table[10, 0], (MAX_CANDIDATES,)),
-        _float32_1d(table[11, 0], (MAX_CANDIDATES,)),
-        _float32_2d(table[12, 0], (1, NUM_INPUTS)),
-        _float32_2d(table[13, 0], (1, NUM_INPUTS)),
-        _int64_1d(table[14, 0], (NUM_LEVELS + 1,)),
-        _int64_2d(table[15, 0], (MAP_SIZE + 1, 2)),
-        _int64_2d(table[16, 0], (table[16, 1], NODE_SIZE)),
-        _float32_1d(table[17, 0], (table[17, 1],)),
-        _int64_1d(table[18, 0], (table[18, 1],)),
+        _int32_2d(table[10, 0], (1, ROW_WORDS)),
+        _float32_2d(table[11, 0], (1, ROW_WORDS)),
+        _float32_1d(table[12, 0], (MAX_CANDIDATES,)),
+        _float32_1d(table[13, 0], (MAX_CANDIDATES,)),
+        _float32_2d(table[14, 0], (1, NUM_INPUTS)),
+        _float32_2d(table[15, 0], (1, NUM_INPUTS)),
+        _int64_1d(table[16, 0], (NUM_LEVELS + 1,)),
+        _int64_2d(table[17, 0], (MAP_SIZE + 1, 2)),
+        _int64_2d(table[18, 0], (table[18, 1], NODE_SIZE)),
         _float32_1d(table[19, 0], (table[19, 1],)),
-        _int64_1d(table[20, 0], (MAX_NEW_TOKENS,)),
-        _int64_2d(table[21, 0], (table[21, 1], table[21, 2])),
-        _int64_2d(table[22, 0], (table[22, 1], table[22, 2])),
-        _int32_2d(table[23, 0], (table[23, 1], NUM_TOP)),
-        _float32_2d(table[24, 0], (table[24, 1], NUM_TOP)),
+        _int64_1d(table[20, 0], (table[20, 1],)),
+        _float32_1d(table[21, 0], (table[21, 1],)),
+        _int64_1d(table[22, 0], (MAX_NEW_TOKENS,)),
+        _int64_2d(table[23, 0], (table[23, 1], table[23, 2])),
+        _int64_2d(table[24, 0], (table[24, 1], table[24, 2])),
+        _int32_2d(table[25, 0], (table[25, 1], NUM_TOP)),
+        _float32_2d(table[26, 0], (table[26, 1], NUM_TOP)),
     )

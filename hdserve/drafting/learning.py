@@ -158,6 +158,7 @@ def commit(
                 predicted,
                 region,
                 LEARNING_NEED,
+                True,
             )
             right = learn_weights(learned, scratch, num, token, region, rate, bias_rate)
             learn_cells(learned, scratch, num, num_events, right)

@@ -61,7 +61,8 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
         length += 1
     full = min(MAX_SUFFIX, end)
     while length < full:
-        scratch.suffix[0, length] = databases.tokens[end - 1 - length]
+        position = np.uint64(end - 1 - length)  # unsigned: a signed one might count from the end
+        scratch.suffix[0, length] = databases.tokens[position]
         length += 1
     num_output = end - databases.state[STATE_OUTPUT_START]
     shared = min(MAX_SUFFIX, num_output + 1)
