@@ -243,7 +243,7 @@ async def _events(
 
 
 def _joined(builder: ResponseBuilder, deltas: Iterable[Any]) -> bytes:
-    return b"".join(server_sent_event(builder.chunk(delta)) for delta in deltas)
+    return b"".join(server_sent_event(chunk) for delta in deltas for chunk in builder.chunks(delta))
 
 
 async def _flat(messages: AsyncIterable[Records]) -> AsyncIterator[Delta | Summary]:

@@ -192,10 +192,25 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     assert call.function.name == "book_table"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     chunks = list(client.chat.completions.create(**options, stream=True))
-    (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    assert streamed.function is not None
-    assert streamed.function.arguments == call.function.arguments
+    first, *rest = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert first.function is not None
+    assert (first.function.name, first.function.arguments) == ("book_table", "")
+    assert len(rest) > 1
+    pieces = [piece.function.arguments or "" for piece in rest if piece.function]
+    assert "".join(pieces) == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    with client.chat.completions.stream(**options) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert [item.function.arguments for item in message.tool_calls or ()] == ["".join(pieces)]
+    short = [*client.chat.completions.create(**options | {"max_tokens": 20}, stream=True)]
+    whole = client.chat.completions.create(**options | {"max_tokens": 20}).choices[0]
+    assert short[-1].choices[0].finish_reason == whole.finish_reason == "length"
+    (half,) = whole.message.tool_calls or ()
+    found = [call for chunk in short for call in chunk.choices[0].delta.tool_calls or ()]
+    cut_off = "".join(item.function.arguments or "" for item in found if item.function)
+    assert half.type == "function"
+    assert half.function.arguments == cut_off
+    assert call.function.arguments.startswith(cut_off)
     options |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
     (choice,) = client.chat.completions.create(**options).choices
     assert len(choice.message.tool_calls or []) == 1

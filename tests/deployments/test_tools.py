@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.protocol import ChatBody
@@ -122,13 +123,28 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     assert found[2] == {"role": "tool", "tool_call_id": "1", "content": "42"}
 
 
-def deltas(text: str, reason: str = "stop") -> list[Delta]:
-    """``text`` in pieces of seven characters."""
-    pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+def deltas(text: str, reason: str = "stop", size: int = 7) -> list[Delta]:
+    """``text`` in pieces of ``size`` characters."""
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
     return [
         Delta(0, 0, piece, (1,), (0,), None, reason if index == len(pieces) - 1 else None)
         for index, piece in enumerate(pieces)
     ]
+
+
+def as_read(pieces: list[ChoiceDeltaToolCall]) -> list[dict[str, Any]]:
+    """The calls of a stream, put together: each begins with all but its arguments."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        assert piece.function is not None
+        if piece.index == len(calls):
+            assert (piece.type, piece.function.arguments) == ("function", "")
+            function = {"name": piece.function.name, "arguments": ""}
+            calls.append({"id": piece.id, "function": function})
+        else:
+            assert (piece.id, piece.type, piece.function.name) == (None, None, None)
+            calls[piece.index]["function"]["arguments"] += piece.function.arguments
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -139,8 +155,9 @@ def deltas(text: str, reason: str = "stop") -> list[Delta]:
         ("just text", False, "just text", 0),
     ],
 )
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_answers_with_calls(
-    text: str, is_one_call: bool, content: str | None, num_calls: int
+    text: str, is_one_call: bool, content: str | None, num_calls: int, size: int
 ) -> None:
     """Whole and streamed, as the real client reads them, the same calls."""
 
@@ -149,7 +166,7 @@ def test_answers_with_calls(
         return ResponseBuilder(form, "m", "r", 1)
 
     made = builder()
-    for delta in deltas(text):
+    for delta in deltas(text, size=size):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
     calls = choice.message.tool_calls or []
@@ -157,21 +174,34 @@ def test_answers_with_calls(
     assert len(calls) == num_calls
     assert choice.finish_reason == ("tool_calls" if num_calls else "stop")
     streamed = builder()
-    chunks = [ChatCompletionChunk.model_validate(streamed.chunk(delta)) for delta in deltas(text)]
-    found = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    chunks = [
+        ChatCompletionChunk.model_validate(chunk)
+        for delta in deltas(text, size=size)
+        for chunk in streamed.chunks(delta)
+    ]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
-    assert [call.index for call in found] == list(range(num_calls))
+    found = as_read([call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()])
+    assert [call["function"] for call in found] == [call.function.model_dump() for call in calls]
+    assert len({call["id"] for call in found}) == num_calls
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason
-    assert len({call.id for call in found}) == num_calls
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
     for call in calls:
         assert call.type == "function"
         assert json.loads(call.function.arguments) == {"a": "é"}
 
 
-def test_an_answer_that_is_cut_off_has_length_as_its_reason() -> None:
-    """Half a call is text."""
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("size", [30, 45])
+def test_an_answer_that_is_cut_off_keeps_its_reason(size: int, reason: str) -> None:
+    """Half a call is text before its arguments, and a call with half of them after."""
     made = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
-    for delta in deltas(CALL[:30], "length"):
+    for delta in deltas(CALL[:size], reason):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("length", CALL[:30])
+    assert choice.finish_reason == reason
+    if size == 30:
+        assert (choice.message.content, choice.message.tool_calls) == (CALL[:30], None)
+        return
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("f", '{"a": "')
