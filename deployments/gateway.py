@@ -24,6 +24,7 @@ from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.current_access import CurrentAccess
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Gateway:
 
     Args:
         handles: of the model servers, by model name.
-        access: who may use it; default: everybody.
+        access: who may use it, as its files were when the application was built; default:
+            everybody.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Gateway:
         access: Access | None = None,
     ) -> None:
         self.config = config
-        self.access = access or Access()
+        self.access = CurrentAccess(access or Access())
         self._configs = {model.name: model for model in config.models}
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)

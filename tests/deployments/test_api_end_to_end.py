@@ -25,6 +25,7 @@ pytestmark = pytest.mark.ray
 MODEL = "assistant"
 QUESTION: list[Any] = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
 ADMIN_KEY = "the-key-of-the-administrator"
+NEW_KEY = "a-key-that-comes-and-goes"
 ANNA_KEY, OTTO_KEY, OTHER_OTTO_KEY = (
     "key-of-anna-0123456",
     "key-of-otto-0123456",
@@ -78,7 +79,9 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "gateway": {"strict_requests": True},
         "model_database": {"num_shards": 2},
     }
-    environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY": ADMIN_KEY}
+    admin_key = directory / "admin-key"
+    admin_key.write_text(f"{ADMIN_KEY}\n")
+    environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY_FILE": str(admin_key)}
     served = ServedApplication(directory, config, environment=environment)
     try:
         served.wait_ready()
@@ -86,7 +89,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     finally:
         served.stop()
     log = served.log_path.read_text()
-    assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY))
+    assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY, NEW_KEY))
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,37 @@ def test_clients_raise_their_own_error(application: ServedApplication) -> None:
         application.client("no-such-key").models.list()
     assert caught.value.code == "invalid_api_key"
     assert [model.id for model in application.client(OTTO_KEY).models.list()] == [MODEL, "a"]
+
+
+def test_keys_change_while_it_runs(application: ServedApplication) -> None:
+    """A new key is let in, a broken file changes nothing, and a key that is gone is refused."""
+    path = application.log_path.with_name("keys")
+    before = path.read_text()
+
+    def wait_for(status: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while answer(NEW_KEY) != status:
+            assert time.monotonic() < deadline_s, f"not {status} in a minute"
+            time.sleep(0.2)
+
+    def answer(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.get(f"{application.base_url}/v1/models", headers=headers).status_code
+
+    assert answer(NEW_KEY) == 401
+    for text, status in ((f"{before}{NEW_KEY} new\n", 200), (before, 401)):
+        changed = path.with_name("changed")
+        changed.write_text(text)
+        changed.replace(path)
+        wait_for(status)
+        assert answer(ANNA_KEY) == answer(ADMIN_KEY) == 200
+    path.write_text(before + "short")
+    deadline_s = time.monotonic() + 60
+    while "the keys stay as they were" not in application.log_path.read_text():
+        assert answer(ANNA_KEY) == 200
+        assert time.monotonic() < deadline_s, "nothing is said in a minute"
+        time.sleep(0.2)
+    path.write_text(before)
 
 
 @pytest.mark.parametrize("seed", range(3))
