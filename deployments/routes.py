@@ -12,12 +12,12 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
 from deployments.access import SignIn, identity_of
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route
 from deployments.http_tracing import TracedRequests, trace_of
 from deployments.json_body import read_json
@@ -41,7 +41,7 @@ from deployments.responses import (
 )
 from deployments.session import SESSION_HEADER, session_id
 from deployments.tool_parsers import TOOL_PARSERS
-from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
+from hdserve.errors import HdserveError, InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -66,9 +66,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     )
     api.add_middleware(BodyLimit, limits=gateway.config.gateway)
     api.add_middleware(SignIn, access=gateway.access)
-    api.add_exception_handler(HdserveError, _on_error)
-    api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(Exception, _on_unexpected)
+    add_error_handlers(api)
     _add_generation_routes(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
@@ -302,23 +300,3 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
         name = schema["$ref"].removeprefix("#/$defs/")
         schema = definitions[name] | {key: schema[key] for key in schema if key != "$ref"}
     return {key: _inlined(value, definitions) for key, value in schema.items()}
-
-
-async def _on_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HdserveError)
-    headers = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(error.retry_after_s)
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
-
-
-async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    body = error_body(RequestError(str(error.detail)))
-    body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
-
-
-async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
-    error = HdserveError("an internal error occurred; the log of the gateway says more")
-    return JSONResponse(error_body(error), status_code=500)
