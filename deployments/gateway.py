@@ -100,20 +100,27 @@ class Gateway:
 
         A replica whose engine has failed answers faster than any other until it is gone, so what
         it had not begun with is tried again.  What a replica had begun with is not: it may be why
-        the replica failed.
+        the replica failed.  What a full replica refuses is tried once more, where there is room.
 
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
         handle: Any = self._streaming[self.model(model).name]
-        for pause_s in (*_RETRY_PAUSES_S, None):
+        pauses_s = iter(_RETRY_PAUSES_S)
+        was_refused = False
+        while True:
             async with aclosing(self._attempt(handle, request)) as found:
                 try:
                     async for records in found:
                         yield records
                     return
+                except Overloaded:
+                    if was_refused:
+                        raise
+                    was_refused, pause_s = True, 0.0
                 except EngineGone:
-                    if pause_s is None:
+                    pause_s = next(pauses_s, -1.0)
+                    if pause_s < 0:
                         raise
             request = replace(request, session_id="")
             await asyncio.sleep(pause_s)

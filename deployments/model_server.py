@@ -44,7 +44,7 @@ from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
 from hdserve.engine.stats import add_counts
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Overloaded
 from hdserve.tree import DraftTree
 
 T = TypeVar("T")
@@ -52,6 +52,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
+_NUM_OTHER_CALLS = 32
+"""Calls at a time of a full replica: those it refuses, and those that generate nothing."""
+
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
@@ -87,8 +90,9 @@ class ModelServer:
         )
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
-        max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
-        self._engine = AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
+        self._engine = AsyncEngine(
+            self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
+        )
         self._engine.start()
         if database_config.is_enabled:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
@@ -113,9 +117,11 @@ class ModelServer:
 
         Raises:
             RequestError: the request cannot be answered.
+            Overloaded: as many sequences wait as may; another replica may answer.
             EngineGone: the engine had failed before; another replica may answer.
             EngineStopped: the engine has failed.
         """
+        self._check_room(request.num_sequences)
         size = request.num_characters + len(request.sampling.get("grammar", ""))
         with self._tracing.generation(request, self._config.name) as trace:
             sequences = await _off_loop(size, self._sequences, request)
@@ -124,6 +130,13 @@ class ModelServer:
             async with aclosing(self._records(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
+
+    def _check_room(self, num_sequences: int) -> None:
+        try:
+            self._engine.check_room(num_sequences)
+        except Overloaded as error:
+            self._requests.failed(error)
+            raise
 
     async def _records(
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
@@ -376,11 +389,17 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
 
 
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
-    """The Serve application of one model of ``system``."""
+    """The Serve application of one model of ``system``.
+
+    The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
+    back of a full replica would be a second queue, in which calls for metrics and readiness wait,
+    too.  So Ray Serve lets a replica have more than it takes, and its own queue is for requests
+    that come at once or before there is a replica.
+    """
     options: dict[str, Any] = {
         "name": f"model-{config.name}",
-        "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
-        "max_queued_requests": max(config.engine.max_num_queued, 1),
+        "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
+        "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
         "ray_actor_options": actor_options(
             config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
         ),

@@ -76,7 +76,8 @@ class EngineConfig(StrictModel):
     """Most sequences decoded at a time."""
 
     max_num_queued: int = Field(default=256, ge=0)
-    """Most sequences waiting for a place; one more is refused with 429."""
+    """Most sequences that wait for a place in a replica; one more is refused with 429.  While a
+    model has no replica, requests wait in each gateway, as many as all replicas take."""
 
     kv_cache_tokens: int | None = Field(default=None, ge=32)
     """Rows of the KV cache; default: from the memory that is free."""
@@ -106,6 +107,11 @@ class EngineConfig(StrictModel):
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
     cores of the machine or container shared by the models."""
+
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that are decoded or wait."""
+        return self.max_num_sequences + self.max_num_queued
 
 
 class ModelConfig(StrictModel):
@@ -161,6 +167,13 @@ class ModelConfig(StrictModel):
 
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
+
+    @property
+    def max_num_replicas(self) -> int:
+        """Most processes that serve this model."""
+        if self.autoscaling is None:
+            return self.num_replicas
+        return int(self.autoscaling.get("max_replicas", 1))
 
 
 class ModelDatabaseConfig(StrictModel):
