@@ -21,6 +21,7 @@ from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
 from deployments.runtime import actor_options
+from deployments.statistics import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Together longer than a replica whose engine has failed takes to end."""
+
+_CALL_ALL_TIMEOUT_S = 600.0
+"""Enough to read a statistics database of some gigabytes from a slow disk."""
 
 
 class Gateway:
@@ -159,6 +163,18 @@ class Gateway:
         text: str = await self._call(model, "detokenize", token_ids)
         return text
 
+    async def statistics(self, model: str) -> list[StatisticsState]:
+        """From which statistics database each replica of the model drafts."""
+        return await self._call_all(model, "statistics")
+
+    async def check_statistics(self, model: str, directory: str) -> None:
+        """Whether every replica of the model can draft from the database in ``directory``.
+
+        Raises:
+            InvalidRequest: one of them says why not.
+        """
+        await self._call_all(model, "check_statistics", directory)
+
     async def unready_models(self, timeout_s: float) -> list[str]:
         """The models of which no replica answers."""
 
@@ -192,6 +208,23 @@ class Gateway:
             return await getattr(handle, method).remote(*arguments)
         except Exception as error:
             raise translated(error) from error
+
+    async def _call_all(self, model: str, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all replicas.
+
+        Raises:
+            HdserveError: the first that failed.
+        """
+        handle: Any = self._unary[self.model(model).name]
+        try:
+            answers: list[Any] = await handle.broadcast(method, *arguments).results_async(
+                timeout_s=_CALL_ALL_TIMEOUT_S
+            )
+        except TimeoutError as error:
+            raise EngineStopped("a replica of the model did not answer; try again") from error
+        except Exception as error:
+            raise translated(error) from error
+        return answers
 
 
 def translated(error: Exception) -> HdserveError:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.runtime import actor_options
 from deployments.sharing import ClusterSharing
-from deployments.statistics import locate_statistics
+from deployments.statistics import ChosenStatistics, StatisticsState, locate_statistics
 from deployments.tracing import GenerationTrace, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig, TelemetryConfig
 from hdserve.core import (
@@ -67,6 +68,7 @@ class ModelServer:
 
     Args:
         num_models: served beside this one, itself counted; they may share a node.
+        statistics_root: see :class:`~hdserve.config.ServeConfig`.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ModelServer:
         database_config: ModelDatabaseConfig,
         num_models: int,
         telemetry: TelemetryConfig,
+        statistics_root: Path | None = None,
     ) -> None:
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
@@ -98,6 +101,8 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
+        self._chosen = ChosenStatistics(self._host, self._engine, statistics_root)
+        self._chosen.start()
         self._requests = RequestMetrics()
         self._metrics = ReplicaMetrics(
             self._replica, self._host, self._engine, self._requests, self._sharing
@@ -236,6 +241,18 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
         )
 
+    async def check_statistics(self, directory: str) -> None:
+        """Whether the administrator may choose this statistics database, and it is right.
+
+        Raises:
+            InvalidRequest: says why not.
+        """
+        await asyncio.to_thread(self._chosen.open, directory)
+
+    async def statistics(self) -> StatisticsState:
+        """From which statistics database this replica drafts."""
+        return StatisticsState.of(self._replica, self._host.statistics)
+
     async def report(self) -> Report:
         """What this replica counted, for ``/metrics``."""
         return await self._metrics.report()
@@ -260,6 +277,7 @@ class ModelServer:
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
         self._reporter.close()
+        self._chosen.close()
         self._engine.close()
         if self._sharing is not None:
             self._sharing.close()
@@ -416,4 +434,10 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
             "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
         }
     deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(config, system.model_database, len(system.models), system.telemetry)
+    return deployment.bind(
+        config,
+        system.model_database,
+        len(system.models),
+        system.telemetry,
+        system.statistics_root,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from deployments.access import SignIn, identity_of
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
+from deployments.body_schema import body_schema
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route
@@ -83,7 +84,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         status: {"description": text} for status, text in _ERROR_STATUSES.items()
     }
 
-    @api.post("/v1/chat/completions", responses=responses, openapi_extra=_body_schema(ChatBody))
+    @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = ChatBody.parse(await read_json(request))
@@ -95,7 +96,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         )
         return await _answer(gateway, body, _owned(request, generation), form)
 
-    @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
+    @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text."""
         body = CompletionBody.parse(await read_json(request))
@@ -113,7 +114,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         form = CompletionFormat(echoes)
         return await _answer(gateway, body, _owned(request, generation), form)
 
-    @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
+    @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         body = parse_body(TokenizeBody, await read_json(request))
@@ -127,7 +128,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         info = await gateway.describe(body.model)
         return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
 
-    @api.post("/detokenize", responses=responses, openapi_extra=_body_schema(DetokenizeBody))
+    @api.post("/detokenize", responses=responses, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids."""
         body = parse_body(DetokenizeBody, await read_json(request))
@@ -281,22 +282,3 @@ def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest
 
 def _request_id(request: Request) -> str:
     return request.headers.get("x-request-id", "")[:64] or uuid4().hex
-
-
-def _body_schema(model: Any) -> dict[str, Any]:
-    schema = model.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """``schema`` without references, which would point into the whole document; none of the
-    definitions holds itself."""
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix("#/$defs/")
-        schema = definitions[name] | {key: schema[key] for key in schema if key != "$ref"}
-    return {key: _inlined(value, definitions) for key, value in schema.items()}

@@ -281,6 +281,10 @@ class ServeConfig(StrictModel):
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    statistics_root: Path | None = None
+    """A directory of every node with statistics databases, of which the administrator may have
+    the replicas of a model draft from another one while they run; ``None`` allows none."""
+
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a process that is replaced or removed may take to end what it has begun to answer;
     what is not done by then fails."""

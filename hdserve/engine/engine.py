@@ -10,6 +10,7 @@ from typing import Any
 
 from hdserve import core
 from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batch import Chunk
@@ -84,6 +85,10 @@ class Engine:
     def adopt_drafter_states(self, namespace: str, states: bytes) -> None:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
+
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        """Draft from another corpus from now on."""
+        self._drafters.use_statistics(statistics)
 
     @property
     def max_total_tokens(self) -> int:
