@@ -171,7 +171,7 @@ class ModelServer:
                     yield tuple(records)
                 for item in items:
                     if isinstance(item, BaseException):
-                        raise item
+                        raise _as_asked(item, request)
         finally:
             for task in tasks:
                 task.cancel()
@@ -378,6 +378,13 @@ class ModelServer:
         data = self._tokenizer.token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
+    """The prompt of a chat is called as the client knows it."""
+    if isinstance(error, InvalidRequest) and error.param == "prompt" and request.messages:
+        return type(error)(error.message, "messages")
+    return error
 
 
 async def _all_of(items: asyncio.Queue[T]) -> list[T]:

@@ -313,8 +313,8 @@ class Engine:
         longest = self._max_total_tokens
         if len(seq.token_ids) >= longest:
             raise PromptTooLong(
-                f"the prompt has {len(seq.token_ids)} tokens; with at least one token of answer "
-                f"at most {longest} fit in this model's context",
+                f"this model's maximum context length is {longest} tokens, and the prompt has "
+                f"{len(seq.token_ids)}, which leaves none for an answer",
                 "prompt",
             )
         _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)

@@ -269,6 +269,30 @@ def test_calls_the_model_chose(client: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> None:
+    """An output is a call of a tool or an answer in the format, never text."""
+    tools: Any = [BOOK]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    (choice,) = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "developer", "content": "Be brief."}, *QUESTION],
+        tools=tools,
+        parallel_tool_calls=False,
+        response_format=form,
+        seed=seed,
+        temperature=1.0,
+        max_tokens=400,
+    ).choices
+    written = choice.message.content
+    if choice.finish_reason == "tool_calls":
+        (call, *_) = choice.message.tool_calls or ()
+        assert call.type == "function"
+        written = call.function.arguments
+    assert choice.finish_reason != "length"
+    jsonschema.validate(json.loads(written or ""), SCHEMA)
+
+
 def test_strict_requests(client: openai.OpenAI) -> None:
     """A field nobody documents is refused by name; a documented one without effect is not."""
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
@@ -298,7 +322,11 @@ def test_large_prompts(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == 1500
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt=" the" * 50_000, max_tokens=2)
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    long: Any = [{"role": "user", "content": " the" * 50_000}]
+    with pytest.raises(openai.BadRequestError, match="maximum context length is") as caught:
+        client.chat.completions.create(model=MODEL, messages=long, max_tokens=2)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_tenants_share_no_text_and_the_administrator_sees_all(

@@ -13,7 +13,10 @@ from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.protocol import ChatBody
 from deployments.responses import ChatFormat, ResponseBuilder
 from deployments.tool_parsers import HermesToolParser
+from hdserve import grammar
 from hdserve.core import DraftCounts
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]
@@ -53,6 +56,41 @@ def test_required_calls_have_a_grammar() -> None:
     assert ")*" in required
     assert ")*" not in single
     assert ")*" not in named.sampling["grammar"]
+
+
+def test_a_format_of_the_answer_leaves_calls_possible() -> None:
+    """Agents give both: the model calls tools until it answers in the format."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+    def allows(output: str, **fields: Any) -> bool:
+        found = request(response_format=form, **fields)
+        assert found.grammar_param == "response_format"
+        state = grammars.state(found.sampling["grammar"])
+        for token_id in [*tokenizer.encode(output), 2]:
+            if state.is_complete and token_id != 2:
+                return False
+            state.push(token_id)
+        return state.error is None
+
+    call = '<tool_call>\n{"name": "f", "arguments": {"b": 2}}\n</tool_call>'
+    for output, with_tools, without in (
+        ('{"a": 1}', True, True),
+        (call, True, False),
+        (f"{call}\n{call}", True, False),
+        ('{"a": 2}', False, False),
+        (f'{call}{{"a": 1}}', False, False),
+        ("Well.", False, False),
+    ):
+        assert allows(output, tools=[TOOL]) is with_tools
+        assert allows(output, tools=[TOOL], tool_choice="auto") is with_tools
+        assert allows(output, tools=[TOOL], tool_choice="none") is without
+        assert allows(output) is without
+    assert not allows(f"{call}\n{call}", tools=[TOOL], parallel_tool_calls=False)
+    chosen = request(tools=[TOOL], guided_regex="ab*").sampling["grammar"]
+    assert chosen == grammar.regex("ab*")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
