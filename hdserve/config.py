@@ -173,7 +173,7 @@ class ModelConfig(StrictModel):
         """Most processes that serve this model."""
         if self.autoscaling is None:
             return self.num_replicas
-        return int(self.autoscaling.get("max_replicas", 1))
+        return int(self.autoscaling.get("max_replicas") or 1)
 
 
 class ModelDatabaseConfig(StrictModel):

@@ -159,6 +159,10 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     assert found[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert found[1]["content"] == ""
     assert found[2] == {"role": "tool", "tool_call_id": "1", "content": "42"}
+    call["function"] = {"name": "f", "arguments": ""}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (found_call,) = request(messages=[message]).messages[0]["tool_calls"]
+    assert found_call["function"]["arguments"] == {}
 
 
 def deltas(text: str, reason: str = "stop", size: int = 7) -> list[Delta]:
