@@ -20,6 +20,7 @@ from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
+from deployments.refusals import Refusals
 from deployments.runtime import actor_options
 from deployments.statistics import StatisticsState
 from deployments.tracing import Tracing
@@ -65,6 +66,7 @@ class Gateway:
             name: handle.options(stream=True, response_serialization="pickle")
             for name, handle in direct.items()
         }
+        self._refusals = Refusals()
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
@@ -109,7 +111,9 @@ class Gateway:
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
-        handle: Any = self._streaming[self.model(model).name]
+        name, num_sequences = self.model(model).name, request.num_sequences
+        self._refusals.check(name, num_sequences)
+        handle: Any = self._streaming[name]
         pauses_s = iter(_RETRY_PAUSES_S)
         was_refused = False
         while True:
@@ -120,6 +124,7 @@ class Gateway:
                     return
                 except Overloaded:
                     if was_refused:
+                        self._refusals.note(name, num_sequences)
                         raise
                     was_refused, pause_s = True, 0.0
                 except EngineGone:

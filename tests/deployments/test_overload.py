@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
@@ -103,6 +104,7 @@ def test_the_queue_is_as_long_as_configured(application: ServedApplication) -> N
             assert "\nvllm:num_requests_waiting{" in metrics
             tasks.pop().cancel()
             await wait_for(NUM_SLOTS, NUM_QUEUED - 1)
+            await asyncio.sleep(2 * REMEMBERED_S)
             tasks.append(asyncio.create_task(ask()))
             await wait_for(NUM_SLOTS, NUM_QUEUED)
             for task in tasks:
