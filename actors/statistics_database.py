@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -36,8 +36,22 @@ CHUNK_BYTES = 8 * 2**20
 CALL_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
+_CHOICE_TIMEOUT_S = 10.0
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
+
+
+class Choice(NamedTuple):
+    """A corpus the administrator chose.
+
+    Attributes:
+        directory: below the root of the configuration.
+        number: another one each time, so that a directory can be read anew.
+    """
+
+    directory: str
+    number: str
+
 
 LookUp = Callable[[Sequence[Sequence[int]]], list[Any]]
 """Answers a batch of contexts."""
@@ -57,6 +71,7 @@ class StatisticsDatabaseActor:
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
         self._look_ups: dict[str, LookUp] = {}
+        self._choices: dict[str, Choice] = {}
 
     def register(self, fingerprint: str, directory: str) -> Corpus:
         """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
@@ -116,6 +131,21 @@ class StatisticsDatabaseActor:
             self._look_ups[corpus_id] = self._open_look_up(Path(corpus.directory))
         return self._look_ups[corpus_id](contexts)
 
+    def choose(self, model: str, choice: Choice) -> None:
+        """The administrator wants the replicas of ``model`` to draft from this."""
+        self._choices[model] = choice
+
+    def choice(self, model: str, reminder: Choice | None = None) -> Choice | None:
+        """What was chosen for ``model``, if anything was.
+
+        Args:
+            reminder: what a replica knows was; counts where an actor that was restarted has
+                forgotten.
+        """
+        if reminder is not None:
+            self._choices.setdefault(model, reminder)
+        return self._choices.get(model)
+
     def _known(self, corpus_id: str) -> Corpus:
         try:
             return self._corpora[corpus_id]
@@ -150,6 +180,28 @@ def stop() -> None:
         ray.kill(ray.get_actor(ACTOR_NAME, namespace=RAY_NAMESPACE))
     except ValueError:
         return
+
+
+def choose(model: str, choice: Choice) -> None:
+    """Have the replicas of ``model`` draft from another corpus.
+
+    Args:
+        model: its name, and whatever else a replica must agree in.
+
+    Raises:
+        DatabaseError: the actor is out of reach.
+    """
+    _ask(_CHOICE_TIMEOUT_S, "choose", model, choice)
+
+
+def current_choice(model: str, reminder: Choice | None) -> Choice | None:
+    """What was chosen last; see :meth:`StatisticsDatabaseActor.choice`.
+
+    Raises:
+        DatabaseError: the actor is out of reach.
+    """
+    found: Choice | None = _ask(_CHOICE_TIMEOUT_S, "choice", model, reminder)
+    return found
 
 
 def ensure_local(
@@ -261,14 +313,25 @@ def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum
         raise DatabaseError(f"{name!r} of {corpus.directory} arrived with a wrong checksum")
 
 
-def _call(actor: Any, method: str, *args: Any) -> Any:
+def _ask(timeout_s: float, method: str, *args: Any) -> Any:
+    """
+    Raises:
+        DatabaseError: as the method raised it, it took too long, or the actor is out of reach.
+    """
+    try:
+        return _call(get_or_create(), method, *args, timeout_s=timeout_s)
+    except RayError as error:
+        raise DatabaseError("the statistics actor is out of reach; try again") from error
+
+
+def _call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """
     Raises:
         DatabaseError: as the method raised it, or it took too long.
         RayError: the actor could not be reached.
     """
     try:
-        return ray.get(getattr(actor, method).remote(*args), timeout=CALL_TIMEOUT_S)
+        return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
     except GetTimeoutError as error:
         raise DatabaseError(f"the statistics actor did not answer: {method}") from error
     except RayTaskError as error:

@@ -7,7 +7,8 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.responses import error_body
-from hdserve.access import Access, Identity
+from hdserve.access import Identity
+from hdserve.current_access import CurrentAccess
 from hdserve.errors import Forbidden, Unauthorized
 
 _OPEN_PATHS = frozenset(
@@ -29,7 +30,7 @@ _OPEN_PREFIX = "/page/"
 class SignIn:
     """ASGI middleware: identifies who sent a request before anything of its body is read."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: CurrentAccess) -> None:
         self._app = app
         self._access = access
 
@@ -62,7 +63,7 @@ def require_admin(request: Request) -> None:
         Forbidden: the request was not sent with the key of the administrator.
     """
     if not identity_of(request).is_admin:
-        raise Forbidden("this needs the key of the administrator (HDSERVE_ADMIN_KEY)")
+        raise Forbidden("this needs the key of the administrator (access.admin_key)")
 
 
 def _is_open(scope: Scope) -> bool:

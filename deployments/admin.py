@@ -1,18 +1,25 @@
-"""The routes of the administrator: looking into the model databases, and changing them."""
+"""The routes of the administrator: looking into the databases, and changing them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 from ray.exceptions import RayError, RayTaskError
 
-from actors import model_database
+from actors import model_database, statistics_database
 from actors.shards import Shard, shard_of
+from actors.statistics_database import Choice
 from deployments.access import require_admin
+from deployments.body_schema import body_schema
+from deployments.json_body import read_json
+from deployments.protocol import parse_body
+from deployments.statistics import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.messages import Publish
@@ -38,7 +45,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
-    """``/v1/speculation/databases``: list, show, flush, export and import model databases."""
+    """``/v1/speculation/databases``: list, show, flush, export and import model databases, and
+    choose statistics databases."""
     router = APIRouter(
         prefix="/v1/speculation/databases",
         dependencies=[Depends(require_admin)],
@@ -66,6 +74,23 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         database = await _existing(gateway, model)
         return {"num_new_outputs": await database.import_(request.stream())}
 
+    @router.get("/{model:path}/statistics")
+    async def statistics(model: str) -> dict[str, Any]:
+        """From which statistics database each replica drafts."""
+        replicas = [state._asdict() for state in await gateway.statistics(model)]
+        return {"model": gateway.model(model).name, "replicas": replicas}
+
+    @router.post("/{model:path}/statistics", openapi_extra=body_schema(StatisticsBody))
+    async def choose_statistics(model: str, request: Request) -> dict[str, str]:
+        """Have all replicas draft from the database in a directory below ``statistics_root``."""
+        body = parse_body(StatisticsBody, await read_json(request))
+        await gateway.check_statistics(model, body.directory)
+        config = gateway.model(model)
+        key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
+        choice = Choice(body.directory, uuid4().hex)
+        await asyncio.to_thread(statistics_database.choose, key, choice)
+        return {"model": config.name, "directory": body.directory}
+
     @router.get("/{model:path}")
     async def database(model: str) -> dict[str, Any]:
         """One model's database."""
@@ -80,6 +105,14 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         return {"model": gateway.model(model).name, "flushed": namespace}
 
     api.include_router(router)
+
+
+class StatisticsBody(BaseModel):
+    """Which statistics database to draft from: a directory below ``statistics_root``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    directory: str = Field(min_length=1, max_length=1000)
 
 
 class _Database:

@@ -21,10 +21,13 @@ from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
 from deployments.ray_metrics import Reporter
+from deployments.refusals import Refusals
 from deployments.runtime import actor_options
+from deployments.statistics import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.current_access import CurrentAccess
 from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
 
@@ -33,13 +36,17 @@ logger = logging.getLogger(__name__)
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Together longer than a replica whose engine has failed takes to end."""
 
+_CALL_ALL_TIMEOUT_S = 600.0
+"""Enough to read a statistics database of some gigabytes from a slow disk."""
+
 
 class Gateway:
     """Finds the model of a request and passes its records on.
 
     Args:
         handles: of the model servers, by model name.
-        access: who may use it; default: everybody.
+        access: who may use it, as its files were when the application was built; default:
+            everybody.
     """
 
     def __init__(
@@ -49,7 +56,7 @@ class Gateway:
         access: Access | None = None,
     ) -> None:
         self.config = config
-        self.access = access or Access()
+        self.access = CurrentAccess(access or Access())
         self._configs = {model.name: model for model in config.models}
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
@@ -61,6 +68,7 @@ class Gateway:
             name: handle.options(stream=True, response_serialization="pickle")
             for name, handle in direct.items()
         }
+        self._refusals = Refusals()
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
@@ -107,20 +115,30 @@ class Gateway:
 
         A replica whose engine has failed answers faster than any other until it is gone, so what
         it had not begun with is tried again.  What a replica had begun with is not: it may be why
-        the replica failed.
+        the replica failed.  What a full replica refuses is tried once more, where there is room.
 
         Raises:
             HdserveError: as the model server raised it, or that there is none.
         """
-        handle: Any = self._streaming[self.model(model).name]
-        for pause_s in (*_RETRY_PAUSES_S, None):
+        name, num_sequences = self.model(model).name, request.num_sequences
+        self._refusals.check(name, num_sequences)
+        handle: Any = self._streaming[name]
+        pauses_s = iter(_RETRY_PAUSES_S)
+        was_refused = False
+        while True:
             async with aclosing(self._attempt(handle, request)) as found:
                 try:
                     async for records in found:
                         yield records
                     return
+                except Overloaded:
+                    if was_refused:
+                        self._refusals.note(name, num_sequences)
+                        raise
+                    was_refused, pause_s = True, 0.0
                 except EngineGone:
-                    if pause_s is None:
+                    pause_s = next(pauses_s, -1.0)
+                    if pause_s < 0:
                         raise
             request = replace(request, session_id="")
             await asyncio.sleep(pause_s)
@@ -159,6 +177,18 @@ class Gateway:
         text: str = await self._call(model, "detokenize", token_ids)
         return text
 
+    async def statistics(self, model: str) -> list[StatisticsState]:
+        """From which statistics database each replica of the model drafts."""
+        return await self._call_all(model, "statistics")
+
+    async def check_statistics(self, model: str, directory: str) -> None:
+        """Whether every replica of the model can draft from the database in ``directory``.
+
+        Raises:
+            InvalidRequest: one of them says why not.
+        """
+        await self._call_all(model, "check_statistics", directory)
+
     async def unready_models(self, timeout_s: float) -> list[str]:
         """The models of which no replica answers."""
 
@@ -195,6 +225,23 @@ class Gateway:
             return await getattr(handle, method).remote(*arguments)
         except Exception as error:
             raise translated(error) from error
+
+    async def _call_all(self, model: str, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all replicas.
+
+        Raises:
+            HdserveError: the first that failed.
+        """
+        handle: Any = self._unary[self.model(model).name]
+        try:
+            answers: list[Any] = await handle.broadcast(method, *arguments).results_async(
+                timeout_s=_CALL_ALL_TIMEOUT_S
+            )
+        except TimeoutError as error:
+            raise EngineStopped("a replica of the model did not answer; try again") from error
+        except Exception as error:
+            raise translated(error) from error
+        return answers
 
 
 def translated(error: Exception) -> HdserveError:

@@ -49,6 +49,11 @@ class GenerationRequest:
     session_id: str = ""
 
     @property
+    def num_sequences(self) -> int:
+        """Answers to all prompts."""
+        return max(len(self.prompts), 1) * self.num_choices
+
+    @property
     def num_characters(self) -> int:
         """How much text the model server has to make tokens of."""
         texts = [*self.prompts, *(message["content"] for message in self.messages)]

@@ -72,7 +72,8 @@ def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
 
 
 def _json_object(data: Any) -> dict[str, Any]:
-    value = json.loads(data) if isinstance(data, str) else data
+    """Of text or an object; some clients write no arguments as no text."""
+    value = json.loads(data or "{}") if isinstance(data, str) else data
     if not isinstance(value, dict):
         raise TypeError("no JSON object")
     return value

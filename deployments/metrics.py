@@ -162,7 +162,9 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo("vllm:prefix_cache_hits", "counter", "Prompt tokens found there.")
     yield MetricInfo("vllm:generation_tokens", "counter", "Tokens generated.")
     yield MetricInfo("vllm:request_success", "counter", "Ended sequences.", ("finished_reason",))
-    yield MetricInfo("vllm:admission_rejections", "counter", "Refused requests.", ("reason",))
+    yield MetricInfo(
+        "vllm:admission_rejections", "counter", "Requests refused by a replica.", ("reason",)
+    )
     yield MetricInfo("vllm:spec_decode_num_drafts", "counter", "Verified draft trees.")
     yield MetricInfo("vllm:spec_decode_num_draft_tokens", "counter", "Drafted tokens verified.")
     yield MetricInfo("vllm:spec_decode_num_accepted_tokens", "counter", "Drafted tokens accepted.")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.runtime import actor_options
 from deployments.sharing import ClusterSharing
-from deployments.statistics import locate_statistics
+from deployments.statistics import ChosenStatistics, StatisticsState, locate_statistics
 from deployments.tracing import GenerationTrace, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig, TelemetryConfig
 from hdserve.core import (
@@ -45,7 +46,7 @@ from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
 from hdserve.engine.stats import add_counts
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Overloaded
 from hdserve.tree import DraftTree
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
+_NUM_OTHER_CALLS = 32
+"""Calls at a time of a full replica: those it refuses, and those that generate nothing."""
+
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
@@ -65,6 +69,7 @@ class ModelServer:
 
     Args:
         num_models: served beside this one, itself counted; they may share a node.
+        statistics_root: see :class:`~hdserve.config.ServeConfig`.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class ModelServer:
         database_config: ModelDatabaseConfig,
         num_models: int,
         telemetry: TelemetryConfig,
+        statistics_root: Path | None = None,
     ) -> None:
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
@@ -88,13 +94,16 @@ class ModelServer:
         )
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
-        max_num_open = config.engine.max_num_sequences + config.engine.max_num_queued
-        self._engine = AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
+        self._engine = AsyncEngine(
+            self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
+        )
         self._engine.start()
         if database_config.is_enabled:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
+        self._chosen = ChosenStatistics(self._host, self._engine, statistics_root)
+        self._chosen.start()
         observations = Observations()
         self._requests = RequestMetrics(observations)
         self._metrics = ReplicaMetrics(
@@ -116,9 +125,11 @@ class ModelServer:
 
         Raises:
             RequestError: the request cannot be answered.
+            Overloaded: as many sequences wait as may; another replica may answer.
             EngineGone: the engine had failed before; another replica may answer.
             EngineStopped: the engine has failed.
         """
+        self._check_room(request.num_sequences)
         size = request.num_characters + len(request.sampling.get("grammar", ""))
         with self._tracing.generation(request, self._config.name) as trace:
             sequences = await _off_loop(size, self._sequences, request)
@@ -127,6 +138,13 @@ class ModelServer:
             async with aclosing(self._records(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
+
+    def _check_room(self, num_sequences: int) -> None:
+        try:
+            self._engine.check_room(num_sequences)
+        except Overloaded as error:
+            self._requests.failed(error)
+            raise
 
     async def _records(
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
@@ -156,7 +174,7 @@ class ModelServer:
                     yield tuple(records)
                 for item in items:
                     if isinstance(item, BaseException):
-                        raise item
+                        raise _as_asked(item, request)
         finally:
             for task in tasks:
                 task.cancel()
@@ -226,6 +244,18 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
         )
 
+    async def check_statistics(self, directory: str) -> None:
+        """Whether the administrator may choose this statistics database, and it is right.
+
+        Raises:
+            InvalidRequest: says why not.
+        """
+        await asyncio.to_thread(self._chosen.open, directory)
+
+    async def statistics(self) -> StatisticsState:
+        """From which statistics database this replica drafts."""
+        return StatisticsState.of(self._replica, self._host.statistics)
+
     async def report(self) -> Report:
         """What this replica counted, for ``/metrics``."""
         return await self._metrics.report()
@@ -250,6 +280,7 @@ class ModelServer:
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
         self._reporter.close()
+        self._chosen.close()
         self._engine.close()
         if self._sharing is not None:
             self._sharing.close()
@@ -352,6 +383,13 @@ class ModelServer:
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
 
 
+def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
+    """The prompt of a chat is called as the client knows it."""
+    if isinstance(error, InvalidRequest) and error.param == "prompt" and request.messages:
+        return type(error)(error.message, "messages")
+    return error
+
+
 async def _all_of(items: asyncio.Queue[T]) -> list[T]:
     """What is in the queue, at least one item."""
     found = [await items.get()]
@@ -379,11 +417,17 @@ async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T
 
 
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
-    """The Serve application of one model of ``system``."""
+    """The Serve application of one model of ``system``.
+
+    The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
+    back of a full replica would be a second queue, in which calls for metrics and readiness wait,
+    too.  So Ray Serve lets a replica have more than it takes, and its own queue is for requests
+    that come at once or before there is a replica.
+    """
     options: dict[str, Any] = {
         "name": deployment_name(config.name),
-        "max_ongoing_requests": config.engine.max_num_sequences + config.engine.max_num_queued,
-        "max_queued_requests": max(config.engine.max_num_queued, 1),
+        "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
+        "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
         "ray_actor_options": actor_options(
             config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
         ),
@@ -400,4 +444,10 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
             "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
         }
     deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(config, system.model_database, len(system.models), system.telemetry)
+    return deployment.bind(
+        config,
+        system.model_database,
+        len(system.models),
+        system.telemetry,
+        system.statistics_root,
+    )

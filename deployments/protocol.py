@@ -31,6 +31,8 @@ TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
 
 # What other servers document beyond the OpenAI API and would change an answer.
 _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "prompt_logprobs": (0,),
@@ -198,6 +200,12 @@ class ChatBody(GenerationBody, ToolFields):
     """``POST /v1/chat/completions``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -233,7 +241,10 @@ class ChatBody(GenerationBody, ToolFields):
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        constraint = one_of(self.constraint(), self.tool_constraint(tool_parser))
+        form = self.constraint()
+        if form is not None:
+            form = self.or_calls(form, tool_parser)
+        constraint = one_of(form, self.tool_constraint(tool_parser))
         sampling = self.sampling(max_tokens, num_logprobs, constraint)
         if self.may_call_tools:  # the marks of a call may be special tokens
             sampling.setdefault("skip_special_tokens", False)
@@ -254,7 +265,10 @@ class ChatBody(GenerationBody, ToolFields):
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+    }
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"

@@ -122,32 +122,37 @@ class ChatFormat:
         self._make_reader = partial(ToolReader, tool_parser, is_one_call=is_one_call)
         self._readers: dict[int, ToolReader] = {}
 
-    def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
-        """The ``choices`` entry of a chunk."""
+    def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
+        """The ``choices`` entries of the chunks of a delta: calls begin in one, and what is there
+        of their arguments follows in another."""
         reader = self._readers.setdefault(index, self._make_reader())
-        text, calls = reader.read(delta.text, is_last=delta.finish_reason is not None)
+        text, begun, arguments = reader.read(delta.text, is_last=delta.finish_reason is not None)
         message: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if text or is_first:
             message["content"] = text
+        calls = begun or arguments
         if calls:
             message["tool_calls"] = calls
-        return {
-            "index": index,
-            "delta": message,
+        messages = [message]
+        if begun and arguments:
+            messages.append({"tool_calls": arguments})
+        entries: list[dict[str, Any]] = [
+            {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
+            for message in messages
+        ]
+        entries[-1] |= {
             "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": reader.finish_reason(delta.finish_reason),
         }
+        return entries
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """The ``choices`` entry of a whole answer."""
         reader = self._make_reader()
-        text, calls = reader.read(answer.text, is_last=True)
+        text, calls = reader.whole(answer.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            called = [
-                {name: value for name, value in call.items() if name != "index"} for call in calls
-            ]
-            message |= {"content": text or None, "tool_calls": called}
+            message |= {"content": text or None, "tool_calls": calls}
         return {
             "index": index,
             "message": message,
@@ -185,15 +190,16 @@ class CompletionFormat:
         self._num_characters: dict[int, int] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
-    def delta(self, delta: Delta, index: int, *, is_first: bool) -> dict[str, Any]:
-        """The ``choices`` entry of a chunk."""
+    def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
+        """The ``choices`` entry of a delta's chunk."""
         text = (self._echo(delta.prompt_index) if is_first else "") + delta.text
-        return {
+        entry = {
             "index": index,
             "text": text,
             "logprobs": self._logprobs(delta.logprobs, index),
             "finish_reason": delta.finish_reason,
         }
+        return [entry]
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """The ``choices`` entry of a whole answer."""
@@ -271,13 +277,17 @@ class ResponseBuilder:
         }
         self._answers: dict[int, Answer] = {}
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """The chunk of one delta."""
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of one delta: one, but two where a tool call begins and goes on."""
         index = self._index(delta)
         is_first = index not in self._answers
         self._answers.setdefault(index, Answer(delta.prompt_index))
-        choice = self._form.delta(delta, index, is_first=is_first) | _sources(delta)
-        return {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
+        choices = self._form.deltas(delta, index, is_first=is_first)
+        choices[-1] |= _sources(delta)
+        return [
+            {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
+            for choice in choices
+        ]
 
     def last_chunk(self, summary: Summary) -> dict[str, Any]:
         """The chunk after the last delta: no choices, but usage and what drafting did."""

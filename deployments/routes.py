@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,12 +12,13 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
 from deployments.access import SignIn, identity_of
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
+from deployments.body_schema import body_schema
 from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
 from deployments.http_tracing import TracedRequests, trace_of
 from deployments.json_body import read_json
@@ -41,7 +42,7 @@ from deployments.responses import (
 )
 from deployments.session import SESSION_HEADER, session_id
 from deployments.tool_parsers import TOOL_PARSERS
-from hdserve.errors import HdserveError, InvalidRequest, Overloaded, RequestError
+from hdserve.errors import HdserveError, InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -66,9 +67,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     )
     api.add_middleware(BodyLimit, limits=gateway.config.gateway)
     api.add_middleware(SignIn, access=gateway.access)
-    api.add_exception_handler(HdserveError, _on_error)
-    api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(Exception, _on_unexpected)
+    add_error_handlers(api)
     _add_generation_routes(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
@@ -86,7 +85,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         status: {"description": text} for status, text in _ERROR_STATUSES.items()
     }
 
-    @api.post("/v1/chat/completions", responses=responses, openapi_extra=_body_schema(ChatBody))
+    @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = ChatBody.parse(await read_json(request))
@@ -98,7 +97,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         )
         return await _answer(gateway, body, _owned(request, generation), form)
 
-    @api.post("/v1/completions", responses=responses, openapi_extra=_body_schema(CompletionBody))
+    @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text."""
         body = CompletionBody.parse(await read_json(request))
@@ -116,7 +115,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         form = CompletionFormat(echoes)
         return await _answer(gateway, body, _owned(request, generation), form)
 
-    @api.post("/tokenize", responses=responses, openapi_extra=_body_schema(TokenizeBody))
+    @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         body = parse_body(TokenizeBody, await read_json(request))
@@ -130,7 +129,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         info = await gateway.describe(body.model)
         return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
 
-    @api.post("/detokenize", responses=responses, openapi_extra=_body_schema(DetokenizeBody))
+    @api.post("/detokenize", responses=responses, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids."""
         body = parse_body(DetokenizeBody, await read_json(request))
@@ -244,7 +243,7 @@ async def _events(
 
 
 def _joined(builder: ResponseBuilder, deltas: Iterable[Any]) -> bytes:
-    return b"".join(server_sent_event(builder.chunk(delta)) for delta in deltas)
+    return b"".join(server_sent_event(chunk) for delta in deltas for chunk in builder.chunks(delta))
 
 
 async def _flat(messages: AsyncIterable[Records]) -> AsyncIterator[Delta | Summary]:
@@ -284,42 +283,3 @@ def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest
 
 def _request_id(request: Request) -> str:
     return request.headers.get("x-request-id", "")[:64] or uuid4().hex
-
-
-def _body_schema(model: Any) -> dict[str, Any]:
-    schema = model.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """``schema`` without references, which would point into the whole document; none of the
-    definitions holds itself."""
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix("#/$defs/")
-        schema = definitions[name] | {key: schema[key] for key in schema if key != "$ref"}
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
-
-
-async def _on_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HdserveError)
-    headers = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(error.retry_after_s)
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
-
-
-async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    body = error_body(RequestError(str(error.detail)))
-    body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
-
-
-async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
-    error = HdserveError("an internal error occurred; the log of the gateway says more")
-    return JSONResponse(error_body(error), status_code=500)

@@ -1,16 +1,25 @@
-"""Which statistics database a replica maps: its node's own, or one fetched from the cluster."""
+"""Which statistics database a replica maps: its node's own, one fetched from the cluster, or one
+that the administrator chose while it ran."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
+import threading
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from actors.statistics_database import ensure_local
-from hdserve.errors import DatabaseError
+from actors.statistics_database import Choice, current_choice, ensure_local
+from hdserve.config import ModelConfig
+from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.host import ModelHost
+from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
 
 logger = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 1.0
 
 
 def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | None:
@@ -35,3 +44,120 @@ def _cache_directory() -> Path:
 
 def _num_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+class StatisticsState(NamedTuple):
+    """What a replica drafts from; ``directory`` is ``None`` where there is no database."""
+
+    replica: str
+    directory: str | None = None
+    num_tokens: int = 0
+    num_bytes: int = 0
+    corpora: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, replica: str, database: StatisticsDatabase | None) -> StatisticsState:
+        if database is None:
+            return cls(replica)
+        return cls(
+            replica,
+            str(database.directory),
+            database.info.num_tokens,
+            database.num_bytes,
+            tuple(corpus.name for corpus in database.info.corpora),
+        )
+
+
+def choice_key(config: ModelConfig, fingerprint: str) -> str:
+    """Under which a choice for a model is kept: a configuration that names another database, or a
+    model with another tokenizer, begins without."""
+    return f"{config.name}/{fingerprint}/{config.statistics}"
+
+
+class ChosenStatistics:
+    """Follows what the administrator chooses, in a thread of its own.
+
+    A database is opened and read there, all of it, so that it is right and in memory when the
+    engine's thread takes it over between two steps.  One that cannot be used is logged, and what
+    was there is drafted from.
+
+    Args:
+        root: where databases may be; ``None`` follows nothing.
+    """
+
+    def __init__(self, host: ModelHost, engine: AsyncEngine, root: Path | None) -> None:
+        self._host = host
+        self._engine = engine
+        self._root = root
+        self._fingerprint = host.tokenizer.fingerprint
+        self._key = choice_key(host.config, self._fingerprint)
+        self._tried: Choice | None = None
+        self._has_failed = False
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
+
+    def start(self) -> None:
+        if self._root is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+    def open(self, directory: str) -> StatisticsDatabase:
+        """The database in a directory below the root, read and found to be right.
+
+        Raises:
+            Unsupported: there is no root.
+            InvalidRequest: the directory is elsewhere, or no database of this tokenizer.
+        """
+        if self._root is None:
+            raise Unsupported("no statistics_root is configured", "directory")
+        try:
+            database = StatisticsDatabase.open(
+                _below(self._root, directory), tokenizer=self._fingerprint
+            )
+            database.verify()
+        except (SnapshotError, OSError) as error:
+            raise InvalidRequest(f"cannot be used: {error}", "directory") from error
+        return database
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(_POLL_INTERVAL_S):
+            try:
+                self._follow()
+                self._has_failed = False
+            except DatabaseError as error:
+                if not self._has_failed:
+                    logger.warning("choices of statistics databases are not seen: %s", error)
+                self._has_failed = True
+
+    def _follow(self) -> None:
+        choice = current_choice(self._key, self._tried)
+        if choice is None or choice == self._tried:
+            return
+        self._tried = choice
+        try:
+            database = self.open(choice.directory)
+        except InvalidRequest as error:
+            logger.error("the chosen statistics database %s", error.message)
+            return
+        self._engine.call(lambda engine: self._host.use_statistics(engine, database))
+        logger.info("drafting from the statistics database %s", database.directory)
+
+
+def _below(root: Path, directory: str) -> Path:
+    """
+    Raises:
+        InvalidRequest: ``directory``, or a file of the database in it, is not below ``root``.
+    """
+    wanted = PurePosixPath(directory)
+    try:
+        place = root.resolve()
+        found = (place / wanted).resolve()
+        paths = (found, (found / INFO_NAME).resolve(), (found / TABLE_NAME).resolve())
+        is_below = all(path.is_relative_to(place) for path in paths)
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a null byte
+        is_below = False
+    if wanted.is_absolute() or ".." in wanted.parts or not is_below:
+        raise InvalidRequest("a directory below statistics_root is expected", "directory")
+    return found

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from deployments.call_reader import Arguments, CallBegin, CallPart, CallReader
 from hdserve import grammar
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -26,20 +27,23 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
+Part = str | CallPart
+
+
 class ToolParser(ABC):
     """Splits the text of one answer, as it comes, into plain text and calls.
 
-    A call is given out when it is complete; what turns out to be none is plain text.
+    A call is given out from where it is certain to be one; what turns out to be none is plain text.
     """
 
     arguments_key: ClassVar[str] = "arguments"
 
     @abstractmethod
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[Part]:
         """What is certain now that ``text`` has come."""
 
     @abstractmethod
-    def finish(self) -> list[str | ToolCall]:
+    def finish(self) -> list[Part]:
         """The rest: the answer has ended."""
 
     @classmethod
@@ -62,46 +66,51 @@ class HermesToolParser(ToolParser):
 
     def __init__(self) -> None:
         self._buffer = ""
-        self._is_inside = False
+        self._calls: CallReader | None = None
         self._has_called = False
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[Part]:
         self._buffer += text
         return list(self._take())
 
-    def finish(self) -> list[str | ToolCall]:
+    def finish(self) -> list[Part]:
+        if self._calls is not None:
+            return list(self._end(self._calls, ""))
         rest, self._buffer = self._buffer, ""
-        if self._is_inside:
-            calls = _calls(rest, self.arguments_key)
-            return [*calls] if calls else [self._OPEN + rest]
         return [rest] if rest and not (self._has_called and rest.isspace()) else []
 
-    def _take(self) -> Iterator[str | ToolCall]:
-        while True:
-            tag = self._CLOSE if self._is_inside else self._OPEN
-            before, found, after = self._buffer.partition(tag)
-            if not found:
-                break
-            self._buffer = after
-            yield from self._inside(before) if self._is_inside else self._outside(before)
-            self._is_inside = not self._is_inside
-        if not self._is_inside:
-            num_held = _num_held(self._buffer, self._OPEN)
-            shown = self._buffer[: len(self._buffer) - num_held]
-            self._buffer = self._buffer[len(shown) :]
-            if shown:
-                yield shown
+    def _take(self) -> Iterator[Part]:
+        while self._buffer:
+            if self._calls is None:
+                yield from self._outside()
+                if self._calls is None:
+                    return
+            else:
+                text, self._buffer = self._buffer, ""
+                yield from self._calls.push(text)
+                if self._calls.is_closed:
+                    self._buffer = self._calls.rest
+                    yield from self._end(self._calls, self._CLOSE)
 
-    def _outside(self, text: str) -> Iterator[str]:
-        if text := text.rstrip():
-            yield text
+    def _outside(self) -> Iterator[str]:
+        before, tag, after = self._buffer.partition(self._OPEN)
+        if tag:
+            self._calls = CallReader(self.arguments_key, self._CLOSE)
+            shown, self._buffer = before.rstrip(), after
+        else:
+            shown = before[: len(before) - _num_held(before, self._OPEN)]
+            self._buffer = before[len(shown) :]
+        if shown:
+            yield shown
 
-    def _inside(self, text: str) -> Iterator[str | ToolCall]:
-        calls = _calls(text, self.arguments_key)
-        self._has_called |= bool(calls)
-        yield from calls
-        if not calls:
-            yield f"{self._OPEN}{text}{self._CLOSE}"
+    def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
+        self._calls = None
+        yield from calls.end()
+        self._has_called |= calls.num_calls > 0
+        if not calls.num_calls:
+            yield f"{self._OPEN}{calls.kept}{closing}"
+        elif calls.kept:
+            yield calls.kept
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -120,23 +129,32 @@ class Llama3JsonToolParser(ToolParser):
 
     def __init__(self) -> None:
         self._buffer = ""
+        self._calls: CallReader | None = None
         self._is_text = False
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[Part]:
         if self._is_text:
             return [text] if text else []
+        if self._calls is not None:
+            return [*self._calls.push(text)]
         self._buffer += text
         begun = self._buffer.lstrip()
-        if not begun or begun[0] == "{" or _begins(begun, self._TAG):
+        if begun.startswith(("{", self._TAG)):
+            self._calls = CallReader(self.arguments_key)
+            calls = begun.removeprefix(self._TAG)
+            self._buffer = self._buffer.removesuffix(calls)
+            return [*self._calls.push(calls)]
+        if self._TAG.startswith(begun):
             return []
         self._is_text = True
         return [self._buffer]
 
-    def finish(self) -> list[str | ToolCall]:
-        if self._is_text or not self._buffer:
-            return []
-        calls = _calls(self._buffer.strip().removeprefix(self._TAG), self.arguments_key)
-        return [*calls] if calls else [self._buffer]
+    def finish(self) -> list[Part]:
+        if self._calls is None:
+            return [self._buffer] if self._buffer and not self._is_text else []
+        parts: list[Part] = [*self._calls.end()]
+        rest = self._calls.kept if self._calls.num_calls else self._buffer + self._calls.kept
+        return [*parts, rest] if rest else parts
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -173,23 +191,6 @@ def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
     }
 
 
-def _calls(text: str, arguments_key: str) -> list[ToolCall]:
-    """The calls ``text`` consists of; none if it is anything else."""
-    decoder = json.JSONDecoder()
-    found, rest = [], text.strip()
-    try:
-        while rest:
-            data, end = decoder.raw_decode(rest)
-            arguments = data[arguments_key]
-            if not isinstance(data["name"], str) or not isinstance(arguments, dict):
-                return []
-            found.append(ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False)))
-            rest = rest[end:].lstrip("; \n\t")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return found
-
-
 def _num_held(text: str, tag: str) -> int:
     """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
     num_tag = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
@@ -197,12 +198,15 @@ def _num_held(text: str, tag: str) -> int:
     return len(text) - len(before.rstrip())
 
 
-def _begins(text: str, tag: str) -> bool:
-    return text.startswith(tag) or tag.startswith(text)
-
-
-def joined(parts: Iterable[str | ToolCall]) -> tuple[str, list[ToolCall]]:
+def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:
     """The text of an answer, and its calls."""
-    parts = list(parts)
-    text = "".join(part for part in parts if isinstance(part, str))
-    return text, [part for part in parts if isinstance(part, ToolCall)]
+    text, calls = "", list[ToolCall]()
+    for part in parts:
+        match part:
+            case str():
+                text += part
+            case CallBegin(name):
+                calls.append(ToolCall(name, ""))
+            case Arguments(piece):
+                calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece)
+    return text, calls

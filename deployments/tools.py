@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.structured import Constraint
 from deployments.tool_parsers import Function, ToolParser
+from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
 
@@ -85,17 +86,37 @@ class ToolFields(BaseModel):
         functions = self._required_functions()
         if not functions:
             return None
+        return Constraint(self._calls(functions, parser), "tools")
+
+    def or_calls(self, constraint: Constraint, parser: type[ToolParser] | None) -> Constraint:
+        """``constraint``, or calls, where the model may make some instead of answering: a
+        ``response_format`` is that of the answer.  (What vLLM's parameters hold to a form is the
+        whole output.)
+
+        Raises:
+            InvalidRequest: the parameters of a tool are too deep.
+        """
+        may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
+        if parser is None or not may_choose or constraint.param != "response_format":
+            return constraint
+        calls = self._calls(self._functions(), parser)
+        return Constraint(grammar.either(calls, constraint.grammar), constraint.param)
+
+    def _calls(self, functions: list[Function], parser: type[ToolParser]) -> str:
         is_one = isinstance(self.tool_choice, NamedTool) or self.parallel_tool_calls is False
         try:
-            return Constraint(parser.grammar(functions, is_one=is_one), "tools")
+            return parser.grammar(functions, is_one=is_one)
         except RecursionError as error:
             raise InvalidRequest("the parameters of a tool are too deep", "tools") from error
 
-    def _required_functions(self) -> list[Function]:
-        functions = [
+    def _functions(self) -> list[Function]:
+        return [
             Function(tool.function.name, tool.function.parameters or {"type": "object"})
             for tool in self.tools or ()
         ]
+
+    def _required_functions(self) -> list[Function]:
+        functions = self._functions()
         if not isinstance(self.tool_choice, NamedTool):
             return functions if self.tool_choice == "required" else []
         wanted = self.tool_choice.function.name

@@ -1,7 +1,7 @@
 """API keys, each mapped to a namespace, and the key of the administrator.
 
-Keys are compared by their SHA-256, all of them and in constant time; only digests leave the
-process that builds the application, and no key is ever logged or repeated in an error.
+Keys are compared by their SHA-256, all of them and in constant time; only digests are kept and
+sent to other processes, and no key is ever logged or repeated in an error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -38,10 +38,14 @@ class Access:
     Attributes:
         keys: without any, everybody may generate, in the default namespace.
         admin_digest: without one, nobody may administer.
+        keys_file: where ``keys`` were read; absolute.
+        admin_key_file: where ``admin_digest`` was read; absolute.
     """
 
     keys: tuple[ApiKey, ...] = ()
     admin_digest: bytes | None = None
+    keys_file: Path | None = None
+    admin_key_file: Path | None = None
 
     def identify(self, authorization: str) -> Identity:
         """Who sends this ``authorization`` header.
@@ -63,6 +67,21 @@ class Access:
             raise Unauthorized(reason)
         raise Unauthorized("the API key is wrong")
 
+    def read_again(self) -> Access:
+        """The same with what its files hold now.
+
+        Raises:
+            ConfigError: a file cannot be read or is wrong; the message holds no key.
+        """
+        keys, admin = self.keys, self.admin_digest
+        if self.keys_file is not None:
+            keys = _read_keys(self.keys_file)
+        if self.admin_key_file is not None:
+            admin = _read_admin_key(self.admin_key_file)
+        if any(key.digest == admin for key in keys):
+            raise ConfigError("the key of the administrator is among the API keys")
+        return replace(self, keys=keys, admin_digest=admin)
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -82,11 +101,11 @@ def read_access(config: AccessConfig) -> Access:
     Raises:
         ConfigError: a file cannot be read or is wrong; the message holds no key.
     """
-    keys = () if config.api_keys_file is None else _read_keys(config.api_keys_file)
-    admin = None if config.admin_key is None else _secret_digest(config.admin_key)
-    if any(key.digest == admin for key in keys):
-        raise ConfigError("the key of the administrator is among the API keys")
-    return Access(keys, admin)
+    return Access(
+        admin_digest=None if config.admin_key is None else _admin_digest(config.admin_key),
+        keys_file=config.api_keys_file and config.api_keys_file.absolute(),
+        admin_key_file=config.admin_key_file and config.admin_key_file.absolute(),
+    ).read_again()
 
 
 def _read_keys(path: Path) -> tuple[ApiKey, ...]:
@@ -118,9 +137,24 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
     return ApiKey(_digest(key), namespace)
 
 
-def _secret_digest(secret: SecretStr) -> bytes:
+def _read_admin_key(path: Path) -> bytes | None:
+    """The digest of the one line of a file; ``None`` where there is no file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot read the administrator's key in {path}: {type(error).__name__}"
+        raise ConfigError(reason) from error
+    if len(lines) != 1:
+        raise ConfigError(f"{path}: one line is expected, the administrator's key")
+    return _admin_digest(SecretStr(lines[0].strip()))
+
+
+def _admin_digest(secret: SecretStr) -> bytes:
     if len(secret.get_secret_value()) < MIN_KEY_CHARACTERS:
-        raise ConfigError(f"access.admin_key needs at least {MIN_KEY_CHARACTERS} characters")
+        reason = f"access.admin_key needs at least {MIN_KEY_CHARACTERS} characters"
+        raise ConfigError(reason)
     return _digest(secret.get_secret_value())
 
 

@@ -1,7 +1,7 @@
 """The configuration of a serving system: strict, frozen, and read from one file.
 
 ``load_config`` is the only place that reads the environment: ``HDSERVE_CONFIG``,
-``HDSERVE_API_KEYS_FILE`` and ``HDSERVE_ADMIN_KEY``.
+``HDSERVE_API_KEYS_FILE``, ``HDSERVE_ADMIN_KEY_FILE`` and ``HDSERVE_ADMIN_KEY``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hdserve.errors import ConfigError
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
 API_KEYS_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_API_KEYS_FILE"
 ADMIN_KEY_ENVIRONMENT_VARIABLE = "HDSERVE_ADMIN_KEY"
+ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_ADMIN_KEY_FILE"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -75,7 +76,8 @@ class EngineConfig(StrictModel):
     """Most sequences decoded at a time."""
 
     max_num_queued: int = Field(default=256, ge=0)
-    """Most sequences waiting for a place; one more is refused with 429."""
+    """Most sequences that wait for a place in a replica; one more is refused with 429.  While a
+    model has no replica, requests wait in each gateway, as many as all replicas take."""
 
     kv_cache_tokens: int | None = Field(default=None, ge=32)
     """Rows of the KV cache; default: from the memory that is free."""
@@ -105,6 +107,11 @@ class EngineConfig(StrictModel):
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
     cores of the machine or container shared by the models."""
+
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that are decoded or wait."""
+        return self.max_num_sequences + self.max_num_queued
 
 
 class ModelConfig(StrictModel):
@@ -160,6 +167,13 @@ class ModelConfig(StrictModel):
 
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
+
+    @property
+    def max_num_replicas(self) -> int:
+        """Most processes that serve this model."""
+        if self.autoscaling is None:
+            return self.num_replicas
+        return int(self.autoscaling.get("max_replicas") or 1)
 
 
 class ModelDatabaseConfig(StrictModel):
@@ -221,14 +235,25 @@ class GatewayConfig(StrictModel):
 
 
 class AccessConfig(StrictModel):
-    """Who may use the application."""
+    """Who may use the application.  Files are read again when they change."""
 
     api_keys_file: Path | None = None
     """A line per key: the key and the namespace of its model databases, ``default`` without one.
     ``None`` lets everybody in.  ``HDSERVE_API_KEYS_FILE`` replaces it."""
 
+    admin_key_file: Path | None = None
+    """A file of one line, the key for ``/v1/speculation``, which is closed while there is no such
+    file.  ``HDSERVE_ADMIN_KEY_FILE`` replaces it."""
+
     admin_key: SecretStr | None = None
-    """The key for ``/v1/speculation``; ``None`` closes it.  ``HDSERVE_ADMIN_KEY`` replaces it."""
+    """That key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
+    replaces both."""
+
+    @model_validator(mode="after")
+    def _check_admin_key(self) -> Self:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("there is one administrator's key: admin_key or admin_key_file")
+        return self
 
 
 class TelemetryConfig(StrictModel):
@@ -255,6 +280,10 @@ class ServeConfig(StrictModel):
     gateway: GatewayConfig = GatewayConfig()
     model_database: ModelDatabaseConfig = ModelDatabaseConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    statistics_root: Path | None = None
+    """A directory of every node with statistics databases, of which the administrator may have
+    the replicas of a model draft from another one while they run; ``None`` allows none."""
 
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a process that is replaced or removed may take to end what it has begun to answer;
@@ -316,12 +345,14 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeCo
 
 
 def _access_by_environment(access: AccessConfig) -> AccessConfig:
-    keys_file = os.environ.get(API_KEYS_FILE_ENVIRONMENT_VARIABLE)
-    admin_key = os.environ.get(ADMIN_KEY_ENVIRONMENT_VARIABLE)
-    return AccessConfig(
-        api_keys_file=Path(keys_file) if keys_file else access.api_keys_file,
-        admin_key=SecretStr(admin_key) if admin_key else access.admin_key,
-    )
+    found = {name: getattr(access, name) for name in AccessConfig.model_fields}
+    if keys_file := os.environ.get(API_KEYS_FILE_ENVIRONMENT_VARIABLE):
+        found["api_keys_file"] = Path(keys_file)
+    if admin_key_file := os.environ.get(ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE):
+        found |= {"admin_key_file": Path(admin_key_file), "admin_key": None}
+    if admin_key := os.environ.get(ADMIN_KEY_ENVIRONMENT_VARIABLE):
+        found |= {"admin_key_file": None, "admin_key": SecretStr(admin_key)}
+    return AccessConfig(**found)
 
 
 def read_config(path: str | Path) -> ServeConfig:

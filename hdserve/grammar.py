@@ -52,6 +52,17 @@ def lark(grammar: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 
+def either(*grammars: str) -> str:
+    """Texts of one of several grammars, each made by a function of this module."""
+    named = [
+        {**form, "name": f"form_{index}"}
+        for index, text in enumerate(grammars)
+        for form in json.loads(text)["grammars"]
+    ]
+    start = "start: " + " | ".join(f"@{form['name']}" for form in named)
+    return json.dumps({"grammars": [{"lark_grammar": start}, *named]})
+
+
 def quoted(text: str) -> str:
     """``text`` as a Lark literal."""
     return json.dumps(text, ensure_ascii=False)

@@ -95,3 +95,21 @@ def test_keys_are_not_in_what_is_kept(tmp_path: Path) -> None:
     assert KEY not in repr(access)
     assert ADMIN not in repr(access)
     assert ADMIN not in repr(AccessConfig(admin_key=SecretStr(ADMIN)))
+
+
+def test_the_administrators_key_may_be_in_a_file(tmp_path: Path) -> None:
+    """One line; without the file nobody may administer."""
+    path = tmp_path / "admin-key"
+    config = AccessConfig(admin_key_file=path)
+    assert not read_access(config).identify(f"Bearer {ADMIN}").is_admin
+    path.write_text(f"{ADMIN}\n")
+    assert read_access(config).identify(f"Bearer {ADMIN}").is_admin
+    for wrong in ("", "short\n", f"{ADMIN}\n{ADMIN}\n"):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError) as caught:
+            read_access(config)
+        assert ADMIN not in caught.value.message
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="cannot read the administrator's key"):
+        read_access(config)

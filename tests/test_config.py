@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from hdserve.config import (
     ADMIN_KEY_ENVIRONMENT_VARIABLE,
+    ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
     CONFIG_ENVIRONMENT_VARIABLE,
     EngineConfig,
@@ -206,6 +207,17 @@ def test_the_environment_says_who_may_use_it(monkeypatch: pytest.MonkeyPatch) ->
         assert access.admin_key.get_secret_value() == "of the environment"
         assert "environment" not in repr(access)
     assert parse_config(written).access.api_keys_file == Path("keys")
+    monkeypatch.setenv(ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE, "/run/admin-key")
+    assert load_config(written).access.admin_key_file is None
+    monkeypatch.delenv(ADMIN_KEY_ENVIRONMENT_VARIABLE)
+    access = load_config(written).access
+    assert (access.admin_key_file, access.admin_key) == (Path("/run/admin-key"), None)
+
+
+def test_there_is_one_administrator() -> None:
+    """A key and a file at once would leave open which is meant."""
+    with pytest.raises(ConfigError, match="admin_key or admin_key_file"):
+        parse_config({**ONE_MODEL, "access": {"admin_key_file": "a", "admin_key": "b"}})
 
 
 def test_an_empty_mapping_is_no_default() -> None:

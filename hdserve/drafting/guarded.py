@@ -6,12 +6,15 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
+
+if TYPE_CHECKING:
+    from hdserve.databases.statistics import StatisticsDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,11 @@ class GuardedDrafters:
         """Do before the first request what takes long."""
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
+
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        """Draft from another corpus from now on."""
+        for drafter in self._drafters:
+            self.run(drafter.name, "use_statistics", drafter.use_statistics, statistics)
 
     def lookup_times_s(self, seq: core.Sequence) -> dict[core.Source, float]:
         """How long a draft takes now from each source alone, over all drafters."""

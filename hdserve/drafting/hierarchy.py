@@ -9,6 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import ModelDatabase, TokenIds
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
 from hdserve.databases.recycled import NUM_TOP
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
     MAX_NEW_TOKENS,
@@ -220,6 +222,11 @@ class Hierarchy(Drafter):
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
         drafter.finish(seq)
 
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        self._resources = replace(self._resources, statistics=statistics)
+        self._sources.use_statistics(statistics)
+        self._levels = self._available_levels()
+
     def start(self, seq: Sequence) -> None:
         calibration = self.calibration(seq.namespace)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
@@ -273,9 +280,11 @@ class Hierarchy(Drafter):
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: _Request = seq.drafter_state[self.name]
         capacity = min(tree.capacity, self.options.max_nodes)
-        if capacity < 1 or request.levels == 0:
+        if capacity < 1:
             return
         self._refresh(request, seq)
+        if request.levels == 0:
+            return
         scratch = self._scratch
         num_nodes = self._grow(request, request.levels, capacity, tree.max_depth)
         tokens, parents, depths, levels = scratch.drafted[:, : num_nodes - 1].tolist()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from hdserve.config import StrictModel
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import Partition
 from hdserve.databases.ngram import most_frequent
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.tree import Acceptance, DraftTree
 
@@ -123,6 +125,9 @@ class HierarchyPaper(Drafter):
         for text in partition.texts_since(position):
             ngrams.add(text, 0)
         self._model[namespace] = (partition, partition.log_end, ngrams)
+
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        self._resources = replace(self._resources, statistics=statistics)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         num = self._options.num_chains

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from hdserve.databases.model import MODEL_ORDERS, Partition
 from hdserve.databases.ngram import Ints
 from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
-from hdserve.databases.statistics import STATISTICS_ORDERS
+from hdserve.databases.statistics import STATISTICS_ORDERS, StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
     MODEL,
@@ -88,12 +89,19 @@ class DraftSources:
         self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
         self._nothing = Partition(1 << 14)
         self._known: dict[str, NamespaceSources] = {}
+        self._num_replaced = 0
+
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        """Have another corpus in the sources of every namespace."""
+        self._resources = replace(self._resources, statistics=statistics)
+        self._known.clear()
+        self._num_replaced += 1
 
     @property
     def version(self) -> int:
         """Unless it has changed, :meth:`of` gives what it gave before."""
         database = self._resources.model_database
-        version = 0 if database is None else database.version
+        version = self._num_replaced + (0 if database is None else database.version)
         for other in self._resources.draft_from:
             version += other.version
         return version

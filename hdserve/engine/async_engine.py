@@ -87,6 +87,19 @@ class AsyncEngine:
         """Sequences that have not ended."""
         return self._num_open
 
+    def check_room(self, num_sequences: int) -> None:
+        """Whether so many sequences more may be open now; before work is done for them.
+
+        Raises:
+            Overloaded: too many sequences are open.
+            InvalidRequest: so many may never be.
+        """
+        if num_sequences > self._max_num_open:
+            reason = f"at most {self._max_num_open} answers can be generated at a time"
+            raise InvalidRequest(reason, "n")
+        if self._num_open + num_sequences > self._max_num_open:
+            raise Overloaded("too many requests are waiting for this model; try again later")
+
     def check(self, max_silence_s: float) -> None:
         """Raise ``EngineStopped`` if the engine has failed, was closed, or has something to do but
         has not finished a step within ``max_silence_s``."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hdserve import core
 from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.chunk import Chunk
@@ -84,6 +85,10 @@ class Engine:
     def adopt_drafter_states(self, namespace: str, states: bytes) -> None:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
+
+    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+        """Draft from another corpus from now on."""
+        self._drafters.use_statistics(statistics)
 
     @property
     def max_total_tokens(self) -> int:
@@ -308,8 +313,8 @@ class Engine:
         longest = self._max_total_tokens
         if len(seq.token_ids) >= longest:
             raise PromptTooLong(
-                f"the prompt has {len(seq.token_ids)} tokens; with at least one token of answer "
-                f"at most {longest} fit in this model's context",
+                f"this model's maximum context length is {longest} tokens, and the prompt has "
+                f"{len(seq.token_ids)}, which leaves none for an answer",
                 "prompt",
             )
         _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)

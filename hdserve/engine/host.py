@@ -145,6 +145,11 @@ class ModelHost:
         """Drop what ``model`` has generated in ``namespace``."""
         self.databases[model].clear(namespace)
 
+    def use_statistics(self, engine: Engine, statistics: StatisticsDatabase) -> None:
+        """Draft from another corpus from now on; in the engine's thread."""
+        self.statistics = statistics
+        engine.use_statistics(statistics)
+
     def params(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """The parameters a client chose, over the model's own defaults; a missing seed is drawn.
 

@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import resolve_model
 
+_DEVELOPER = "developer"
 _TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -78,6 +79,8 @@ class Tokenizer:
         """Token ids of a conversation, up to where the assistant is to speak.
 
         Args:
+            messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
+                ``system`` to templates that do not know it.
             tools: functions the model may call, in the form of the OpenAI API.
 
         Raises:
@@ -92,11 +95,12 @@ class Tokenizer:
             if name in inspect.signature(apply).parameters:
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
         known_tools = list(tools) or None
-        if known_tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=known_tools)):
+        template = self._tokenizer.get_chat_template(tools=known_tools)
+        if known_tools and not _TOOLS.search(template):
             raise Unsupported("this model's chat template does not know tools", "tools")
         try:
             text: str = apply(
-                list(messages),
+                list(messages if _DEVELOPER in template else _with_system(messages)),
                 tools=known_tools,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -130,6 +134,13 @@ class Tokenizer:
         if all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         return text.encode()
+
+
+def _with_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [
+        {**message, "role": "system"} if message.get("role") == _DEVELOPER else message
+        for message in messages
+    ]
 
 
 def load_tokenizer(

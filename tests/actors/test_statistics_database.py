@@ -12,7 +12,7 @@ import ray
 
 from actors import statistics_database
 from actors.corpus import describe
-from actors.statistics_database import CHUNK_BYTES, StatisticsDatabaseActor, ensure_local
+from actors.statistics_database import CHUNK_BYTES, Choice, StatisticsDatabaseActor, ensure_local
 from hdserve.errors import DatabaseError
 
 NUM_BYTES = CHUNK_BYTES + 12_345
@@ -43,6 +43,17 @@ def contents(directory: Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+def test_choices(corpus: Path) -> None:
+    """The last one counts; what a replica knows counts where the actor has forgotten."""
+    actor = StatisticsDatabaseActor()
+    assert actor.choice("m") is None
+    first, second = Choice("a", "1"), Choice("b", "2")
+    assert actor.choice("m", first) == first
+    actor.choose("m", second)
+    assert actor.choice("m", first) == second
+    assert actor.choice("other") is None
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.ray
 MODEL = "assistant"
 QUESTION: list[Any] = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
 ADMIN_KEY = "the-key-of-the-administrator"
+NEW_KEY = "a-key-that-comes-and-goes"
 ANNA_KEY, OTTO_KEY, OTHER_OTTO_KEY = (
     "key-of-anna-0123456",
     "key-of-otto-0123456",
@@ -78,7 +79,9 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "gateway": {"strict_requests": True},
         "model_database": {"num_shards": 2},
     }
-    environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY": ADMIN_KEY}
+    admin_key = directory / "admin-key"
+    admin_key.write_text(f"{ADMIN_KEY}\n")
+    environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY_FILE": str(admin_key)}
     served = ServedApplication(directory, config, environment=environment)
     try:
         served.wait_ready()
@@ -86,7 +89,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     finally:
         served.stop()
     log = served.log_path.read_text()
-    assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY))
+    assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY, NEW_KEY))
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,37 @@ def test_clients_raise_their_own_error(application: ServedApplication) -> None:
         application.client("no-such-key").models.list()
     assert caught.value.code == "invalid_api_key"
     assert [model.id for model in application.client(OTTO_KEY).models.list()] == [MODEL, "a"]
+
+
+def test_keys_change_while_it_runs(application: ServedApplication) -> None:
+    """A new key is let in, a broken file changes nothing, and a key that is gone is refused."""
+    path = application.log_path.with_name("keys")
+    before = path.read_text()
+
+    def wait_for(status: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while answer(NEW_KEY) != status:
+            assert time.monotonic() < deadline_s, f"not {status} in a minute"
+            time.sleep(0.2)
+
+    def answer(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.get(f"{application.base_url}/v1/models", headers=headers).status_code
+
+    assert answer(NEW_KEY) == 401
+    for text, status in ((f"{before}{NEW_KEY} new\n", 200), (before, 401)):
+        changed = path.with_name("changed")
+        changed.write_text(text)
+        changed.replace(path)
+        wait_for(status)
+        assert answer(ANNA_KEY) == answer(ADMIN_KEY) == 200
+    path.write_text(before + "short")
+    deadline_s = time.monotonic() + 60
+    while "the keys stay as they were" not in application.log_path.read_text():
+        assert answer(ANNA_KEY) == 200
+        assert time.monotonic() < deadline_s, "nothing is said in a minute"
+        time.sleep(0.2)
+    path.write_text(before)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -192,10 +226,25 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     assert call.function.name == "book_table"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     chunks = list(client.chat.completions.create(**options, stream=True))
-    (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    assert streamed.function is not None
-    assert streamed.function.arguments == call.function.arguments
+    first, *rest = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert first.function is not None
+    assert (first.function.name, first.function.arguments) == ("book_table", "")
+    assert len(rest) > 1
+    pieces = [piece.function.arguments or "" for piece in rest if piece.function]
+    assert "".join(pieces) == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    with client.chat.completions.stream(**options) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert [item.function.arguments for item in message.tool_calls or ()] == ["".join(pieces)]
+    short = [*client.chat.completions.create(**options | {"max_tokens": 20}, stream=True)]
+    whole = client.chat.completions.create(**options | {"max_tokens": 20}).choices[0]
+    assert short[-1].choices[0].finish_reason == whole.finish_reason == "length"
+    (half,) = whole.message.tool_calls or ()
+    found = [call for chunk in short for call in chunk.choices[0].delta.tool_calls or ()]
+    cut_off = "".join(item.function.arguments or "" for item in found if item.function)
+    assert half.type == "function"
+    assert half.function.arguments == cut_off
+    assert call.function.arguments.startswith(cut_off)
     options |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
     (choice,) = client.chat.completions.create(**options).choices
     assert len(choice.message.tool_calls or []) == 1
@@ -218,6 +267,30 @@ def test_calls_the_model_chose(client: openai.OpenAI) -> None:
     assert again.usage is not None
     assert answer.usage is not None
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> None:
+    """An output is a call of a tool or an answer in the format, never text."""
+    tools: Any = [BOOK]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    (choice,) = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "developer", "content": "Be brief."}, *QUESTION],
+        tools=tools,
+        parallel_tool_calls=False,
+        response_format=form,
+        seed=seed,
+        temperature=1.0,
+        max_tokens=400,
+    ).choices
+    written = choice.message.content
+    if choice.finish_reason == "tool_calls":
+        (call, *_) = choice.message.tool_calls or ()
+        assert call.type == "function"
+        written = call.function.arguments
+    assert choice.finish_reason != "length"
+    jsonschema.validate(json.loads(written or ""), SCHEMA)
 
 
 def test_strict_requests(client: openai.OpenAI) -> None:
@@ -249,7 +322,11 @@ def test_large_prompts(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == 1500
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt=" the" * 50_000, max_tokens=2)
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    long: Any = [{"role": "user", "content": " the" * 50_000}]
+    with pytest.raises(openai.BadRequestError, match="maximum context length is") as caught:
+        client.chat.completions.create(model=MODEL, messages=long, max_tokens=2)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_tenants_share_no_text_and_the_administrator_sees_all(

@@ -86,8 +86,10 @@ def test_replicas_follow_the_load(application: ServedApplication) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         loads = [pool.submit(load, number) for number in range(8)]
-        wait_for(lambda: len(replicas(application, SCALED)) == 2, "no second replica came")
-        is_over.set()
+        try:
+            wait_for(lambda: len(replicas(application, SCALED)) == 2, "no second replica came")
+        finally:
+            is_over.set()
         answers = [item.result() for item in loads]
     for answer in (answer for of_thread in answers for answer in of_thread):
         assert answer["choices"][0]["message"] == alone["choices"][0]["message"]

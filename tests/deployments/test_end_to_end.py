@@ -206,7 +206,7 @@ ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
         {"messages": [{"role": "user", "content": "word " * 4000}]},
         400,
         "context_length_exceeded",
-        "prompt",
+        "messages",
     ),
     ({"messages": [{"role": "user", "content": "x" * 5_000_000}]}, 413, "request_too_large", None),
 ]

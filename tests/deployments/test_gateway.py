@@ -13,7 +13,7 @@ from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import EngineGone, EngineStopped
+from hdserve.errors import EngineGone, EngineStopped, Overloaded
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 DELTA = Delta(0, 0, "text", (1,), (0,), None, "stop")
@@ -53,6 +53,13 @@ def generate(*arguments: Any) -> list[Records]:
 def test_a_replica_whose_engine_is_gone_costs_no_request() -> None:
     """It had begun with nothing, so another try is harmless."""
     assert generate(EngineGone("gone"), 2, 0) == [(DELTA, SUMMARY)]
+
+
+def test_what_a_full_replica_refuses_is_tried_once_more() -> None:
+    """Another may have room; if not, the client hears of it at once."""
+    assert generate(Overloaded("full"), 1, 0) == [(DELTA, SUMMARY)]
+    with pytest.raises(Overloaded, match="full"):
+        generate(Overloaded("full"), 2, 0)
 
 
 def test_a_request_that_an_engine_failed_with_is_not_tried_again() -> None:

@@ -1,7 +1,8 @@
-"""A full queue is answered with 429 and Retry-After, and what was accepted is answered."""
+"""As many requests wait as the configuration says; one more is answered with 429."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
 
 MODEL = "hdserve-mini"
+NUM_SLOTS, NUM_QUEUED = 2, 3
 
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    engine = {"max_num_sequences": 2, "max_num_queued": 2}
+    engine = {"max_num_sequences": NUM_SLOTS, "max_num_queued": NUM_QUEUED}
     config = {
         "models": [{"name": MODEL, "model": MODEL, "aliases": ["mini"], "engine": engine}],
         "model_database": {"is_enabled": False},
@@ -58,3 +61,61 @@ def test_overload(application: ServedApplication, is_streamed: bool) -> None:
             assert answer.text.endswith("data: [DONE]\n\n")
         else:
             assert answer.json()["usage"]["completion_tokens"] == 300
+
+
+def test_the_queue_is_as_long_as_configured(application: ServedApplication) -> None:
+    """Decoded and waiting together: not one more, and not one fewer.  Meanwhile the server is
+    ready, says what it does, and takes the next request when one has left."""
+    body = {
+        "model": MODEL,
+        "prompt": "Once",
+        "max_tokens": 1900,
+        "ignore_eos": True,
+        "stream": True,
+        "speculation": {"enabled": False},
+    }
+
+    async def check() -> None:
+        async with httpx.AsyncClient(base_url=application.base_url, timeout=300) as client:
+
+            async def ask() -> int:
+                async with client.stream("POST", "/v1/completions", json=body) as answer:
+                    async for _ in answer.aiter_bytes():
+                        pass
+                    return answer.status_code
+
+            async def wait_for(num_running: int, num_waiting: int) -> None:
+                wanted = {"num_running": num_running, "num_waiting": num_waiting}
+                while (
+                    not wanted.items() <= (await client.get(f"/v1/models/{MODEL}")).json().items()
+                ):
+                    assert not any(task.done() for task in tasks)
+                    await asyncio.sleep(0.05)
+
+            tasks: list[asyncio.Task[int]] = []
+            for num_open in range(1, NUM_SLOTS + NUM_QUEUED + 1):
+                tasks.append(asyncio.create_task(ask()))
+                num_running = min(num_open, NUM_SLOTS)
+                await wait_for(num_running, num_open - num_running)
+            for _ in range(3):
+                assert await ask() == 429
+            assert (await client.get("/ready")).status_code == 200
+            metrics = (await client.get("/metrics")).text
+            assert "\nvllm:num_requests_waiting{" in metrics
+            tasks.pop().cancel()
+            await wait_for(NUM_SLOTS, NUM_QUEUED - 1)
+            await asyncio.sleep(2 * REMEMBERED_S)
+            tasks.append(asyncio.create_task(ask()))
+            await wait_for(NUM_SLOTS, NUM_QUEUED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+def test_more_answers_than_ever_fit(application: ServedApplication) -> None:
+    """Are an error of the request: to try again later would help nobody."""
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 1, "n": NUM_SLOTS + NUM_QUEUED + 1}
+    answer = httpx.post(f"{application.base_url}/v1/completions", json=body, timeout=120)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

@@ -112,7 +112,9 @@ def test_chat_chunks() -> None:
         delta("", 1, finish_reason="stop"),
         delta("", finish_reason="length"),
     ]
-    chunks = [ChatCompletionChunk.model_validate(made.chunk(item)) for item in deltas]
+    chunks = [
+        ChatCompletionChunk.model_validate(chunk) for item in deltas for chunk in made.chunks(item)
+    ]
     choices = [chunk.choices[0] for chunk in chunks]
     assert [choice.index for choice in choices] == [0, 1, 0, 1, 0]
     assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None, None, None]
@@ -124,7 +126,7 @@ def test_chat_chunks() -> None:
 
 def test_an_empty_first_chunk_has_content() -> None:
     """A first token that is half a character still opens the answer."""
-    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).chunk(delta("")))
+    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).chunks(delta(""))[0])
     assert chunk.choices[0].delta.content == ""
     assert chunk.choices[0].delta.role == "assistant"
 
@@ -160,7 +162,7 @@ def test_echo_comes_once_before_each_answer() -> None:
     whole = collected(CompletionFormat(echoes), *deltas)
     assert [choice["text"] for choice in whole["choices"]] == ["one xz", "two y"]
     made = builder(CompletionFormat(echoes))
-    texts = [made.chunk(item)["choices"][0]["text"] for item in deltas]
+    texts = [made.chunks(item)[0]["choices"][0]["text"] for item in deltas]
     assert texts == ["one x", "two y", "z"]
 
 
@@ -192,7 +194,7 @@ def test_completion_logprobs() -> None:
     assert logprobs.top_logprobs == [{"é": -0.5, "b": -1.0}, {}]
     assert logprobs.text_offset == [0, 1]
     made = builder(CompletionFormat())
-    chunks = [made.chunk(item)["choices"][0]["logprobs"] for item in parts]
+    chunks = [made.chunks(item)[0]["choices"][0]["logprobs"] for item in parts]
     assert [chunk["text_offset"] for chunk in chunks] == [[0], [1]]
 
 
@@ -200,7 +202,7 @@ def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)
     for choice in (0, 1):
-        chunk = made.chunk(delta("é", choice, logprobs=LOGPROBS))
+        chunk = made.chunks(delta("é", choice, logprobs=LOGPROBS))[0]
         assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 1]
 
 
@@ -293,7 +295,7 @@ def test_chunks_with_sources() -> None:
         DraftedToken(" c", 3, 0, False),
     )
     asked = delta(" a!", token_ids=(5, 6), sources=(1, 0), texts=(" a", "!"), draft=draft)
-    (choice,) = made.chunk(asked)["choices"]
+    (choice,) = made.chunks(asked)[0]["choices"]
     assert choice["token_sources"] == [
         {"text": " a", "source": "context"},
         {"text": "!", "source": "plain"},
@@ -303,5 +305,5 @@ def test_chunks_with_sources() -> None:
         {"text": " b", "source": "model", "parent": 0, "accepted": False},
         {"text": " c", "source": "statistics", "parent": -1, "accepted": False},
     ]
-    (choice,) = made.chunk(delta("b"))["choices"]
+    (choice,) = made.chunks(delta("b"))[0]["choices"]
     assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}

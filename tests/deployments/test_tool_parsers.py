@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.call_reader import Arguments, CallBegin
 from deployments.tool_parsers import (
     TOOL_PARSERS,
     Function,
     HermesToolParser,
     Llama3JsonToolParser,
+    Part,
     ToolCall,
     ToolParser,
     joined,
@@ -21,8 +23,10 @@ from deployments.tool_parsers import (
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import load_tokenizer
 
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>", "n": [1]}}\n</tool_call>'
-READ = ToolCall("f", '{"a": "</b>", "n": [1]}')
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>",  "n": [1]}}\n</tool_call>'
+READ = ToolCall("f", '{"a": "</b>",  "n": [1]}')
+INSIDE = r'{"a": "\"}</tool_call>\\", "b": [{}]}'
+TORN = '{"a": \'it"s\'}}\n'
 
 HERMES: list[tuple[str, str, list[ToolCall]]] = [
     ("plain text < 5, <tool", "plain text < 5, <tool", []),
@@ -33,6 +37,35 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
     ("<tool_call>{broken", "<tool_call>{broken", []),
     ('<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
     ("spaces  \n kept ", "spaces  \n kept ", []),
+    # A call is one from its arguments on, complete or not; before, it is text.
+    (CALL[:50], "", [ToolCall("f", '{"a": "</b>')]),
+    (CALL[:30], CALL[:30], []),
+    (CALL[:-4], "", [READ]),
+    (f"{CALL}\n{CALL[:25]}", CALL[:25], [READ]),
+    # As it was written, and a closing mark in a string closes nothing ...
+    (f'<tool_call>{{"name": "f", "arguments": {INSIDE}}}</tool_call>', "", [ToolCall("f", INSIDE)]),
+    # ... unless there can be no string.
+    (f'<tool_call>{{"name": "f", "arguments": {TORN}</tool_call>b', "b", [ToolCall("f", TORN)]),
+    ('<tool_call>{"name": "f", "arguments": {]</tool_call>b', "b", [ToolCall("f", "{]")]),
+    # Other orders, other keys, several calls between two marks, an end that is missing.
+    ('<tool_call>{"arguments": {"a":1}, "name": "é"}', "", [ToolCall("é", '{"a": 1}')]),
+    ('<tool_call>{"name":"f","arguments":{},"id":[2]}</tool_call>', "", [ToolCall("f", "{}")]),
+    (
+        '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}} so</tool_call>',
+        " so",
+        [ToolCall("f", "{}"), ToolCall("g", "{}")],
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {}</tool_call>\n<tool_call>',
+        "<tool_call>",
+        [ToolCall("f", "{}")],
+    ),
+    ("<tool_call></tool_call>", "<tool_call></tool_call>", []),
+    (
+        '<tool_call>{"name": "f", "arguments": "{}"}',
+        '<tool_call>{"name": "f", "arguments": "{}"}',
+        [],
+    ),
 ]
 LLAMA: list[tuple[str, str, list[ToolCall]]] = [
     ("plain text", "plain text", []),
@@ -44,6 +77,9 @@ LLAMA: list[tuple[str, str, list[ToolCall]]] = [
         [ToolCall("f", "{}"), ToolCall("g", "{}")],
     ),
     ('{"no": "call"}', '{"no": "call"}', []),
+    (' <|python_tag|>{"name": "f"', ' <|python_tag|>{"name": "f"', []),
+    (' <|python_tag|>{"name": "f", "parameters": {"a', "", [ToolCall("f", '{"a')]),
+    ('{"name": "f", "parameters": {}}; {"na', '; {"na', [ToolCall("f", "{}")]),
     ("  text { here", "  text { here", []),
 ]
 CASES = [
@@ -54,7 +90,7 @@ CASES = [
 
 def read(parser: type[ToolParser], pieces: list[str]) -> tuple[str, list[ToolCall]]:
     made = parser()
-    parts: list[str | ToolCall] = []
+    parts: list[Part] = []
     for piece in pieces:
         parts += made.push(piece)
     return joined([*parts, *made.finish()])
@@ -77,6 +113,64 @@ def test_cuts_change_nothing(case: Any, cuts: list[int]) -> None:
     starts = [0, *ends[:-1]]
     pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
     assert read(parser, pieces) == (plain, calls)
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='<>/tol_cal{}[]",;:\\\n é', max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.text(max_size=5), JSON, max_size=3)
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+@given(data=st.data())
+def test_streamed_calls_are_those_of_the_whole_answer(
+    parser: type[ToolParser], data: st.DataObject
+) -> None:
+    """Whatever the arguments are, and wherever the answer is cut or cut off."""
+    calls = [
+        ToolCall(f"f{index}", json.dumps(arguments, ensure_ascii=data.draw(st.booleans())))
+        for index, arguments in enumerate(data.draw(st.lists(ARGUMENTS, min_size=1, max_size=3)))
+    ]
+    answer = written(parser, calls)
+    plain = "Let me see. " if parser is HermesToolParser else ""
+    assert read(parser, [plain + answer]) == (plain.rstrip(), calls)
+    answer = (plain + answer)[: data.draw(st.integers(0, len(plain + answer)))]
+    pieces = []
+    while answer:
+        size = data.draw(st.integers(1, 12))
+        pieces.append(answer[:size])
+        answer = answer[size:]
+    assert read(parser, pieces) == read(parser, ["".join(pieces)])
+    for found, call in zip(read(parser, pieces)[1], calls, strict=False):
+        assert found.name == call.name
+        assert call.arguments.startswith(found.arguments)
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
+    """The name as soon as it is certain, then each character, but what belongs to no argument."""
+    opening, closing = (
+        ("<tool_call>\n", "\n</tool_call>") if parser is HermesToolParser else ("", "")
+    )
+    made = parser()
+    assert made.push(f'{opening}{{"name": "f", "{parser.arguments_key}": ') == []
+    assert made.push("{") == [CallBegin("f"), Arguments("{", is_last=False)]
+    assert made.push('"a": "<') == [Arguments('"a": "<', is_last=False)]
+    assert made.push('"}}') == [Arguments('"}', is_last=True)]
+    assert made.push(closing) == []
+    assert made.finish() == []
+
+
+def written(parser: type[ToolParser], calls: list[ToolCall]) -> str:
+    """As models write it."""
+    texts = [
+        f'{{"name": "{call.name}", "{parser.arguments_key}": {call.arguments}}}' for call in calls
+    ]
+    if parser is HermesToolParser:
+        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+    return "; ".join(texts)
 
 
 @given(st.text(alphabet='<tol_cal>{}/\n x"', max_size=60))
@@ -127,16 +221,14 @@ def test_grammars_and_parsers_agree(parser: type[ToolParser], is_one: bool) -> N
             state.push(token_id)
         return state.error is None
 
-    def written(name: str, arguments: dict[str, Any]) -> str:
-        call = json.dumps({"name": name, parser.arguments_key: arguments})
-        is_hermes = parser is HermesToolParser
-        return f"<tool_call>\n{call}\n</tool_call>" if is_hermes else call
+    def call(name: str, arguments: dict[str, Any]) -> str:
+        return written(parser, [ToolCall(name, json.dumps(arguments))])
 
-    weather, now = written("get_weather", {"city": "Seoul"}), written("now", {})
+    weather, now = call("get_weather", {"city": "Seoul"}), call("now", {})
     both = f"{weather}\n{now}" if parser is HermesToolParser else f"{weather}; {now}"
     assert allows(weather)
     assert allows(now)
     assert allows(both) is not is_one
-    assert [call.name for call in read(parser, [both])[1]] == ["get_weather", "now"]
-    for wrong in (written("then", {}), written("now", {"a": 1}), f"So: {now}"):
+    assert [found.name for found in read(parser, [both])[1]] == ["get_weather", "now"]
+    for wrong in (call("then", {}), call("now", {"a": 1}), f"So: {now}"):
         assert not allows(wrong)

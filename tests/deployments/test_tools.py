@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.protocol import ChatBody
 from deployments.responses import ChatFormat, ResponseBuilder
 from deployments.tool_parsers import HermesToolParser
+from hdserve import grammar
 from hdserve.core import DraftCounts
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]
@@ -52,6 +56,41 @@ def test_required_calls_have_a_grammar() -> None:
     assert ")*" in required
     assert ")*" not in single
     assert ")*" not in named.sampling["grammar"]
+
+
+def test_a_format_of_the_answer_leaves_calls_possible() -> None:
+    """Agents give both: the model calls tools until it answers in the format."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+    def allows(output: str, **fields: Any) -> bool:
+        found = request(response_format=form, **fields)
+        assert found.grammar_param == "response_format"
+        state = grammars.state(found.sampling["grammar"])
+        for token_id in [*tokenizer.encode(output), 2]:
+            if state.is_complete and token_id != 2:
+                return False
+            state.push(token_id)
+        return state.error is None
+
+    call = '<tool_call>\n{"name": "f", "arguments": {"b": 2}}\n</tool_call>'
+    for output, with_tools, without in (
+        ('{"a": 1}', True, True),
+        (call, True, False),
+        (f"{call}\n{call}", True, False),
+        ('{"a": 2}', False, False),
+        (f'{call}{{"a": 1}}', False, False),
+        ("Well.", False, False),
+    ):
+        assert allows(output, tools=[TOOL]) is with_tools
+        assert allows(output, tools=[TOOL], tool_choice="auto") is with_tools
+        assert allows(output, tools=[TOOL], tool_choice="none") is without
+        assert allows(output) is without
+    assert not allows(f"{call}\n{call}", tools=[TOOL], parallel_tool_calls=False)
+    chosen = request(tools=[TOOL], guided_regex="ab*").sampling["grammar"]
+    assert chosen == grammar.regex("ab*")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -120,15 +159,34 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     assert found[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert found[1]["content"] == ""
     assert found[2] == {"role": "tool", "tool_call_id": "1", "content": "42"}
+    call["function"] = {"name": "f", "arguments": ""}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (found_call,) = request(messages=[message]).messages[0]["tool_calls"]
+    assert found_call["function"]["arguments"] == {}
 
 
-def deltas(text: str, reason: str = "stop") -> list[Delta]:
-    """``text`` in pieces of seven characters."""
-    pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+def deltas(text: str, reason: str = "stop", size: int = 7) -> list[Delta]:
+    """``text`` in pieces of ``size`` characters."""
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
     return [
         Delta(0, 0, piece, (1,), (0,), None, reason if index == len(pieces) - 1 else None)
         for index, piece in enumerate(pieces)
     ]
+
+
+def as_read(pieces: list[ChoiceDeltaToolCall]) -> list[dict[str, Any]]:
+    """The calls of a stream, put together: each begins with all but its arguments."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        assert piece.function is not None
+        if piece.index == len(calls):
+            assert (piece.type, piece.function.arguments) == ("function", "")
+            function = {"name": piece.function.name, "arguments": ""}
+            calls.append({"id": piece.id, "function": function})
+        else:
+            assert (piece.id, piece.type, piece.function.name) == (None, None, None)
+            calls[piece.index]["function"]["arguments"] += piece.function.arguments
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -139,8 +197,9 @@ def deltas(text: str, reason: str = "stop") -> list[Delta]:
         ("just text", False, "just text", 0),
     ],
 )
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_answers_with_calls(
-    text: str, is_one_call: bool, content: str | None, num_calls: int
+    text: str, is_one_call: bool, content: str | None, num_calls: int, size: int
 ) -> None:
     """Whole and streamed, as the real client reads them, the same calls."""
 
@@ -149,7 +208,7 @@ def test_answers_with_calls(
         return ResponseBuilder(form, "m", "r", 1)
 
     made = builder()
-    for delta in deltas(text):
+    for delta in deltas(text, size=size):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
     calls = choice.message.tool_calls or []
@@ -157,21 +216,34 @@ def test_answers_with_calls(
     assert len(calls) == num_calls
     assert choice.finish_reason == ("tool_calls" if num_calls else "stop")
     streamed = builder()
-    chunks = [ChatCompletionChunk.model_validate(streamed.chunk(delta)) for delta in deltas(text)]
-    found = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    chunks = [
+        ChatCompletionChunk.model_validate(chunk)
+        for delta in deltas(text, size=size)
+        for chunk in streamed.chunks(delta)
+    ]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
-    assert [call.index for call in found] == list(range(num_calls))
+    found = as_read([call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()])
+    assert [call["function"] for call in found] == [call.function.model_dump() for call in calls]
+    assert len({call["id"] for call in found}) == num_calls
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason
-    assert len({call.id for call in found}) == num_calls
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
     for call in calls:
         assert call.type == "function"
         assert json.loads(call.function.arguments) == {"a": "é"}
 
 
-def test_an_answer_that_is_cut_off_has_length_as_its_reason() -> None:
-    """Half a call is text."""
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("size", [30, 45])
+def test_an_answer_that_is_cut_off_keeps_its_reason(size: int, reason: str) -> None:
+    """Half a call is text before its arguments, and a call with half of them after."""
     made = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
-    for delta in deltas(CALL[:30], "length"):
+    for delta in deltas(CALL[:size], reason):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("length", CALL[:30])
+    assert choice.finish_reason == reason
+    if size == 30:
+        assert (choice.message.content, choice.message.tool_calls) == (CALL[:30], None)
+        return
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("f", '{"a": "')

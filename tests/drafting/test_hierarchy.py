@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.core import Source
+from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
@@ -217,6 +217,26 @@ def test_copies_come_from_chosen_databases_only(allowed: str, other: str) -> Non
         tree = propose(drafter, seq)
         assert all(source.label == allowed for source in tree.sources[1:])
         assert not set(tree.token_ids[1:]) & set(texts[other][20:])
+
+
+@pytest.mark.parametrize("before", [[], [[5, 20, 21]]])
+def test_another_corpus_is_drafted_from_at_once(before: list[list[int]]) -> None:
+    """By the sequence that runs, and by the next one; where there was none before, too."""
+    drafter = Hierarchy(make_resources(statistics=before))
+
+    def begun() -> Sequence:
+        seq = make_sequence([5, 30, 31], databases=frozenset({"statistics"}))
+        drafter.start(seq)
+        follow(drafter, seq, DraftTree(31, 0), [5])
+        return seq
+
+    running = begun()
+    assert propose(drafter, running, 8).token_ids[1:2] == [20] * len(before)
+    statistics = make_resources(statistics=[[5, 40, 41]]).statistics
+    assert statistics is not None
+    drafter.use_statistics(statistics)
+    for seq in (running, begun()):
+        assert propose(drafter, seq, 8).token_ids[1] == 40
 
 
 @pytest.mark.parametrize("switched_off", ["context", "model", "statistics"])

@@ -175,10 +175,15 @@ def test_overload_is_refused_at_once(gate: GateDrafter) -> None:
             with pytest.raises(Overloaded):
                 await collect(engine, make_sequence("c", make_prompt(5)))
             assert engine.num_open == 2
+            with pytest.raises(Overloaded):
+                engine.check_room(1)
+            with pytest.raises(InvalidRequest, match="at most 2 answers"):
+                engine.check_room(3)
             gate.gate.set()
             for outputs in await asyncio.gather(*tasks):
                 assert outputs[-1].finish_reason is FinishReason.LENGTH
             assert len(await collect(engine, make_sequence("c", make_prompt(5)))) > 0
+            engine.check_room(2)
 
     run_async(test)
 

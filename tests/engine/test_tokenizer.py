@@ -82,6 +82,19 @@ def test_unused_template_variables_are_harmless() -> None:
     assert TOKENIZER.encode_chat([USER], {"thinking": True}) == TOKENIZER.encode_chat([USER], {})
 
 
+def test_developers_speak_as_the_system(tmp_path: Path) -> None:
+    """To a template that does not know them; one that does is given what was sent."""
+    developer, system = ({"role": role, "content": "Be brief."} for role in ("developer", "system"))
+    assert TOKENIZER.encode_chat([developer, USER], {}) == TOKENIZER.encode_chat([system, USER], {})
+    source = bundled_model_path("hdserve-tiny")
+    assert source is not None
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    knowing = "{% for m in messages %}{{ 'dev' if m.role == 'developer' else m.role }} {% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(knowing)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.decode(tokenizer.encode_chat([developer, system], {})) == "dev system "
+
+
 @pytest.mark.parametrize("messages", [[{"role": "user"}], [{}], [USER, {"content": "x"}]])
 def test_what_a_template_refuses_is_a_wrong_request(messages: list[dict[str, Any]]) -> None:
     """Messages that the template cannot render get its reason, not an internal error."""

@@ -16,8 +16,8 @@ from tests.serving import ServedApplication
 ROOT = Path(__file__).parents[2]
 EXCLUDED = ("positive_data_acceptance", "unsupported_method", "allow_header_conformance")
 """What a schema cannot say: which ids a vocabulary has, which parameters exclude each other.  Names
-of models hold slashes, so ``GET .../m/import`` asks for the model ``m/import``.  And Starlette
-names in ``Allow`` the methods of the first route of a path."""
+of models hold slashes, so ``GET .../m/import`` asks for the model ``m/import``, and ``Allow`` names
+``GET`` there."""
 
 MODEL = "m"
 

@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from hdserve.config import (
-    ADMIN_KEY_ENVIRONMENT_VARIABLE,
+    ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
 )
 from tests.k8s.manifests import (
@@ -204,12 +204,13 @@ def test_keys_are_where_the_application_looks(overlay: str) -> None:
         if overlay == "cpu-dev":
             assert API_KEYS_FILE_ENVIRONMENT_VARIABLE not in environment
             continue
-        assert ADMIN_KEY_ENVIRONMENT_VARIABLE in environment
-        path = environment[API_KEYS_FILE_ENVIRONMENT_VARIABLE]["value"]
+        names = (API_KEYS_FILE_ENVIRONMENT_VARIABLE, ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE)
+        paths = [environment[name]["value"] for name in names]
         (mount,) = (item for item in pod["containers"][0]["volumeMounts"] if item["name"] == "keys")
         (volume,) = (item for item in pod["volumes"] if item["name"] == "keys")
-        (item,) = volume["secret"]["items"]
-        assert f"{mount['mountPath']}/{item['path']}" == path
+        items = volume["secret"]["items"]
+        assert [f"{mount['mountPath']}/{item['path']}" for item in items] == paths
+        assert [item["key"] for item in items] == ["api-keys", "admin-key"]
 
 
 def test_disruption_budgets_and_policies_select_the_pods() -> None:

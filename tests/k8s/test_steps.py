@@ -50,15 +50,6 @@ def code_version(config: dict[str, Any]) -> str:
     return get_app_code_version(ServeDeploySchema.model_validate(config).applications[0])
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "multi-model"])
-def test_keys_are_read_again(overlay: str) -> None:
-    """Another value of ``KEYS`` has Ray Serve build the application once more."""
-    config = serve_config(ray_service(overlay))
-    changed = copy.deepcopy(config)
-    changed["applications"][0]["runtime_env"]["env_vars"]["KEYS"] = "2"
-    assert code_version(changed) != code_version(config)
-
-
 def test_the_file_of_the_keys_changes_in_pods_that_run() -> None:
     """As a file of a mounted directory does, and one that is mounted by itself does not."""
     for group in groups(ray_service("multi-model")):

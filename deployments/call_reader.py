@@ -1,0 +1,183 @@
+"""Reading tool calls as they come: the name first, then the arguments piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_SEPARATORS = "; \n\r\t"
+
+
+class CallBegin(NamedTuple):
+    """A call begins; the arguments that follow are its."""
+
+    name: str
+
+
+class Arguments(NamedTuple):
+    """A piece of the arguments, a JSON text, of the call that began last.
+
+    Attributes:
+        is_last: whether they are complete now.
+    """
+
+    text: str
+    is_last: bool
+
+
+CallPart = CallBegin | Arguments
+
+
+class CallReader:
+    """Reads calls, JSON objects one after the other.
+
+    A call with its name before its arguments, as chat templates write it, is given out as it
+    comes, its arguments as the model wrote them::
+
+        {"name": "f", "arguments": {"a": 1}}; {"name": "g", "arguments": {...
+        |-------- kept ------------|-given-|-------- kept -------------|given
+
+    From the opening brace of its arguments on it is a call, whatever follows.  Anything else is
+    kept to the end, and is calls if all of it is.
+
+    Args:
+        closing: what ends the calls where it is not in a string; by default nothing does.
+
+    Attributes:
+        kept: what is not given out; after the end, what is no call.
+        rest: what came after ``closing``.
+    """
+
+    def __init__(self, arguments_key: str, closing: str = "") -> None:
+        self._arguments_key = arguments_key
+        self._closing = closing
+        self._head = re.compile(
+            rf'[;\s]*{{\s*"name"\s*:\s*"([\w.-]{{1,64}})"\s*,\s*"{arguments_key}"\s*:\s*(?={{)'
+        )
+        self._call: _OpenCall | None = None
+        self.num_calls = 0
+        self.is_closed = False
+        self.kept = ""
+        self.rest = ""
+
+    def push(self, text: str) -> list[CallPart]:
+        """What is certain now that ``text`` has come; nothing may come after ``closing``."""
+        self.kept += text
+        return list(self._take())
+
+    def end(self) -> list[CallPart]:
+        """The calls in what was kept; no more comes."""
+        left = self.kept.strip(_SEPARATORS)
+        if self._call is not None or (self.num_calls and self._closing.startswith(left)):
+            self.kept = ""  # at most the beginning of ``closing``
+            return []
+        calls = _whole_calls(left, self._arguments_key)
+        if calls:
+            self.kept = ""
+            self.num_calls += len(calls) // 2
+        return calls
+
+    def _take(self) -> Iterator[CallPart]:
+        while not self.is_closed:
+            if self._call is not None:
+                yield from self._read_on(self._call)
+                if self._call is not None:
+                    return
+            elif head := self._head.match(self.kept):
+                self._call, self.kept = _OpenCall(self._closing), self.kept[head.end() :]
+                self.num_calls += 1
+                yield CallBegin(head[1])
+            else:
+                self._close()
+                return
+
+    def _read_on(self, call: _OpenCall) -> Iterator[CallPart]:
+        piece, num_read = call.read(self.kept)
+        self.kept = self.kept[num_read:]
+        if piece:
+            yield Arguments(piece, call.has_arguments)
+        if not call.is_over and self.kept.startswith(self._closing or "\0"):
+            self._close()
+        if call.is_over or self.is_closed:
+            self._call = None
+
+    def _close(self) -> None:
+        """Stop where ``closing`` is, if it is there."""
+        if self._closing and self._closing in self.kept:
+            self.is_closed = True
+            self.kept, _, self.rest = self.kept.partition(self._closing)
+
+
+class _OpenCall:
+    """A call from its arguments on: where they end, and where its object ends.
+
+    Attributes:
+        has_arguments: whether the arguments are complete.
+    """
+
+    def __init__(self, closing: str) -> None:
+        self._closing = closing
+        self._depth = 1
+        self._is_string = False
+        self._is_torn = False
+        self._is_escaped = False
+        self.has_arguments = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._depth < 1
+
+    def read(self, text: str) -> tuple[str, int]:
+        """The arguments ``text`` begins with, and how many of its characters belong to the call:
+        none of what comes after it, and none of what is ``closing`` or may become it."""
+        num_arguments = 0
+        for index, char in enumerate(text):
+            if self.is_over or self._may_close(text, index):
+                return text[:num_arguments], index
+            self._step(char)
+            if not self.has_arguments:
+                num_arguments = index + 1
+                self.has_arguments = self._depth < 2
+        return text[:num_arguments], len(text)
+
+    def _may_close(self, text: str, index: int) -> bool:
+        """JSON has no line break in a string: after one the string is none, and so no reason to
+        read on behind ``closing``."""
+        closing = self._closing
+        if not closing or (self._is_string and not self._is_torn):
+            return False
+        return closing.startswith(text[index : index + len(closing)])
+
+    def _step(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._is_string:
+            self._is_escaped = char == "\\"
+            self._is_string = char != '"'
+            self._is_torn |= char == "\n"
+        elif char == '"':
+            self._is_string, self._is_torn = True, False
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+
+
+def _whole_calls(text: str, arguments_key: str) -> list[CallPart]:
+    """The calls ``text`` consists of; none if it is anything else."""
+    decoder = json.JSONDecoder()
+    found: list[CallPart] = []
+    try:
+        while text:
+            data, end = decoder.raw_decode(text)
+            arguments = data[arguments_key]
+            if not isinstance(data["name"], str) or not isinstance(arguments, dict):
+                return []
+            written = json.dumps(arguments, ensure_ascii=False)
+            found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
+            text = text[end:].lstrip(_SEPARATORS)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return found

@@ -1,0 +1,69 @@
+"""Who may do what now: keys that change in their files count without a restart."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from hdserve.access import Access, Identity
+from hdserve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 2.0
+
+
+class CurrentAccess:
+    """Looks at the files of the keys when somebody signs in, and reads them when they differ.
+
+    Links are followed, so a volume of Kubernetes, whose links change all at once, is seen to
+    change.  Files that cannot be used leave the keys as they are, and say so once in the log.  Of
+    one thread.
+
+    Args:
+        access: as the files were somewhere, some time ago; they are read again at first.
+        check_interval_s: how often the files are looked at, at most.
+    """
+
+    def __init__(self, access: Access, check_interval_s: float = CHECK_INTERVAL_S) -> None:
+        self._access = access
+        self._check_interval_s = check_interval_s
+        self._files = [path for path in (access.keys_file, access.admin_key_file) if path]
+        self._states: list[_State | None] | None = None
+        self._next_check_s = 0.0
+
+    def identify(self, authorization: str) -> Identity:
+        """As :meth:`Access.identify`."""
+        now_s = time.monotonic()
+        if self._files and now_s >= self._next_check_s:
+            self._next_check_s = now_s + self._check_interval_s
+            self._check()
+        return self._access.identify(authorization)
+
+    def _check(self) -> None:
+        states = [_state(path) for path in self._files]
+        if states == self._states:
+            return
+        self._states = states
+        try:
+            found = self._access.read_again()
+        except ConfigError as error:
+            logger.error("the keys stay as they were: %s", error.message)
+            return
+        if found != self._access:
+            logger.info("the keys have changed; there are %d API keys", len(found.keys))
+        self._access = found
+
+
+_State = tuple[int, int, int, int]
+
+
+def _state(path: Path) -> _State | None:
+    """What changes with a file; ``None`` where it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,20 @@
+"""What is documented can be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deployments.body_schema import body_schema
+from deployments.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody])
+def test_schemas_of_bodies_stand_for_themselves(body: type[Body]) -> None:
+    """A reference would point to the root of the whole OpenAPI document, where nothing is."""
+    text = json.dumps(body_schema(body))
+    assert '"$ref"' not in text
+    assert '"$defs"' not in text
+    if body in (ChatBody, TokenizeBody):
+        assert '"role"' in text
