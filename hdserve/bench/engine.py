@@ -62,6 +62,17 @@ _Round = list[tuple[str, str, Measurement]]
 _ROUND: TypeAdapter[_Round] = TypeAdapter(_Round)
 
 
+def filling(tasks: Sequence[Task], batch_size: int) -> list[Task]:
+    """``tasks`` as they can fill a batch: as they are, or all of them together, in turns, where one
+    of several has fewer prompts than the batch has sequences."""
+    if len(tasks) == 1 or min(len(task.prompts) for task in tasks) >= batch_size:
+        return list(tasks)
+    most = max(len(task.prompts) for task in tasks)
+    turns = [(task, index) for index in range(most) for task in tasks if index < len(task.prompts)]
+    recorded = [task.recorded[index] for task, index in turns if task.recorded is not None]
+    return [Task(ALL_TASKS, [task.prompts[index] for task, index in turns], recorded or None)]
+
+
 def run_rounds(
     contenders: Sequence[Contender],
     tasks: Sequence[Task],
@@ -73,7 +84,8 @@ def run_rounds(
     journal: Journal | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Runs:
-    """Decode every task with every contender, ``num_rounds`` times.
+    """Decode every task with every contender, ``num_rounds`` times; at batch sizes that a task
+    cannot fill, all tasks together.
 
     Contenders take turns task by task, in another order each round, so that what else happens on
     the machine meets all of them.
@@ -84,6 +96,7 @@ def run_rounds(
         progress: called after each run, restored ones included.
     """
     journal = journal or Journal(None, {})
+    tasks = filling(tasks, batch_size)
     able = [
         contender
         for contender in contenders

@@ -33,6 +33,7 @@ from hdserve.engine.kernels.vectors import (
     largest,
     load,
     multiplied,
+    prefetch,
     spread,
     store,
     store_totals,
@@ -45,6 +46,7 @@ QUERIES_PER_TILE = 16
 
 _KEYS_PER_BLOCK = 64
 _KEYS_AT_ONCE = 4
+_KEYS_AHEAD = 8
 _NUMBERS_AT_ONCE = 4 * NUM_LANES
 """Of a value."""
 
@@ -131,6 +133,9 @@ def _scores_of_two(
         k1 = load(call.keys, (tile.kv_head, kv_rows[1], d))
         k2 = load(call.keys, (tile.kv_head, kv_rows[2], d))
         k3 = load(call.keys, (tile.kv_head, kv_rows[3], d))
+        if one.place == 0:
+            for ahead in range(_KEYS_AHEAD, _KEYS_AHEAD + _KEYS_AT_ONCE):
+                prefetch(call.keys, (tile.kv_head, kv_rows[0] + ahead, d))
         a0, a1, a2, a3 = fused(a, k0, a0), fused(a, k1, a1), fused(a, k2, a2), fused(a, k3, a3)
         b0, b1, b2, b3 = fused(b, k0, b0), fused(b, k1, b1), fused(b, k2, b2), fused(b, k3, b3)
     column = position - tile.origin
@@ -212,6 +217,9 @@ def _values_of_two(
         v1 = load(call.values, (tile.kv_head, kv_row, d1))
         v2 = load(call.values, (tile.kv_head, kv_row, d2))
         v3 = load(call.values, (tile.kv_head, kv_row, d3))
+        if one.place == 0:
+            for number in (d, d1, d2, d3):
+                prefetch(call.values, (tile.kv_head, kv_row + _KEYS_AHEAD, number))
         a0, a1, a2, a3 = fused(a, v0, a0), fused(a, v1, a1), fused(a, v2, a2), fused(a, v3, a3)
         b0, b1, b2, b3 = fused(b, v0, b0), fused(b, v1, b1), fused(b, v2, b2), fused(b, v3, b3)
     store(sums, (one.row, one.head, d), a0)
