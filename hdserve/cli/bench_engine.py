@@ -67,8 +67,9 @@ def engine(
     """Decode the same prompts with the same model in several ways, interleaved.
 
     Ratios are to `autoregressive`, plain decoding with hdserve's engine, within a round; the median
-    over the rounds and its 95 % interval are given.  An interrupted job goes on with the first
-    round it has not ended when the same command is run again.
+    over the rounds and its 95 % interval are given.  At batch sizes that a group of prompts cannot
+    fill, all groups are decoded together.  An interrupted job goes on with the first round it has
+    not ended when the same command is run again.
     """
     if (prompts is None) == (replay is None):
         raise ConfigError("exactly one of --prompts and --replay is needed")

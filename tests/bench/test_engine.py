@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.bench.contenders import EngineContender, Task
-from hdserve.bench.engine import Runs, run_rounds
+from hdserve.bench.engine import Runs, filling, run_rounds
 from hdserve.bench.prompts import EncodedPrompt, PromptRow
 from hdserve.cli import app
 from hdserve.config import ModelConfig
@@ -84,6 +84,29 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
     for measured in found.values():
         assert [one.num_tokens for one in measured] == [8, 8, 8]
         assert all(one.num_steps == one.drafts.num_steps > 0 for one in measured)
+
+
+def make_task(name: str, size: int, *, is_recorded: bool = False) -> Task:
+    prompts = [
+        EncodedPrompt(PromptRow(f"{name}{index}", name, ""), (index,), False)
+        for index in range(size)
+    ]
+    return Task(name, prompts, [[index] for index in range(size)] if is_recorded else None)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_batches_are_full(is_recorded: bool) -> None:
+    """Where a task has fewer prompts than the batch has sequences, the tasks take turns."""
+    tasks = [make_task(name, size, is_recorded=is_recorded) for name, size in (("a", 3), ("b", 5))]
+    for size in (1, 3):
+        assert filling(tasks, size) == tasks
+    (task,) = filling(tasks, 4)
+    assert task.name == "all"
+    names = [prompt.row.name for prompt in task.prompts]
+    assert names == ["a0", "b0", "a1", "b1", "a2", "b2", "b3", "b4"]
+    wanted = [[int(name[1])] for name in names]
+    assert task.recorded == (wanted if is_recorded else None)
+    assert filling(tasks[:1], 4) == tasks[:1]
 
 
 @pytest.mark.slow
