@@ -30,7 +30,11 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "hdserve"
-ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}"
+METHODS_VERSION = 2
+"""Raised when the actor learns a method that replicas call.  It is a part of the actor's name,
+because one that outlives an upgrade keeps the methods it was started with."""
+
+ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}.{METHODS_VERSION}"
 CHUNK_BYTES = 8 * 2**20
 
 CALL_TIMEOUT_S = 600.0

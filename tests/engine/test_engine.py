@@ -310,7 +310,7 @@ def test_the_cache_limits_the_context() -> None:
         run(engine, [seq])
         assert len(seq.token_ids) == 64 - 12
         assert seq.finish_reason is FinishReason.LENGTH
-    with pytest.raises(PromptTooLong, match="at most 52 fit"):
+    with pytest.raises(PromptTooLong, match="context length is 52 tokens, and the prompt has 52"):
         engine.add(make_sequence("b", make_prompt(52)))
 
 
