@@ -16,7 +16,7 @@ in which a tenth as many are read."""
 _TRIED_COUNTS = (4, 8, 16, 32, 256)
 _ALL_ROWS = 1 << 40
 _TRIED_WEIGHTS = 1 << 24
-"""Of the tried layer at most, so that it takes no long."""
+"""Of the tried layer at most, so that the trial is short."""
 
 
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
@@ -42,10 +42,10 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
 def _max_rows(layers: list[torch.nn.Linear]) -> int:
     """For how many rows the kernel is as fast as PyTorch, tried with the largest layer that is not
     too large."""
-    tried = [layer.weight for layer in layers if can_multiply(layer)]
-    if not tried:
+    weights = [layer.weight for layer in layers if can_multiply(layer)]
+    if not weights:
         return 0
-    weight = max(tried, key=lambda tried: (tried.numel() <= _TRIED_WEIGHTS, tried.numel()))
+    weight = max(weights, key=lambda each: (each.numel() <= _TRIED_WEIGHTS, each.numel()))
     weight = weight[: max(4, _TRIED_WEIGHTS // weight.shape[1] // 4 * 4)]
     workers = Workers()
     rows = torch.zeros((_TRIED_COUNTS[-1], weight.shape[1]), dtype=weight.dtype)
