@@ -41,6 +41,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 """What each command is called with, in a directory that has the files."""
 
+SLOW = {"check-lossless", "bench engine", "generate"}
+
 ELSEWHERE = {"database stop"}
 """In ``actors/test_stop.py``: it needs a Ray cluster."""
 
@@ -98,7 +100,10 @@ def test_every_command_has_it() -> None:
         assert "--json" in run(*name.split(), "--help").stdout, name
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS],
+)
 def test_printed_or_written(
     name: str, directory: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         served.stop()
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_overload(application: ServedApplication, is_streamed: bool) -> None:
     """Of sixteen long requests at once some are answered and the others told to come back."""
     body = {

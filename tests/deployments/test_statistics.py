@@ -16,7 +16,7 @@ from hdserve.databases.statistics import TABLE_NAME, StatisticsBuilder
 from hdserve.engine.tokenizer import load_tokenizer
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 ADMIN = {"authorization": "Bearer the-key-of-the-administrator"}
