@@ -128,6 +128,25 @@ class KVCache:
         """Give the rows back; adjacent gaps become one."""
         self._free = _merge([*self._free, segment])
 
+    def compact(self, owned: Sequence[tuple[Segment, int]]) -> list[Segment]:
+        """Move all segments to the beginning, so that the free rows lie together.
+
+        Args:
+            owned: every segment, and how many of its first columns hold something.
+
+        Returns:
+            Where each of them is now.
+        """
+        moved = {}
+        next_row = 0
+        for segment, num_used in sorted(owned, key=lambda pair: pair[0].start):
+            self.copy(segment.start, next_row, num_used)
+            moved[segment] = Segment(next_row, segment.num_rows)
+            next_row += segment.num_rows
+        assert next_row + self.num_free_rows == self.num_rows, "a segment was forgotten"
+        self._free = [Segment(next_row, self.num_free_rows)] if self.num_free_rows else []
+        return [moved[segment] for segment, _ in owned]
+
     def copy(self, source: int, target: int, num_rows: int) -> None:
         """Copy ``num_rows`` rows from row ``source`` to row ``target`` in all layers, as if
         simultaneously."""

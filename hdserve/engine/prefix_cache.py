@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -72,7 +72,7 @@ class PrefixCache:
 
         Returns:
             It, and how many tokens its first columns hold already, fewer than the prompt has;
-            ``None`` when there is no room now, and then nothing has changed.
+            ``None`` when there is no gap of that size now, and then nothing has changed.
         """
         idle = [entry.segment for entry in self._idle()]
         if not self.cache.has_room(num_rows, idle):
@@ -83,6 +83,32 @@ class PrefixCache:
             self.cache.copy(source.segment.start, segment.start, num_tokens)
             self.offer(segment, token_ids[:num_tokens], namespace)
         return segment, num_tokens
+
+    def has_room_in_parts(self, num_rows: int) -> bool:
+        """Whether so many rows are free or can be, be they together or not."""
+        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
+        return align(num_rows) <= self.cache.num_free_rows + num_idle_rows
+
+    def compact(self, running: Sequence[tuple[Segment, int]]) -> list[Segment]:
+        """Put all free rows together; what ended sequences left goes.
+
+        Args:
+            running: the segments of all running sequences, and how many of their first columns
+                hold something.
+
+        Returns:
+            Where each of them is now.
+        """
+        for entry in [*self._idle()]:
+            self._evict(entry)
+        entries = dict(self._entries)
+        moved = self.cache.compact(running)
+        for entry in entries.values():
+            self._remove(entry)
+        for (old, _), segment in zip(running, moved, strict=True):
+            if old.start in entries:
+                self._insert(replace(entries[old.start], segment=segment))
+        return moved
 
     def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
         """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
@@ -146,10 +172,13 @@ class PrefixCache:
     ) -> None:
         self._remove(self._entries.get(segment.start))
         tokens = np.asarray(token_ids, np.int64)
-        entry = _Entry(segment, tokens, list(_keys(tokens, namespace)), is_running)
-        self._entries[segment.start] = entry
+        self._insert(_Entry(segment, tokens, list(_keys(tokens, namespace)), is_running))
+
+    def _insert(self, entry: _Entry) -> None:
+        start = entry.segment.start
+        self._entries[start] = entry
         for key in entry.keys:
-            self._by_key.setdefault(key, {})[segment.start] = entry
+            self._by_key.setdefault(key, {})[start] = entry
 
     def _evict(self, entry: _Entry) -> None:
         assert not entry.is_running, "a running sequence would lose its rows"

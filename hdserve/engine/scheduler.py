@@ -46,10 +46,11 @@ class Scheduled:
 class Scheduler:
     """Admits sequences in the order of arrival and splits prompts into chunks.
 
-    A sequence is admitted when there is a slot and a segment for all tokens it may ever have, so
-    memory never runs out later.  Every decoding sequence takes part in every step; prompts share
-    as many rows of it as ``pace`` gives, oldest first, so a long prompt does not stall the others;
-    deep inside a very long one a chunk is shorter, so that memory stays bounded.
+    A sequence is admitted when there are a slot and rows for all tokens it may ever have, so memory
+    never runs out later; where the rows are not in one place, running sequences move together.
+    Every decoding sequence takes part in every step; prompts share as many rows of it as ``pace``
+    gives, oldest first, so a long prompt does not stall the others; deep inside a very long one a
+    chunk is shorter, so that memory stays bounded.
 
     Args:
         prefixes: gives the segments.
@@ -99,6 +100,9 @@ class Scheduler:
             seq = self.waiting[0]
             num_rows = seq.max_total_tokens + self._num_extra_rows
             placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
+            if placed is None and self._prefixes.has_room_in_parts(num_rows):
+                self._compact()
+                placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
@@ -106,6 +110,12 @@ class Scheduler:
             self.running.append(Slot(self.waiting.popleft(), segment))
             admitted.append(seq)
         return admitted
+
+    def _compact(self) -> None:
+        """Move the running sequences so that what is free lies together."""
+        running = [(slot.segment, slot.seq.num_cached_tokens) for slot in self.running]
+        for slot, segment in zip(self.running, self._prefixes.compact(running), strict=True):
+            slot.segment = segment
 
     def schedule(self) -> list[Scheduled]:
         """The next step's work, in slot order."""

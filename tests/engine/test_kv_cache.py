@@ -44,6 +44,15 @@ class CacheMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.segments) - 1))
         self.cache.free(self.segments.pop(index))
 
+    @rule()
+    def compact(self) -> None:
+        num_free_rows = self.cache.num_free_rows
+        moved = self.cache.compact([(segment, 0) for segment in self.segments])
+        sizes = [segment.num_rows for segment in self.segments]
+        assert [segment.num_rows for segment in moved] == sizes
+        self.segments = moved
+        assert self.largest_gap() == num_free_rows
+
     def owned(self) -> list[int]:
         return [
             row
@@ -141,6 +150,14 @@ def test_padding_has_a_row_of_its_own() -> None:
         0, torch.tensor([cache.scratch_row]), *(torch.ones(1, 3, 1, size) for size in (4, 5))
     )
     assert not cache.read(0, 0, 64)[0].any()
+
+
+def test_a_forgotten_segment_is_our_own_fault() -> None:
+    """Rows that nobody names are not given away."""
+    cache = make_cache()
+    cache.allocate(64)
+    with pytest.raises(AssertionError):
+        cache.compact([])
 
 
 def test_freeing_twice_is_our_own_fault() -> None:

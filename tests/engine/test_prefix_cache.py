@@ -133,6 +133,25 @@ def test_running_sequences_share_their_prompts() -> None:
     assert model.read(segment, LONG) == contents(tokens)
 
 
+def test_running_sequences_are_found_where_they_moved() -> None:
+    """Free rows are put together: what ended goes, what runs can still be copied from."""
+    model = Model()
+    ended, prompt = make_prompt(LONG), make_prompt(LONG, seed=1)
+    model.serve(ended, num_rows=128)
+    placed = model.prefixes.place(prompt, "a", 160)
+    assert placed is not None
+    segment, _ = placed
+    model.write(segment, prompt)
+    model.prefixes.offer(segment, prompt, "a")
+    assert segment.start > 0
+    assert model.prefixes.place([1], "a", 160) is None
+    assert model.prefixes.has_room_in_parts(160)
+    assert not model.prefixes.has_room_in_parts(161)
+    assert model.prefixes.compact([(segment, len(prompt))]) == [Segment(0, 160)]
+    assert model.serve([*prompt, 3], num_rows=160) == len(prompt)
+    assert model.serve(ended, num_rows=160) == 0
+
+
 def test_the_oldest_goes_first() -> None:
     """What was used lately stays."""
     model = Model(num_rows=384)
@@ -184,6 +203,10 @@ class PrefixMachine(RuleBasedStateMachine):
             for token in make_prompt(length, seed)
         ]
         placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
+        if placed is None and self.model.prefixes.has_room_in_parts(len(tokens) + num_more):
+            self.compact()
+            placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
+            assert placed is not None
         if placed is None:
             return
         segment, num_reused = placed
@@ -191,6 +214,16 @@ class PrefixMachine(RuleBasedStateMachine):
         assert self.model.read(segment, num_reused) == contents(tokens)[:num_reused]
         self.model.write(segment, tokens, num_reused)
         self.running.append((segment, tokens, namespace))
+
+    @rule()
+    def compact(self) -> None:
+        moved = self.model.prefixes.compact(
+            [(segment, len(tokens)) for segment, tokens, _ in self.running]
+        )
+        self.running = [
+            (segment, tokens, namespace)
+            for segment, (_, tokens, namespace) in zip(moved, self.running, strict=True)
+        ]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), offers=st.booleans(), is_kept=st.booleans())
@@ -265,6 +298,33 @@ def test_choices_of_one_prompt_share_it() -> None:
     assert engine.stats.num_reused_tokens == 2 * (LONG - 1)
     assert engine.stats.num_queried_tokens == engine.stats.num_prompt_tokens == 3 * LONG
     assert engine.stats.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_who_moves_gets_the_same_tokens(is_drafting: bool) -> None:
+    """A sequence that makes room for another one while it decodes goes on as if alone."""
+    model = make_model()
+    lengths = {"short": (40, 2), "moves": (40, 40), "large": (150, 10)}
+    sequences = {
+        name: make_sequence(name, make_prompt(num_tokens, seed), max_tokens=max_tokens)
+        for seed, (name, (num_tokens, max_tokens)) in enumerate(lengths.items())
+    }
+    wanted = plain_tokens(model, sequences.values())
+    engine = make_engine(
+        [OracleDrafter(wanted, length=2)] if is_drafting else [],
+        model=model,
+        kv_cache_tokens=288,
+        max_num_sequences=2,
+        prefill_chunk_tokens=64,
+    )
+    run_together = [sequences["short"], sequences["moves"], sequences["large"]]
+    for seq in run_together:
+        engine.add(seq)
+    while sequences["large"].num_output_tokens == 0:
+        engine.step()
+    assert sequences["moves"].finish_reason is None
+    run(engine, [])
+    assert {seq.request_id: seq.token_ids for seq in run_together} == wanted
 
 
 def test_an_aborted_prompt_leaves_what_it_had() -> None:

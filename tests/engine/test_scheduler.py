@@ -142,6 +142,18 @@ def test_admission_is_first_come_first_served() -> None:
     assert order == ["a", "large", "small"]
 
 
+def test_free_rows_need_not_lie_together() -> None:
+    """A sequence does not wait for a neighbour to end when rows enough are free."""
+    scheduler, _ = make_scheduler(num_rows=224)
+    for name, num_output_tokens in [("first", 1), ("long", 30), ("last", 1)]:
+        scheduler.add(make_sequence(name, 50, num_output_tokens))
+    while len(scheduler.running) != 1:
+        step(scheduler)
+    scheduler.add(make_sequence("large", 80, 4))
+    step(scheduler)
+    assert [slot.seq.request_id for slot in scheduler.running] == ["long", "large"]
+
+
 def test_no_more_than_the_slots() -> None:
     """At most ``max_num_sequences`` run at a time, however much room there is."""
     scheduler, cache = make_scheduler(num_rows=3200)
