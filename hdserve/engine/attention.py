@@ -42,10 +42,10 @@ def packed_attention(
     softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the rows' keys and values to the cache and attend sequence by sequence.
+    """Write the rows' keys and values to the cache and attend, each row to its own sequence.
 
-    Linear layers run once over all packed rows; attention runs per sequence, because one mask over
-    the concatenation would cost the square of the batch.  To be called within
+    Sequences of few rows are attended for in one call of the compiled kernel, the others one by
+    one: a mask over the concatenation would cost the square of the batch.  To be called within
     :func:`~hdserve.engine.step_context.running`.
 
     Args:
@@ -77,12 +77,11 @@ def _attend_packed(
     assert plan is not None, "attention is called within a step"
     plan.cache.write(layer, plan.kv_rows, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if plan.kernel is not None and not plan.spans:
-        found = plan.kernel(layer, query, plan.columns, scale, sliding_window, softcap)
-        return found.to(value.dtype)
-    attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-    if plan.kernel is not None:
-        attended.copy_(plan.kernel(layer, query, plan.columns, scale, sliding_window, softcap))
+    if plan.listed is None:
+        attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    else:
+        by_kernel = plan.listed.attend(layer, query, scale, sliding_window, softcap)
+        attended = by_kernel.to(value.dtype)
     if plan.is_exact:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):

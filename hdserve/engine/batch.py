@@ -44,13 +44,32 @@ class Span:
         return visible & (positions[:, None] - key_positions[None, :] < sliding_window)
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The sequences whose rows attend by the compiled kernel: to the columns listed for each."""
+
+    kernel: TreeAttention
+    columns: VisibleColumns
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See :meth:`~hdserve.engine.tree_attention.TreeAttention.__call__`."""
+        return self.kernel(layer, query, self.columns, scale, sliding_window, softcap)
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What the attention function needs to know of a step.
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
-        kernel: attends for the sequences of ``columns``; ``None`` if there are none.
+        listed: sequences that the kernel attends for; ``None`` if there are none.
         spans: of the other sequences.
         is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
@@ -58,8 +77,7 @@ class StepPlan:
 
     cache: KVCache
     kv_rows: torch.Tensor
-    kernel: TreeAttention | None
-    columns: VisibleColumns
+    listed: Listed | None
     spans: list[Span]
     is_exact: bool
     workers: Workers
@@ -147,11 +165,12 @@ def _plan(
     workers: Workers,
 ) -> StepPlan:
     most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows
-    listed = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
+    few = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
     spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
-    columns = list_columns(listed, len(kv_rows))
-    used = kernel if listed else None
-    return StepPlan(cache, kv_rows, used, columns, spans, shapes.is_exact, workers)
+    listed = None
+    if kernel is not None and few:
+        listed = Listed(kernel, list_columns(few, len(kv_rows)))
+    return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
 
 
 def _positions(chunk: Chunk) -> IntArray:

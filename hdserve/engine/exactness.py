@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,9 +22,13 @@ logger = logging.getLogger(__name__)
 
 _CONTEXT_LENGTHS = (40, 300)
 _TRIED_COUNTS = (1, 2, 3, 5, 8, 17, 64)
+
 _AFFORDABLE_COST = 1.03
 _NUM_COST_ROUNDS = 7
-_CHUNK_TOKENS = 256
+_MAX_COST_S = 2.0
+"""After which no other round begins: large models are slow, and their times differ less."""
+
+_CHUNK_TOKENS = 64
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
@@ -31,28 +36,32 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
     Says in the log which of them hold.
     """
-    plain = runner.shapes
     if exact is False:
-        return plain
-    candidates = Shapes(is_exact=True)
-    if not (has_row_linear(runner.model.module) and is_exact_at_any(runner, candidates)):
-        candidates = exact_candidates(max_rows)
-    found = None
-    if exact is True or _cost(runner, candidates) <= _AFFORDABLE_COST:
-        found = find_exact_shapes(runner, candidates) if candidates.row_counts else candidates
-        if found is None:
-            logger.warning(
-                "not exact: no two row counts that fit into the KV cache give equal results here"
-            )
-    if found is None:
+        return runner.shapes
+    for candidates in _candidates(runner, max_rows):
+        if exact == "auto" and not _is_affordable(runner, candidates):
+            break  # the next ones take longer
+        found = find_exact_shapes(runner, candidates)
+        if found is not None:
+            counts = ", ".join(map(str, found.row_counts)) or "any number of"
+            logger.info("exact: forwards run at %s rows", counts)
+            return found
+    if exact is True:
+        logger.warning(
+            "not exact: no two row counts that fit into the KV cache give equal results here"
+        )
+    else:
         logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
-        return plain
-    counts = ", ".join(map(str, found.row_counts)) or "any number of"
-    logger.info("exact: forwards run at %s rows", counts)
-    return found
+    return runner.shapes
 
 
-def is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
+def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
+    if has_row_linear(runner.model.module):
+        yield Shapes(is_exact=True)
+    yield exact_candidates(max_rows)
+
+
+def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether a sequence's last token gives the same logits at all of several row counts, in the
     first and in the last row, after a short and a long context."""
     original = runner.shapes
@@ -76,10 +85,13 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
     Where the cache has no room, the long context and then the largest counts are left out.
+    Candidates that allow any count are tried at several, all of which must agree.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
+    if not candidates.row_counts:
+        return candidates if _is_exact_at_any(runner, candidates) else None
     counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
     groups: list[_Group] = []
     original = runner.shapes
@@ -167,26 +179,32 @@ def _token(vocab_size: int, index: int) -> int:
     return (index * 7919 + 13) % vocab_size
 
 
-def _cost(runner: ModelRunner, shapes: Shapes) -> float:
-    """How many times as long forwards take at ``shapes``, rounds interleaved: the larger of the
-    ratios for one row and for a chunk of a prompt, after some context."""
+def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
+    """Whether forwards at ``shapes`` take about as long as others, for one row after some context
+    and for a chunk of a prompt."""
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
-    chunk = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
-    segment = runner.cache.allocate(max(cached + 1, chunk))
+    num_tokens = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
+    segment = runner.cache.allocate(max(cached + 1, num_tokens))
     if segment is None:
-        return 1.0
-    tried = [Chunk(segment, cached, [0], DraftTree(0, 0)), Chunk(segment, 0, [0] * chunk, None)]
+        return True
+    row = Chunk(segment, cached, [0], DraftTree(0, 0))
+    chunk = Chunk(segment, 0, [0] * num_tokens, None)
     try:
-        return max(_ratio(runner, shapes, chunk) for chunk in tried)
+        return all(_cost(runner, shapes, tried) <= _AFFORDABLE_COST for tried in (row, chunk))
     finally:
         runner.cache.free(segment)
 
 
-def _ratio(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:
+def _cost(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:
+    """How many times as long a forward takes at ``shapes``, rounds interleaved."""
     original = runner.shapes
     best = {original: float("inf"), shapes: float("inf")}
+    runner.forward([chunk])
+    until_s = time.monotonic() + _MAX_COST_S
     try:
-        for _ in range(_NUM_COST_ROUNDS):
+        for number in range(_NUM_COST_ROUNDS):
+            if number and time.monotonic() > until_s:
+                break
             for tried in best:
                 runner.shapes = tried
                 started = time.perf_counter()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.row_linear import can_multiply, multiply_rows, replace_linear_layers
+from hdserve.engine.row_linear import can_multiply, is_plain, multiply_rows, replace_linear_layers
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
@@ -26,7 +26,8 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     models whose layers are large, up to as many rows as it is faster for than PyTorch, which is
     tried.  Other float32 weights are stored by columns, which PyTorch multiplies faster.
     """
-    layers = [layer for layer in module.modules() if type(layer) is torch.nn.Linear]
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    layers = [layer for layer in layers if is_plain(layer)]
     if not layers or layers[0].weight.device.type != "cpu":
         return
     is_float32 = layers[0].weight.dtype == torch.float32

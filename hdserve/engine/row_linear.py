@@ -53,7 +53,7 @@ def replace_linear_layers(module: torch.nn.Module, max_rows: int) -> None:
     """Make the linear layers of ``module`` that the kernel can multiply :class:`RowLinear`."""
     for parent in [*module.modules()]:
         for name, layer in [*parent.named_children()]:
-            if type(layer) is torch.nn.Linear and can_multiply(layer):
+            if isinstance(layer, torch.nn.Linear) and can_multiply(layer):
                 setattr(parent, name, RowLinear(layer, max_rows))
 
 
@@ -63,11 +63,18 @@ def has_row_linear(module: torch.nn.Module) -> bool:
     return all(isinstance(layer, RowLinear) for layer in layers)
 
 
+def is_plain(layer: torch.nn.Module) -> bool:
+    """Whether it is a linear layer of PyTorch's own whose numbers lie where its weight says: what
+    stands for quantised weights looks like a tensor, and holds others."""
+    return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
+
+
 def can_multiply(layer: torch.nn.Linear) -> bool:
     """Whether the kernel knows the layer's device, dtype and sizes."""
     num_outputs, num_inputs = layer.weight.shape
     return (
-        layer.weight.device.type == "cpu"
+        is_plain(layer)
+        and layer.weight.device.type == "cpu"
         and layer.weight.dtype in (torch.float32, torch.bfloat16)
         and layer.weight.is_contiguous()
         and num_inputs % NUM_LANES == 0

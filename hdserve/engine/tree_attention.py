@@ -80,11 +80,11 @@ class TreeAttention:
         """Attend with ``query [1, num_heads, num_rows, key_size]``.
 
         Returns:
-            ``[1, num_rows, num_heads, value_size]``, float32; rows that see nothing hold anything.
+            ``[1, num_rows, num_heads, value_size]``, float32; zeros in rows that see nothing.
         """
         keys, values = self._layers[layer]
         queries = query[0].transpose(0, 1).float().contiguous()
-        attended = torch.empty((1, query.shape[2], query.shape[1], values.shape[2]))
+        attended = torch.zeros((1, query.shape[2], query.shape[1], values.shape[2]))
         num_pairs = columns.num_visible * query.shape[1]
         num_parts = self._workers.num_parts(num_pairs, _MIN_PAIRS_PER_THREAD)
         scores = self._scratch(num_parts, columns.most_visible)

@@ -102,3 +102,11 @@ def test_a_cache_without_room_to_try_is_said(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         assert choose_shapes(runner, 64, exact=True) is runner.shapes
     assert "that fit into the KV cache" in caplog.text
+
+
+def test_auto_is_exact_only_where_it_was_seen_to_be() -> None:
+    """Whatever it costs here: what is chosen holds, and the trial leaves nothing in the cache."""
+    runner = make_runner(1024)
+    chosen = choose_shapes(runner, 64, exact="auto")
+    assert runner.cache.usage == 0.0
+    assert chosen is runner.shapes or find_exact_shapes(runner, chosen) == chosen

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.exactness import choose_shapes, is_exact_at_any
+from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_linear import RowLinear, has_row_linear, replace_linear_layers
+from hdserve.engine.row_linear import RowLinear, can_multiply, has_row_linear, replace_linear_layers
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.workers import Workers
@@ -90,6 +90,17 @@ def test_what_the_kernel_cannot_multiply_stays() -> None:
     assert has_row_linear(model[:1])
 
 
+class OtherStorage(torch.Tensor):
+    """As quantised weights are: a tensor by its looks, whose numbers lie elsewhere."""
+
+
+def test_weights_that_only_look_like_numbers_stay() -> None:
+    layer = torch.nn.Linear(64, 20).requires_grad_(False)
+    assert can_multiply(layer)
+    layer.weight = torch.nn.Parameter(layer.weight.data.as_subclass(OtherStorage), False)
+    assert not can_multiply(layer)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_models_need_no_row_counts(dtype: Literal["float32", "bfloat16"]) -> None:
     """With kernels for attention and linear layers a forward may have any number of rows."""
@@ -97,5 +108,5 @@ def test_exact_models_need_no_row_counts(dtype: Literal["float32", "bfloat16"]) 
     model = load_model(ModelConfig(name="mini", model="hdserve-mini", engine=engine))
     runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
     assert has_row_linear(model.module)
-    assert is_exact_at_any(runner, Shapes(is_exact=True))
+    assert find_exact_shapes(runner, Shapes(is_exact=True)) == Shapes(is_exact=True)
     assert choose_shapes(runner, 64, exact=True) == Shapes(is_exact=True)

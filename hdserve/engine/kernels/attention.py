@@ -47,6 +47,8 @@ QUERIES_PER_TILE = 16
 _KEYS_PER_BLOCK = 64
 _KEYS_AT_ONCE = 4
 _KEYS_AHEAD = 8
+"""So far ahead keys and values are fetched into the cache."""
+
 _NUMBERS_AT_ONCE = 4 * NUM_LANES
 """Of a value."""
 
