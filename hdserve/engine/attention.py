@@ -82,6 +82,8 @@ def _attend_packed(
     else:
         by_kernel = plan.listed.attend(layer, query, scale, sliding_window, softcap)
         attended = by_kernel.to(value.dtype)
+    if not plan.spans:
+        return attended
     if plan.is_exact:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):

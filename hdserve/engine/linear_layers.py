@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 import torch.nn.functional as F
 
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.row_linear import can_multiply, is_plain, multiply_rows, replace_linear_layers
+from hdserve.engine.row_linear import (
+    RowLinear,
+    can_multiply,
+    is_plain,
+    multiply_rows,
+    replace_layer,
+)
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
-"""Weights of a layer on average from which the kernel is worth its call from Python, about 12 us,
-in which a tenth as many are read."""
+"""Weights of a layer on average from which the kernel is worth its call from Python, about 10 us,
+for one row too: in that time a tenth as many are read."""
+
+_MAX_COPIED_BYTES = 1 << 28
+"""Of weights that are stored twice."""
 
 _TRIED_COUNTS = (4, 8, 16, 32, 256)
 _ALL_ROWS = 1 << 40
 _TRIED_WEIGHTS = 1 << 24
-"""Of the tried layer at most, so that the trial is short."""
+"""At most, so that the trial is short."""
 
 
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     """Choose how the layers are multiplied, in place; outside a CPU they stay as they are.
 
-    The kernel is for all layers where results must be exact.  Else it is for bfloat16 and for
-    models whose layers are large, up to as many rows as it is faster for than PyTorch, which is
-    tried.  Other float32 weights are stored by columns, which PyTorch multiplies faster.
+    The kernel is for all rows where results must be exact.  Else it is for up to as many rows as it
+    is faster for than PyTorch, which is tried.  PyTorch multiplies float32 weights faster by
+    columns, so these are copied where layers are small, and PyTorch has one row and many; where the
+    kernel is not faster they are stored by columns alone.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     layers = [layer for layer in layers if is_plain(layer)]
     if not layers or layers[0].weight.device.type != "cpu":
         return
+    num_weights = sum(layer.weight.numel() for layer in layers)
     is_float32 = layers[0].weight.dtype == torch.float32
-    is_large = sum(layer.weight.numel() for layer in layers) >= _MIN_MEAN_WEIGHTS * len(layers)
-    max_rows = _max_rows(layers) if is_large or not is_float32 else 0
-    if is_exact or max_rows:
-        replace_linear_layers(module, max_rows)
+    is_small = is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
+    by_column = {}
+    if is_small and not is_exact:
+        by_column = {layer: _by_column(layer) for layer in _not_embedded(module, layers)}
+    found = [layer for layer in layers if can_multiply(layer)]
+    max_rows = _max_rows(found, by_column)
+    is_affordable = sum(weight.nbytes for weight in by_column.values()) <= _MAX_COPIED_BYTES
+    if is_exact or (max_rows and is_affordable):
+        for layer in found:
+            replace_layer(module, layer, RowLinear(layer, max_rows, by_column.get(layer)))
     elif is_float32:
-        _store_by_column(module, layers)
+        for layer in _not_embedded(module, layers):
+            layer.weight.data = by_column.get(layer, _by_column(layer))
 
 
 @torch.inference_mode()
-def _max_rows(layers: list[torch.nn.Linear]) -> int:
-    """For how many rows the kernel is as fast as PyTorch, tried with the largest layer that is not
-    too large."""
-    weights = [layer.weight for layer in layers if can_multiply(layer)]
-    if not weights:
+def _max_rows(
+    layers: Iterable[torch.nn.Linear], by_column: dict[torch.nn.Linear, torch.Tensor]
+) -> int:
+    """For how many rows the kernel is as fast as PyTorch, tried with some of the layers."""
+    tried = [*_some(layers)]
+    if not tried:
         return 0
-    weight = max(weights, key=lambda each: (each.numel() <= _TRIED_WEIGHTS, each.numel()))
-    weight = weight[: max(4, _TRIED_WEIGHTS // weight.shape[1] // 4 * 4)]
     workers = Workers()
-    rows = torch.zeros((_TRIED_COUNTS[-1], weight.shape[1]), dtype=weight.dtype)
-    found = max_rows_faster(
-        _TRIED_COUNTS,
-        lambda count: multiply_rows(rows[:count], weight, workers),
-        lambda count: F.linear(rows[:count], weight),
-    )
+    dtype = tried[0].weight.dtype
+    rows = {
+        layer.in_features: torch.zeros((_TRIED_COUNTS[-1], layer.in_features), dtype=dtype)
+        for layer in tried
+    }
+
+    def ours(count: int) -> None:
+        for layer in tried:
+            multiply_rows(rows[layer.in_features][:count], layer.weight, workers)
+
+    def theirs(count: int) -> None:
+        for layer in tried:
+            weight = by_column.get(layer, layer.weight)
+            F.linear(rows[layer.in_features][:count], weight)
+
+    found = max_rows_faster(_TRIED_COUNTS, ours, theirs)
     return _ALL_ROWS if found == _TRIED_COUNTS[-1] else found
 
 
-def _store_by_column(module: torch.nn.Module, layers: list[torch.nn.Linear]) -> None:
-    """Lay weights out by columns (docs/adr/0014).
+def _some(layers: Iterable[torch.nn.Linear]) -> Iterator[torch.nn.Linear]:
+    """The first layers with so many weights that the trial is neither long nor of the cache."""
+    num_weights = 0
+    for layer in layers:
+        if num_weights and num_weights + layer.weight.numel() > _TRIED_WEIGHTS:
+            return
+        num_weights += layer.weight.numel()
+        yield layer
 
-    Those that are an embedding too stay as they are: it reads rows.
-    """
+
+def _not_embedded(
+    module: torch.nn.Module, layers: Iterable[torch.nn.Linear]
+) -> list[torch.nn.Linear]:
+    """Those whose weights are not an embedding too, which reads rows (docs/adr/0014)."""
     embedded = {
         id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
     }
-    for layer in layers:
-        if id(layer.weight) not in embedded:
-            layer.weight.data = layer.weight.data.t().contiguous().t()
+    return [layer for layer in layers if id(layer.weight) not in embedded]
+
+
+def _by_column(layer: torch.nn.Linear) -> torch.Tensor:
+    return layer.weight.data.t().contiguous().t()

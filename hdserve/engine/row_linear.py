@@ -16,15 +16,14 @@ from typing import Any, Final, cast
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.arrays import as_array
-from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply
+from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
 _OPERATOR: Final = "hdserve::row_linear"
 
-_MIN_WEIGHTS_PER_THREAD = 1 << 16
+_MIN_WEIGHTS_PER_THREAD = 1 << 18
 
 
 class RowLinear(torch.nn.Linear):
@@ -34,33 +33,44 @@ class RowLinear(torch.nn.Linear):
 
     Args:
         max_rows: rows up to which the kernel multiplies; all of them where shapes are exact.
+        by_column: the same weights as PyTorch multiplies them faster, which does so for one row and
+            for more than ``max_rows``; ``None`` leaves that to the weights of the layer, and one
+            row to the kernel.
     """
 
-    def __init__(self, layer: torch.nn.Linear, max_rows: int) -> None:
+    by_column: torch.Tensor | None
+
+    def __init__(
+        self, layer: torch.nn.Linear, max_rows: int, by_column: torch.Tensor | None = None
+    ) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
         self.max_rows = max_rows
+        self.register_buffer("by_column", by_column, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        others = self.weight if self.by_column is None else self.by_column
+        if self.by_column is not None and input.numel() == self.in_features:
+            return F.linear(input, others, self.bias)
         is_compiling = torch.compiler.is_compiling()
         multiplied = torch.ops.hdserve.row_linear if is_compiling else _multiply_rows
-        found = multiplied(input, self.weight, self.bias, self.max_rows)
+        found = multiplied(input, self.weight, others, self.bias, self.max_rows)
         return cast("torch.Tensor", found)
 
 
-def replace_linear_layers(module: torch.nn.Module, max_rows: int) -> None:
-    """Make the linear layers of ``module`` that the kernel can multiply :class:`RowLinear`."""
+def replace_layer(module: torch.nn.Module, layer: torch.nn.Linear, found: RowLinear) -> None:
+    """Put ``found`` wherever ``module`` has ``layer``."""
     for parent in [*module.modules()]:
-        for name, layer in [*parent.named_children()]:
-            if isinstance(layer, torch.nn.Linear) and can_multiply(layer):
-                setattr(parent, name, RowLinear(layer, max_rows))
+        for name, child in [*parent.named_children()]:
+            if child is layer:
+                setattr(parent, name, found)
 
 
 def has_row_linear(module: torch.nn.Module) -> bool:
     """Whether all linear layers are of the kind whose rows do not depend on one another."""
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
-    return all(isinstance(layer, RowLinear) for layer in layers)
+    return all(isinstance(layer, RowLinear) and layer.by_column is None for layer in layers)
 
 
 def is_plain(layer: torch.nn.Module) -> bool:
@@ -88,30 +98,46 @@ def multiply_rows(rows: torch.Tensor, weight: torch.Tensor, workers: Workers) ->
     Returns:
         ``[..., num_outputs]``, float32.
     """
-    num_rows = rows.numel() // rows.shape[-1]
-    products = rows.new_empty((*rows.shape[:-1], weight.shape[0]), dtype=torch.float32)
-    inputs = rows.reshape(num_rows, rows.shape[-1]).float().contiguous().numpy()
-    weights, outputs = as_array(weight.detach()), products.view(num_rows, -1).numpy()
+    num_outputs, num_inputs = weight.shape
+    products = torch.empty((*rows.shape[:-1], num_outputs))
+    inputs = rows.float().contiguous()
+    arguments = (
+        inputs.data_ptr(),
+        weight.data_ptr(),
+        products.data_ptr(),
+        rows.numel() // num_inputs,
+        num_inputs,
+        num_outputs,
+        weight.dtype == torch.bfloat16,
+    )
+    num_parts = workers.num_parts(num_outputs * num_inputs, _MIN_WEIGHTS_PER_THREAD)
+    if num_parts == 1:
+        multiply_at(*arguments, 0, num_outputs)
+        return products
 
     def work(_part: int, first: int, stop: int) -> None:
-        multiply(inputs, weights, outputs, first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
+        multiply_at(*arguments, first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
 
-    num_parts = workers.num_parts(weights.size, _MIN_WEIGHTS_PER_THREAD)
-    workers.share(work, len(weights) // OUTPUTS_AT_ONCE, num_parts)
+    workers.share(work, num_outputs // OUTPUTS_AT_ONCE, num_parts)
     return products
 
 
 def _multiply_rows(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    others: torch.Tensor,
+    bias: torch.Tensor | None,
+    max_rows: int,
 ) -> torch.Tensor:
+    """``weight`` for the kernel, ``others`` for PyTorch."""
     plan = current_plan()
     num_rows = rows.numel() // rows.shape[-1]
     if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
-        return F.linear(rows, weight, bias)
+        return F.linear(rows, others, bias)
     products = multiply_rows(rows, weight, plan.workers)
     if bias is not None:
         products += bias
-    return products.to(rows.dtype)
+    return products if products.dtype == rows.dtype else products.to(rows.dtype)
 
 
 def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -120,7 +146,7 @@ def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.T
 
 
 torch.library.define(
-    _OPERATOR, "(Tensor rows, Tensor weight, Tensor? bias, int max_rows) -> Tensor"
+    _OPERATOR, "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, int max_rows) -> Tensor"
 )
 torch.library.impl(_OPERATOR, "default", _multiply_rows)
 torch.library.register_fake(_OPERATOR, _like_products)

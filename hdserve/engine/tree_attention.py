@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.arrays import as_array
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.kernels.attention import QUERIES_PER_TILE, Call, attend
+from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
+from hdserve.engine.kernels.memory import address_of
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
@@ -50,12 +50,11 @@ class TreeAttention:
     """
 
     def __init__(self, cache: KVCache, workers: Workers) -> None:
-        layers = range(cache.shape.num_layers)
-        self._layers = [
-            tuple(as_array(stored[0]) for stored in cache.read_all(layer)) for layer in layers
-        ]
+        self._shape, self._is_bfloat16 = cache.shape, cache.dtype == torch.bfloat16
+        self._layers = [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
         self._workers = workers
         self._scores: list[npt.NDArray[np.float32]] = []
+        self._rooms: list[tuple[int, int]] = []
         self.max_rows = self._max_rows(cache)
 
     @staticmethod
@@ -82,28 +81,31 @@ class TreeAttention:
         Returns:
             ``[1, num_rows, num_heads, value_size]``, float32; zeros in rows that see nothing.
         """
-        keys, values = self._layers[layer]
-        queries = query[0].transpose(0, 1).float().contiguous()
-        attended = torch.zeros((1, query.shape[2], query.shape[1], values.shape[2]))
-        num_pairs = columns.num_visible * query.shape[1]
-        num_parts = self._workers.num_parts(num_pairs, _MIN_PAIRS_PER_THREAD)
+        num_heads, num_rows = query.shape[1], query.shape[2]
+        attended = torch.zeros((1, num_rows, num_heads, self._shape.value_size))
+        queries = query.transpose(1, 2).float().contiguous()
+        num_parts = self._workers.num_parts(columns.num_visible * num_heads, _MIN_PAIRS_PER_THREAD)
         scores = self._scratch(num_parts, columns.most_visible)
-        call = Call(
-            queries.numpy(),
-            keys,
-            values,
-            attended[0].numpy(),
-            columns.spans,
-            columns.rows,
-            columns.tails,
-            scores[0],
-        )
-        options = np.float32(scale), np.float32(softcap or 0.0), window or _NO_WINDOW
+        queries_at, attended_at = queries.data_ptr(), attended.data_ptr()
+        stored, listed, is_bfloat16 = self._layers[layer], columns.addresses, self._is_bfloat16
 
         def work(part: int, first: int, stop: int) -> None:
-            attend(call._replace(scores=scores[part]), *options, first, stop)
+            attend(
+                stored,
+                listed,
+                queries_at,
+                attended_at,
+                num_heads,
+                *scores[part],
+                is_bfloat16,
+                scale,
+                softcap or 0.0,
+                window or _NO_WINDOW,
+                first,
+                stop,
+            )
 
-        self._workers.share(work, len(columns.spans) * len(keys), num_parts)
+        self._workers.share(work, len(columns.spans) * self._shape.num_heads, num_parts)
         return attended
 
     @torch.inference_mode()
@@ -126,10 +128,18 @@ class TreeAttention:
 
         return max(_MIN_ROWS, max_rows_faster(counts, ours, theirs))
 
-    def _scratch(self, num_parts: int, num_columns: int) -> list[npt.NDArray[np.float32]]:
-        """Room for scores, a part each."""
+    def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
+        """Room for scores, a part each: its address, and how many scores there may be."""
         wanted = num_columns + 2 * NUM_LANES
         if len(self._scores) < num_parts or self._scores[0].shape[1] < wanted:
             shape = (QUERIES_PER_TILE, 2 * wanted)
             self._scores = [np.empty(shape, np.float32) for _ in range(num_parts)]
-        return self._scores
+            self._rooms = [(address_of(room), room.shape[1]) for room in self._scores]
+        return self._rooms
+
+
+def _addresses(cache: KVCache, layer: int) -> npt.NDArray[np.int64]:
+    """Where the keys and values are, and their sizes; the cache stays where it is."""
+    keys, values = (stored[0] for stored in cache.read_all(layer))
+    sizes = (*keys.shape, values.shape[2])
+    return np.array([keys.data_ptr(), values.data_ptr(), *sizes], np.int64)

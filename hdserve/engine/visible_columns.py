@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.kernels.memory import address_of
 from hdserve.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
@@ -29,6 +30,7 @@ class VisibleColumns:
         tails: columns.
         most_visible: columns the row that sees most of them sees.
         num_visible: columns all rows see together.
+        addresses: of spans, rows and tails, each with its length, as the kernel takes them.
     """
 
     spans: IntArray
@@ -36,6 +38,12 @@ class VisibleColumns:
     tails: IntArray
     most_visible: int
     num_visible: int
+    addresses: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        arrays = (self.spans, self.rows, self.tails)
+        found = [number for array in arrays for number in (address_of(array), len(array))]
+        object.__setattr__(self, "addresses", np.array(found, np.int64))
 
 
 def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleColumns:

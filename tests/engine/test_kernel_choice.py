@@ -31,10 +31,26 @@ def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def test_small_layers_are_stored_by_column() -> None:
+    """As PyTorch multiplies one row faster; if the kernel is faster for more, a copy of them."""
     module = layers_of(64, torch.float32)
     prepare_linear_layers(module, is_exact=False)
     assert not has_row_linear(module)
-    assert module[0].weight.stride() == (1, 64)
+    for layer in module:
+        is_copied = isinstance(layer, RowLinear)
+        stored = layer.by_column if is_copied else layer.weight
+        assert stored.stride() == (1, 64)
+        assert torch.equal(stored, layer.weight)
+
+
+def test_an_embedding_is_not_turned() -> None:
+    """Its rows are read, whoever else multiplies by them."""
+    module = layers_of(64, torch.float32)
+    embedding = torch.nn.Embedding(64, 64)
+    embedding.weight = module[1].weight
+    module.append(embedding)
+    prepare_linear_layers(module, is_exact=False)
+    assert embedding.weight.stride() == (64, 1)
+    assert module[1].weight is embedding.weight
 
 
 @pytest.mark.parametrize("size", [64, 1024])

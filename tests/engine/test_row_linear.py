@@ -17,7 +17,7 @@ from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_linear import RowLinear, can_multiply, has_row_linear, replace_linear_layers
+from hdserve.engine.row_linear import RowLinear, can_multiply, has_row_linear, replace_layer
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.workers import Workers
@@ -80,14 +80,35 @@ def test_threads_change_nothing(num_threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_what_the_kernel_cannot_multiply_stays() -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 20), torch.nn.Linear(24, 20), torch.nn.Linear(64, 22)
+@torch.inference_mode()
+def test_one_row_and_many_are_multiplied_by_column() -> None:
+    layer = torch.nn.Linear(512, 256).requires_grad_(False)
+    by_column = layer.weight.t().contiguous().t()
+    found = RowLinear(layer, 32, by_column)
+    rows = torch.randn(1, 40, 512)
+    with step():
+        for some in (rows[:, :1], rows):
+            assert torch.equal(found(some), F.linear(some, by_column, layer.bias))
+        assert torch.equal(found(rows[:, :5]), RowLinear(layer, 32)(rows[:, :5]))
+
+
+def test_layers_are_told_apart() -> None:
+    """Those of sizes the kernel does not know, and those whose rows depend on their number."""
+    known, odd_inputs, odd_outputs = (
+        torch.nn.Linear(*sizes) for sizes in ((64, 20), (24, 20), (64, 22))
     )
-    replace_linear_layers(model, 32)
-    assert [type(layer) for layer in model] == [RowLinear, torch.nn.Linear, torch.nn.Linear]
+    assert [can_multiply(layer) for layer in (known, odd_inputs, odd_outputs)] == [
+        True,
+        False,
+        False,
+    ]
+    model = torch.nn.Sequential(known, torch.nn.Sequential(known))
     assert not has_row_linear(model)
-    assert has_row_linear(model[:1])
+    replace_layer(model, known, RowLinear(known, 32))
+    assert model[0] is model[1][0]
+    assert has_row_linear(model)
+    model.append(RowLinear(known, 32, known.weight.detach()))
+    assert not has_row_linear(model)
 
 
 class OtherStorage(torch.Tensor):

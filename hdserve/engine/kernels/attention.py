@@ -24,6 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.memory import (
+    bfloat_matrices_at,
+    float_matrices_at,
+    floats_at,
+    integers_at,
+)
 from hdserve.engine.kernels.vectors import (
     NUM_LANES,
     added,
@@ -295,18 +301,10 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int, window: int) ->
     )
 
 
-@entry_point
-def attend(
+@inlined
+def _attend(
     call: Call, scale: Any, softcap: Any, window: int, first_item: int, stop_item: int
 ) -> None:
-    """Attend for the items from ``first_item``; item ``i`` is head ``i % num_kv_heads`` of the
-    keys of sequence ``i // num_kv_heads``.
-
-    Args:
-        scale: float32, of scores.
-        softcap: float32 bound of scores (Gemma 2); 0 for none.
-        window: columns a row sees at most, itself included.
-    """
     num_kv_heads = call.keys.shape[0]
     num_groups = call.queries.shape[1] // num_kv_heads
     for item in range(first_item, stop_item):
@@ -315,3 +313,55 @@ def attend(
         for first_query in range(0, num_queries, QUERIES_PER_TILE):
             tile = _tile(call, span, kv_head, first_query, window)
             _attend_tile(call, tile, scale, softcap, window)
+
+
+@entry_point
+def attend(
+    stored: npt.NDArray[np.int64],
+    listed: npt.NDArray[np.int64],
+    queries_at: int,
+    attended_at: int,
+    num_heads: int,
+    scores_at: int,
+    scores_size: int,
+    is_bfloat16: bool,
+    scale: float,
+    softcap: float,
+    window: int,
+    first_item: int,
+    stop_item: int,
+) -> None:
+    """Attend for the items from ``first_item``; item ``i`` is head ``i % num_kv_heads`` of the
+    keys of sequence ``i // num_kv_heads``.
+
+    What changes from call to call comes as addresses, which takes 20 us less than arrays.
+
+    Args:
+        stored: addresses of the keys and of the values, and their four sizes, as in :class:`Call`:
+            heads, rows, of a key, of a value.
+        listed: addresses of spans, rows and tails, each with its number.
+        queries_at, attended_at: those of the call, for ``num_heads``.
+        scores_at: room for :data:`QUERIES_PER_TILE` times ``scores_size`` scores.
+        is_bfloat16: keys and values; else they are float32.
+        scale: of scores.
+        softcap: bound of scores (Gemma 2); 0 for none.
+        window: columns a row sees at most, itself included.
+    """
+    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
+    num_rows = listed[3]
+    queries = float_matrices_at(queries_at, num_rows, num_heads, key_size)
+    attended = float_matrices_at(attended_at, num_rows, num_heads, value_size)
+    spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], num_rows, 3)
+    tails = integers_at(listed[4], 1, listed[5])[0]
+    scores = floats_at(scores_at, QUERIES_PER_TILE, scores_size)
+    numbers = np.float32(scale), np.float32(softcap)
+    if is_bfloat16:
+        keys = bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
+        values = bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
+        call = Call(queries, keys, values, attended, spans, rows, tails, scores)
+        _attend(call, numbers[0], numbers[1], window, first_item, stop_item)
+    else:
+        keys32 = float_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
+        values32 = float_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
+        call32 = Call(queries, keys32, values32, attended, spans, rows, tails, scores)
+        _attend(call32, numbers[0], numbers[1], window, first_item, stop_item)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.engine.kernels.linear import multiply
+from hdserve.engine.kernels.linear import multiply, multiply_at
+from hdserve.engine.kernels.memory import address_of
 
 
 def as_bfloat16(weights: np.ndarray) -> np.ndarray:
@@ -52,6 +53,19 @@ def test_products_are_right_and_rows_are_their_own(
     assert (product(rows[row : row + 1], stored)[0] == found[row]).all()
     few = rows[max(0, row - 6) : row + 1]
     assert (product(few, stored)[-1] == found[row]).all()
+
+
+@pytest.mark.parametrize("is_bfloat16", [False, True])
+def test_addresses_stand_for_arrays(is_bfloat16: bool) -> None:
+    generator = np.random.default_rng(1)
+    rows = generator.standard_normal((6, 48), np.float32)
+    weights = generator.standard_normal((20, 48), np.float32)
+    if is_bfloat16:
+        weights = as_bfloat16(weights)
+    products = np.full((6, 20), np.nan, np.float32)
+    addresses = (address_of(rows), address_of(weights), address_of(products))
+    multiply_at(*addresses, 6, 48, 20, is_bfloat16, 0, 20)
+    assert (products == product(rows, weights)).all()
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 5])
