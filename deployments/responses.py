@@ -110,6 +110,7 @@ class ChatFormat:
     Args:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
         is_one_call: whether calls after the first are dropped.
+        is_named_call: whether the request named the function to call.
     """
 
     prefix = "chatcmpl"
@@ -117,9 +118,15 @@ class ChatFormat:
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, tool_parser: type[ToolParser] | None = None, *, is_one_call: bool = False
+        self,
+        tool_parser: type[ToolParser] | None = None,
+        *,
+        is_one_call: bool = False,
+        is_named_call: bool = False,
     ) -> None:
-        self._make_reader = partial(ToolReader, tool_parser, is_one_call=is_one_call)
+        self._make_reader = partial(
+            ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
+        )
         self._readers: dict[int, ToolReader] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:

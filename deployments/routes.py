@@ -94,6 +94,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         form = ChatFormat(
             parser if body.may_call_tools else None,
             is_one_call=body.parallel_tool_calls is False,
+            is_named_call=body.names_tool,
         )
         return await _answer(gateway, body, _owned(request, generation), form)
 
