@@ -40,7 +40,8 @@ _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
 _MAX_INLINE_CHARACTERS = 4096
-"""Longer texts become tokens in a thread: 1 MB takes seconds, in which no stream would go on."""
+"""What reads longer texts runs in a thread: tokens of 1 MB take seconds, in which no stream would
+go on."""
 
 
 class ModelServer:
@@ -148,7 +149,9 @@ class ModelServer:
                     for output in outputs
                 ]
                 if not num_open:
-                    summary = self._record_builder.summary(request, sequences, clocks)
+                    size = len(request.prediction or "")
+                    build = self._record_builder.summary
+                    summary = await _off_loop(size, build, request, sequences, clocks)
                     trace.summarise(summary)
                     records.append(summary)
                 if records:

@@ -12,6 +12,7 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
+from deployments.prediction import count_prediction
 from deployments.request_metrics import RequestClock
 from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
 from hdserve.engine.stats import add_counts
@@ -67,6 +68,7 @@ class RecordBuilder:
             first_token_s=min((value for value in firsts_s if value is not None), default=None),
             num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
             // request.num_choices,
+            prediction=None if request.prediction is None else count_prediction(sequences),
         )
 
     def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:

@@ -41,12 +41,18 @@ def error_body(error: HdserveError) -> dict[str, Any]:
 
 def usage(summary: Summary) -> dict[str, Any]:
     """The ``usage`` object."""
-    return {
+    found = {
         "prompt_tokens": summary.num_prompt_tokens,
         "completion_tokens": summary.num_output_tokens,
         "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
     }
+    if summary.prediction is not None:
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": summary.prediction.num_accepted_tokens,
+            "rejected_prediction_tokens": summary.prediction.num_rejected_tokens,
+        }
+    return found
 
 
 def metrics(summary: Summary) -> dict[str, Any]:

@@ -152,8 +152,13 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The served models, the default one first."""
-        return {"object": "list", "data": [entry(name) for name in gateway.model_names]}
+        """The served models, the default one first; with their context, where it is known."""
+        lengths = await gateway.context_lengths()
+        entries = [entry(name) for name in gateway.model_names]
+        for found in entries:
+            if found["root"] in lengths:
+                found["max_model_len"] = lengths[found["root"]]
+        return {"object": "list", "data": entries}
 
     @api.get("/v1/models/{name:path}", responses={404: {"description": "No such model"}})
     async def model(name: str) -> dict[str, Any]:
