@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from deployments.generation import GenerationRequest
 from deployments.messages import Body, Parts
 from deployments.protocol import ChatBody, Speculation, offered, parse_body
 from deployments.structured import Schema
-from deployments.tool_parsers import ToolParser
 from hdserve.errors import InvalidRequest, RequestError, Unsupported
 
 _PARAMS: Mapping[str | None, str] = {
@@ -210,26 +209,13 @@ class ResponsesBody(Body):
         return tuple(sorted(self.model_extra or ()))
 
     def to_chat(self) -> ChatBody:
-        """The chat this is.
+        """The chat this is; errors name its parameters, see :func:`response_params`.
 
         Raises:
-            InvalidRequest: a value is wrong; the parameter is called as in this API.
+            InvalidRequest: a value is wrong.
+            Unsupported: a part of the input is not text.
         """
-        try:
-            return ChatBody.parse(self._chat())
-        except RequestError as error:
-            raise as_response_error(error) from error
-
-    def to_generation(
-        self, request_id: str, tool_parser: type[ToolParser] | None
-    ) -> GenerationRequest:
-        """What the model is asked for; arguments and errors as those of a chat, but that the
-        parameters are called as in this API."""
-        chat = self.to_chat()
-        try:
-            return chat.to_generation(request_id, tool_parser)
-        except RequestError as error:
-            raise as_response_error(error) from error
+        return ChatBody.parse(self._chat())
 
     def _chat(self) -> dict[str, Any]:
         fields: dict[str, Any] = self.model_dump(include=set(_SAME_AS_CHAT), exclude_none=True)
@@ -256,9 +242,15 @@ class ResponsesBody(Body):
             yield from _messages_of(self.input)
 
 
-def as_response_error(error: RequestError) -> RequestError:
-    """``error``, which names a parameter of a chat, with the name this API has for it."""
-    return type(error)(error.message, _PARAMS.get(error.param, error.param))
+@contextmanager
+def response_params() -> Iterator[None]:
+    """Errors that name a parameter of a chat are raised with the name this API has for it."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param not in _PARAMS:
+            raise
+        raise type(error)(error.message, _PARAMS[error.param]) from error
 
 
 def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) -> list[Any]:

@@ -21,9 +21,9 @@ from deployments.generation_route import (
 from deployments.json_body import read_json
 from deployments.response_events import ResponseEvents, named_event
 from deployments.response_items import Event
-from deployments.responses_protocol import ResponsesBody, as_response_error
+from deployments.responses_protocol import ResponsesBody, response_params
 from deployments.tool_parsers import TOOL_PARSERS
-from hdserve.errors import HdserveError, RequestError
+from hdserve.errors import HdserveError
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -42,8 +42,9 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         body = ResponsesBody.parse(await read_json(request))
         headers = ignored_header(gateway.config.gateway, body.ignored)
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
-        chat = body.to_chat()
-        generation = owned(request, body.to_generation(request_id(request), parser))
+        with response_params():
+            chat = body.to_chat()
+            generation = owned(request, chat.to_generation(request_id(request), parser))
         reader = parser if chat.may_call_tools else None
         events = ResponseEvents(body, generation.request_id, reader)
         records = _generate(gateway, body.model, generation)
@@ -58,12 +59,10 @@ async def _generate(
     gateway: Gateway, model: str, generation: GenerationRequest
 ) -> AsyncGenerator[Records]:
     """The records of an answer; errors name the parameters as this API does."""
-    try:
+    with response_params():
         async with aclosing(gateway.generate(model, generation)) as found:
             async for records in found:
                 yield records
-    except RequestError as error:
-        raise as_response_error(error) from error
 
 
 async def _whole(events: ResponseEvents, records: AsyncGenerator[Records]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A request of the Responses API is the chat it should be, or is refused by the name it has there."""
+"""A request of the Responses API is the chat it should be, or is refused by its own name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from deployments.generation import GenerationRequest
 from deployments.protocol import ChatBody
-from deployments.responses_protocol import ResponsesBody, as_response_error
+from deployments.responses_protocol import ResponsesBody, response_params
 from deployments.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, RequestError, Unsupported
 
@@ -19,7 +19,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a
 
 def request(**fields: Any) -> GenerationRequest:
     body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
-    return body.to_generation("r", HermesToolParser)
+    with response_params():
+        return body.to_chat().to_generation("r", HermesToolParser)
 
 
 def chat(**fields: Any) -> GenerationRequest:
@@ -179,10 +180,19 @@ def test_unknown_fields_are_known_by_name() -> None:
     assert body.ignored == ("messages", "zz")
 
 
-def test_errors_of_the_model_server_are_renamed() -> None:
-    """What a chat calls ``messages`` is ``input`` here; the kind of the error stays."""
-    found = as_response_error(PromptTooLong("too long", "messages"))
-    assert (type(found), found.message, found.param) == (PromptTooLong, "too long", "input")
-    assert as_response_error(InvalidRequest("wrong", "response_format")).param == "text"
-    assert as_response_error(InvalidRequest("wrong", "temperature")).param == "temperature"
-    assert as_response_error(Overloaded("later")).param is None
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (PromptTooLong("too long", "messages"), "input"),
+        (InvalidRequest("wrong", "response_format"), "text"),
+        (InvalidRequest("wrong", "temperature"), "temperature"),
+        (Overloaded("later", retry_after_s=7), None),
+    ],
+)
+def test_errors_of_the_model_server_are_renamed(error: RequestError, param: str | None) -> None:
+    """What a chat calls ``messages`` is ``input`` here; all else of the error stays."""
+    with pytest.raises(type(error), match=error.message) as caught, response_params():
+        raise error
+    assert caught.value.param == param
+    if isinstance(caught.value, Overloaded):
+        assert caught.value.retry_after_s == 7
