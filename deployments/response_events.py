@@ -85,11 +85,11 @@ class ResponseEvents:
             events += self._begin(MessageItem())
         is_cut_off = self._finish_reason == "length" or isinstance(self._open, CallItem)
         events += self._close("incomplete" if is_cut_off else "completed")
-        response = self.whole(summary)
+        response = self._whole(summary)
         events.append({"type": f"response.{response['status']}", "response": response})
         return [self._numbered(event) for event in events]
 
-    def whole(self, summary: Summary) -> dict[str, Any]:
+    def _whole(self, summary: Summary) -> dict[str, Any]:
         """The response, once it has ended."""
         is_cut_off = self._finish_reason == "length"
         return {

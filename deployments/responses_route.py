@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -65,12 +65,12 @@ async def _generate(
                 yield records
 
 
-async def _whole(events: ResponseEvents, records: AsyncGenerator[Records]) -> dict[str, object]:
+async def _whole(events: ResponseEvents, records: AsyncGenerator[Records]) -> dict[str, Any]:
     async with aclosing(records):
         async for record in flat(records):
             if isinstance(record, Summary):
-                events.end(record)
-                return events.whole(record)
+                response: dict[str, Any] = events.end(record)[-1]["response"]
+                return response
             events.add(record)
     raise HdserveError("the model server ended without a summary")
 
@@ -79,9 +79,9 @@ async def _stream(
     events: ResponseEvents, first: Records, rest: AsyncGenerator[Records]
 ) -> AsyncIterator[bytes]:
     """What came together is written together; an error in mid-stream is the last event."""
-    yield b"".join(map(named_event, events.begin()))
     records = first
     async with aclosing(rest):
+        yield b"".join(map(named_event, events.begin()))
         try:
             while True:
                 yield b"".join(map(named_event, _events_of(events, records)))
