@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from deployments.gateway import gateway_deployment
-from deployments.model_server import model_deployment
+from deployments.model_deployment import model_deployment
 from deployments.tracing import check_tracing
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, StrictModel, load_config

@@ -16,6 +16,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from deployments.context_lengths import ContextLengths
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
@@ -69,6 +70,7 @@ class Gateway:
             for name, handle in direct.items()
         }
         self._refusals = Refusals()
+        self._context_lengths = ContextLengths(self.describe)
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
@@ -164,6 +166,11 @@ class Gateway:
         """What a replica of the model says of itself."""
         info: ModelInfo = await self._call(model, "describe")
         return info
+
+    async def context_lengths(self) -> dict[str, int]:
+        """How many tokens fit into the models, by their own names; without those of which no
+        replica has answered yet."""
+        return await self._context_lengths.of(self._configs)
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
         ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from deployments.prediction import PredictionCounts
 from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
 Prompt = str | tuple[int, ...]
@@ -113,6 +114,7 @@ class Summary(NamedTuple):
         replica: which replica answered.
         first_token_s: seconds from the arrival at the replica to the first token of any choice.
         num_reused_tokens: prompt tokens that were in the KV cache already.
+        prediction: how much of it came; ``None`` where there was none.
     """
 
     num_prompt_tokens: int
@@ -121,6 +123,7 @@ class Summary(NamedTuple):
     replica: str
     first_token_s: float | None = None
     num_reused_tokens: int = 0
+    prediction: PredictionCounts | None = None
 
 
 Records = tuple[Delta | Summary, ...]

@@ -6,62 +6,42 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from ray import serve
 
-from deployments.generation import (
-    Alternative,
-    Delta,
-    DraftedToken,
-    GenerationRequest,
-    ModelInfo,
-    Records,
-    Summary,
-    TokenInfo,
-)
+from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.metrics import Observations, Report
 from deployments.ray_metrics import Reporter
+from deployments.record_builder import RecordBuilder
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
-from deployments.runtime import actor_options
+from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, StatisticsState, locate_statistics
 from deployments.tracing import GenerationTrace, Tracing
-from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig, TelemetryConfig
-from hdserve.core import (
-    DraftCounts,
-    Sequence,
-    SpeculationParams,
-    StepOutput,
-    TokenLogprob,
-)
-from hdserve.deployed_config import deployment_name
+from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
+from hdserve.core import Sequence, StepOutput
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
-from hdserve.engine.stats import add_counts
 from hdserve.errors import InvalidRequest, Overloaded
-from hdserve.tree import DraftTree
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
-_NUM_OTHER_CALLS = 32
-"""Calls at a time of a full replica: those it refuses, and those that generate nothing."""
-
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
 _MAX_INLINE_CHARACTERS = 4096
-"""Longer texts become tokens in a thread: 1 MB takes seconds, in which no stream would go on."""
+"""What reads longer texts runs in a thread: tokens of 1 MB take seconds, in which no stream would
+go on."""
 
 
 class ModelServer:
@@ -94,6 +74,8 @@ class ModelServer:
         )
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
+        self._sequence_builder = SequenceBuilder(self._host)
+        self._record_builder = RecordBuilder(self._tokenizer, self._replica)
         self._engine = AsyncEngine(
             self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
         )
@@ -132,7 +114,7 @@ class ModelServer:
         self._check_room(request.num_sequences)
         size = request.num_characters + len(request.sampling.get("grammar", ""))
         with self._tracing.generation(request, self._config.name) as trace:
-            sequences = await _off_loop(size, self._sequences, request)
+            sequences = await _off_loop(size, self._sequence_builder.build, request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records(request, sequences, trace)) as found:
@@ -163,11 +145,13 @@ class ModelServer:
                 outputs = [item for item in items if isinstance(item, StepOutput)]
                 num_open -= items.count(None)
                 records: list[Delta | Summary] = [
-                    self._delta(output, includes_sources=request.includes_sources)
+                    self._record_builder.delta(output, includes_sources=request.includes_sources)
                     for output in outputs
                 ]
                 if not num_open:
-                    summary = self._summary(request, sequences, clocks)
+                    size = len(request.prediction or "")
+                    build = self._record_builder.summary
+                    summary = await _off_loop(size, build, request, sequences, clocks)
                     trace.summarise(summary)
                     records.append(summary)
                 if records:
@@ -286,102 +270,6 @@ class ModelServer:
             self._sharing.close()
         self._tracing.close()
 
-    def _sequences(self, request: GenerationRequest) -> list[Sequence]:
-        params = self._host.params(request.sampling)
-        self._check_grammar(params.grammar, request)
-        own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
-        return [
-            Sequence(
-                request_id=f"{own_id}/{prompt_index}/{choice_index}",
-                token_ids=list(token_ids),
-                params=params,
-                speculation=self._speculation(request),
-                choice_index=choice_index,
-                namespace=request.namespace,
-            )
-            for prompt_index, token_ids in enumerate(self._prompts(request))
-            for choice_index in range(request.num_choices)
-        ]
-
-    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
-        if grammar is None:
-            return
-        try:
-            self._host.grammars.check(grammar)
-        except InvalidRequest as error:
-            raise type(error)(error.message, request.grammar_param) from error
-
-    def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
-        if request.messages:
-            options = request.template_options
-            yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
-        for prompt in request.prompts:
-            yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-
-    def _speculation(self, request: GenerationRequest) -> SpeculationParams:
-        prediction: tuple[int, ...] = ()
-        if request.prediction:
-            prediction = tuple(
-                self._tokenizer.encode(request.prediction, adds_special_tokens=False)
-            )
-        return SpeculationParams(**request.speculation, prediction=prediction)
-
-    def _delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
-        seq = output.sequence
-        _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
-        return Delta(
-            prompt_index=int(prompt_index),
-            choice_index=int(choice_index),
-            text=output.text,
-            token_ids=output.token_ids,
-            sources=tuple(int(source) for source in output.sources),
-            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
-            finish_reason=output.finish_reason and str(output.finish_reason),
-            texts=output.texts if includes_sources else None,
-            draft=self._draft(output) if includes_sources else (),
-        )
-
-    def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:
-        tree = output.draft
-        if tree is None:
-            return ()
-        accepted = set(_path(tree, output.token_ids))
-        return tuple(
-            DraftedToken(
-                text=self._tokenizer.token_text(tree.token_ids[node]),
-                source=int(tree.sources[node]),
-                parent=tree.parents[node],
-                is_accepted=node in accepted,
-            )
-            for node in range(1, len(tree))
-        )
-
-    def _summary(
-        self,
-        request: GenerationRequest,
-        sequences: list[Sequence],
-        clocks: Iterable[RequestClock],
-    ) -> Summary:
-        counts = DraftCounts()
-        for seq in sequences:
-            add_counts(counts, seq.counts)
-        firsts_s = [clock.first_token_s for clock in clocks]
-        return Summary(
-            num_prompt_tokens=sum(seq.num_prompt_tokens for seq in sequences)
-            // request.num_choices,
-            num_output_tokens=sum(seq.num_output_tokens for seq in sequences),
-            drafts=counts,
-            replica=self._replica,
-            first_token_s=min((value for value in firsts_s if value is not None), default=None),
-            num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
-            // request.num_choices,
-        )
-
-    def _info(self, logprob: TokenLogprob) -> TokenInfo:
-        data = self._tokenizer.token_bytes
-        top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
-        return TokenInfo(data(logprob.token_id), logprob.logprob, top)
-
 
 def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
     """The prompt of a chat is called as the client knows it."""
@@ -398,56 +286,8 @@ async def _all_of(items: asyncio.Queue[T]) -> list[T]:
     return found
 
 
-def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
-    """The nodes that ``token_ids`` leads through, as far as the tree has them."""
-    node = 0
-    for token_id in token_ids:
-        child = tree.child(node, token_id)
-        if child is None:
-            return
-        yield child
-        node = child
-
-
 async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
     if size <= _MAX_INLINE_CHARACTERS:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
-
-
-def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
-    """The Serve application of one model of ``system``.
-
-    The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
-    back of a full replica would be a second queue, in which calls for metrics and readiness wait,
-    too.  So Ray Serve lets a replica have more than it takes, and its own queue is for requests
-    that come at once or before there is a replica.
-    """
-    options: dict[str, Any] = {
-        "name": deployment_name(config.name),
-        "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
-        "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
-        "ray_actor_options": actor_options(
-            config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
-        ),
-        "health_check_period_s": 5,
-        "graceful_shutdown_timeout_s": system.drain_timeout_s,
-    }
-    if config.autoscaling is not None:
-        options["autoscaling_config"] = config.autoscaling
-    else:
-        options["num_replicas"] = config.num_replicas
-    if config.session_affinity:
-        options["request_router_config"] = {
-            "request_router_class": "deployments.session_router.SessionRouter",
-            "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
-        }
-    deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(
-        config,
-        system.model_database,
-        len(system.models),
-        system.telemetry,
-        system.statistics_root,
-    )

@@ -138,14 +138,7 @@ class GenerationBody(Body, StructuredFields):
             Unsupported: a documented parameter that is not offered is set.
             InvalidRequest: a value is wrong or missing.
         """
-        if not isinstance(data, dict):
-            raise InvalidRequest("the request body must be a JSON object")
-        unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
-        for name, neutral in unsupported.items():
-            if data.get(name) is not None and data[name] not in neutral:
-                raise Unsupported(f"{name} is not supported", name)
-        unread = cls.without_effect.union(unsupported)
-        return parse_body(cls, {name: data[name] for name in data if name not in unread})
+        return parse_body(cls, offered(data, cls.unsupported, cls.without_effect))
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -328,6 +321,29 @@ class DetokenizeBody(Body):
 
     model: str
     tokens: TokenIds
+
+
+def offered(
+    data: Any, unsupported: Mapping[str, tuple[Any, ...]], without_effect: frozenset[str]
+) -> dict[str, Any]:
+    """The fields of the JSON body of a generation request that are read.
+
+    Args:
+        unsupported: parameters that are not offered, with the values that change nothing.
+        without_effect: parameters that could not change an answer.
+
+    Raises:
+        Unsupported: a documented parameter that is not offered is set.
+        InvalidRequest: ``data`` is no object.
+    """
+    if not isinstance(data, dict):
+        raise InvalidRequest("the request body must be a JSON object")
+    unsupported = {**_UNSUPPORTED_EXTENSIONS, **unsupported}
+    for name, neutral in unsupported.items():
+        if data.get(name) is not None and data[name] not in neutral:
+            raise Unsupported(f"{name} is not supported", name)
+    unread = without_effect.union(unsupported)
+    return {name: data[name] for name in data if name not in unread}
 
 
 def parse_body(model: type[Model], data: Any) -> Model:

@@ -41,12 +41,18 @@ def error_body(error: HdserveError) -> dict[str, Any]:
 
 def usage(summary: Summary) -> dict[str, Any]:
     """The ``usage`` object."""
-    return {
+    found = {
         "prompt_tokens": summary.num_prompt_tokens,
         "completion_tokens": summary.num_output_tokens,
         "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
     }
+    if summary.prediction is not None:
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": summary.prediction.num_accepted_tokens,
+            "rejected_prediction_tokens": summary.prediction.num_rejected_tokens,
+        }
+    return found
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
@@ -110,6 +116,7 @@ class ChatFormat:
     Args:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
         is_one_call: whether calls after the first are dropped.
+        is_named_call: whether the request named the function to call.
     """
 
     prefix = "chatcmpl"
@@ -117,9 +124,15 @@ class ChatFormat:
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, tool_parser: type[ToolParser] | None = None, *, is_one_call: bool = False
+        self,
+        tool_parser: type[ToolParser] | None = None,
+        *,
+        is_one_call: bool = False,
+        is_named_call: bool = False,
     ) -> None:
-        self._make_reader = partial(ToolReader, tool_parser, is_one_call=is_one_call)
+        self._make_reader = partial(
+            ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
+        )
         self._readers: dict[int, ToolReader] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:

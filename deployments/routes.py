@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
-from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.access import SignIn, identity_of
+from deployments.access import SignIn
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
-from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.generation import GenerationRequest, Records, Summary
+from deployments.generation_route import (
+    GENERATION_ERRORS,
+    flat,
+    ignored_header,
+    owned,
+    request_id,
+)
 from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
-from deployments.http_tracing import TracedRequests, trace_of
+from deployments.http_tracing import TracedRequests
 from deployments.json_body import read_json
 from deployments.page import add_page_routes
 from deployments.protocol import (
@@ -40,7 +45,7 @@ from deployments.responses import (
     error_body,
     server_sent_event,
 )
-from deployments.session import SESSION_HEADER, session_id
+from deployments.responses_route import add_responses_route
 from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import HdserveError, InvalidRequest
 
@@ -48,14 +53,6 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 _READY_TIMEOUT_S = 2.0
-_ERROR_STATUSES = {
-    400: "A parameter is wrong",
-    401: "The API key is missing or wrong",
-    404: "No such model",
-    413: "The body is too large",
-    429: "Too many requests are waiting",
-    503: "No replica can answer",
-}
 
 
 def build_api(gateway: Gateway) -> FastAPI:
@@ -69,6 +66,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     api.add_middleware(SignIn, access=gateway.access)
     add_error_handlers(api)
     _add_generation_routes(api, gateway)
+    add_responses_route(api, gateway)
     _add_model_routes(api, gateway)
     _add_operation_routes(api, gateway)
     add_metrics_route(api, gateway)
@@ -81,27 +79,26 @@ def build_api(gateway: Gateway) -> FastAPI:
 
 
 def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"description": text} for status, text in _ERROR_STATUSES.items()
-    }
+    responses = dict(GENERATION_ERRORS)
 
     @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = ChatBody.parse(await read_json(request))
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
-        generation = body.to_generation(_request_id(request), parser)
+        generation = body.to_generation(request_id(request), parser)
         form = ChatFormat(
             parser if body.may_call_tools else None,
             is_one_call=body.parallel_tool_calls is False,
+            is_named_call=body.names_tool,
         )
-        return await _answer(gateway, body, _owned(request, generation), form)
+        return await _answer(gateway, body, owned(request, generation), form)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text."""
         body = CompletionBody.parse(await read_json(request))
-        generation = body.to_generation(_request_id(request))
+        generation = body.to_generation(request_id(request))
         echoes: tuple[str, ...] = ()
         if body.echo:
             echoes = tuple(
@@ -113,7 +110,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                 ]
             )
         form = CompletionFormat(echoes)
-        return await _answer(gateway, body, _owned(request, generation), form)
+        return await _answer(gateway, body, owned(request, generation), form)
 
     @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -151,8 +148,13 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The served models, the default one first."""
-        return {"object": "list", "data": [entry(name) for name in gateway.model_names]}
+        """The served models, the default one first; with their context, where it is known."""
+        lengths = await gateway.context_lengths()
+        entries = [entry(name) for name in gateway.model_names]
+        for found in entries:
+            if found["root"] in lengths:
+                found["max_model_len"] = lengths[found["root"]]
+        return {"object": "list", "data": entries}
 
     @api.get("/v1/models/{name:path}", responses={404: {"description": "No such model"}})
     async def model(name: str) -> dict[str, Any]:
@@ -203,11 +205,11 @@ async def _answer(
     """The whole answer, or a stream of it.  The first record is awaited before any header is sent,
     so a request that is refused gets its status."""
     builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
-    headers = _check_ignored(gateway, body)
+    headers = ignored_header(gateway.config.gateway, body.ignored)
     messages = gateway.generate(body.model, generation)
     if not body.stream:
         async with aclosing(messages):
-            async for record in _flat(messages):
+            async for record in flat(messages):
                 if isinstance(record, Summary):
                     return JSONResponse(builder.whole(record), headers=headers)
                 builder.collect(record)
@@ -244,42 +246,3 @@ async def _events(
 
 def _joined(builder: ResponseBuilder, deltas: Iterable[Any]) -> bytes:
     return b"".join(server_sent_event(chunk) for delta in deltas for chunk in builder.chunks(delta))
-
-
-async def _flat(messages: AsyncIterable[Records]) -> AsyncIterator[Delta | Summary]:
-    async for records in messages:
-        for record in records:
-            yield record
-
-
-def _check_ignored(gateway: Gateway, body: GenerationBody) -> dict[str, str]:
-    """The header that names the fields nobody documents.
-
-    Raises:
-        InvalidRequest: there are some, and the configuration wants strict requests.
-    """
-    if not body.ignored:
-        return {}
-    if gateway.config.gateway.strict_requests:
-        name = _header_value(body.ignored[:1])[:100]
-        raise InvalidRequest(f"the parameter {name!r} is unknown", name)
-    return {"x-hdserve-ignored": _header_value(body.ignored)}
-
-
-def _header_value(names: Iterable[str]) -> str:
-    """Names a client chose, as printable ASCII of bounded length."""
-    return ", ".join(names).encode("unicode_escape").decode()[:1000]
-
-
-def _owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it, in its conversation and its trace."""
-    return replace(
-        generation,
-        namespace=identity_of(request).namespace,
-        session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
-        trace=trace_of(request),
-    )
-
-
-def _request_id(request: Request) -> str:
-    return request.headers.get("x-request-id", "")[:64] or uuid4().hex

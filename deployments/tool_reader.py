@@ -28,10 +28,14 @@ class ToolReader:
 
     Args:
         is_one_call: whether calls after the first are dropped.
+        is_named: whether the request named the function to call.
     """
 
-    def __init__(self, parser: type[ToolParser] | None, *, is_one_call: bool) -> None:
+    def __init__(
+        self, parser: type[ToolParser] | None, *, is_one_call: bool = False, is_named: bool = False
+    ) -> None:
         self._parser = parser() if parser else None
+        self._is_named = is_named
         self._max_calls = 1 if is_one_call else sys.maxsize
         self._num_begun = 0
         self._is_inside = False
@@ -73,9 +77,11 @@ class ToolReader:
         ]
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason the OpenAI API gives; a call that a stop string cut short is none to make."""
+        """The reason the OpenAI API gives, which is ``stop`` where the client chose the function,
+        not the model; a call that a stop string cut short is none to make."""
         has_called = self._num_begun > 0 and not self._is_inside
-        return "tool_calls" if reason == "stop" and has_called else reason
+        is_choice = has_called and not self._is_named
+        return "tool_calls" if reason == "stop" and is_choice else reason
 
     @property
     def _is_wanted(self) -> bool:

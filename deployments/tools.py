@@ -61,6 +61,11 @@ class ToolFields(BaseModel):
         """Whether the model is shown the tools, and its calls are read."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def names_tool(self) -> bool:
+        """Whether the request says which function is called."""
+        return isinstance(self.tool_choice, NamedTool)
+
     def template_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools as chat templates take them."""
         if not self.may_call_tools:
@@ -103,7 +108,7 @@ class ToolFields(BaseModel):
         return Constraint(grammar.either(calls, constraint.grammar), constraint.param)
 
     def _calls(self, functions: list[Function], parser: type[ToolParser]) -> str:
-        is_one = isinstance(self.tool_choice, NamedTool) or self.parallel_tool_calls is False
+        is_one = self.names_tool or self.parallel_tool_calls is False
         try:
             return parser.grammar(functions, is_one=is_one)
         except RecursionError as error:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import SecretStr
 
@@ -106,6 +109,38 @@ def read_access(config: AccessConfig) -> Access:
         keys_file=config.api_keys_file and config.api_keys_file.absolute(),
         admin_key_file=config.admin_key_file and config.admin_key_file.absolute(),
     ).read_again()
+
+
+class KeyFileWarning(NamedTuple):
+    """What is doubtful about a file of keys that can be served all the same.
+
+    Attributes:
+        remedy: a command that mends it.
+    """
+
+    text: str
+    remedy: str
+
+
+def key_file_warnings(config: AccessConfig) -> Iterator[KeyFileWarning]:
+    """Of the files ``config`` names: an administrator's key that is not there, and files that every
+    user of the machine can read.  What keeps :func:`read_access` from reading them, it says."""
+    for name in ("api_keys_file", "admin_key_file"):
+        path: Path | None = getattr(config, name)
+        if path is None:
+            continue
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            if name == "admin_key_file":
+                text = f"access.{name}: there is no file {path}, so /v1/speculation is closed"
+                yield KeyFileWarning(text, f"install -m 600 KEY_FILE {path}")
+            continue
+        except OSError:
+            continue
+        if mode & stat.S_IROTH:
+            text = f"access.{name}: every user of this machine can read {path}"
+            yield KeyFileWarning(text, f"chmod o-rwx {path}")
 
 
 def _read_keys(path: Path) -> tuple[ApiKey, ...]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from hdserve.access import key_file_warnings, read_access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
@@ -64,6 +65,7 @@ def diagnose(config: ServeConfig, port: int) -> Iterator[Finding]:
         check_packages,
         check_ray,
         lambda: check_port(port),
+        lambda: check_access(config),
         lambda: check_model_database(config),
     )
     for check in checks:
@@ -155,6 +157,21 @@ def _taken_port(port: int) -> Finding:
     except (OSError, ValueError, urllib.error.URLError):
         pass
     return _failure("port", f"another program listens on {port}", f"ss -ltnp 'sport = :{port}'")
+
+
+def check_access(config: ServeConfig) -> Iterator[Finding]:
+    """Whether the keys can be read, and by whom."""
+    subject = "access"
+    try:
+        access = read_access(config.access)
+    except ConfigError as error:
+        yield _failure(subject, error.message, "access.api_keys_file, access.admin_key_file")
+        return
+    warnings = [*key_file_warnings(config.access)]
+    for warning in warnings:
+        yield _warning(subject, warning.text, warning.remedy)
+    if not warnings:
+        yield _ok(subject, f"{len(access.keys)} API keys" if access.keys else "for everybody")
 
 
 def check_model_database(config: ServeConfig) -> Iterator[Finding]:

@@ -73,6 +73,36 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert str(path) in error.message.splitlines()[0]
 
 
+def test_files_of_keys_that_are_doubtful(tmp_path: Path) -> None:
+    """They are named, and the configuration is right all the same."""
+    keys, admin, path = tmp_path / "keys", tmp_path / "admin", tmp_path / "serve.yaml"
+    keys.write_text("a-key-of-sixteen-characters\n")
+    keys.chmod(0o640)
+    path.write_text(MODEL % "" + f"access: {{api_keys_file: {keys}, admin_key_file: {admin}}}")
+
+    def warnings() -> list[str]:
+        result = CliRunner().invoke(app, ["check-config", str(path), "--json"])
+        assert result.exit_code == 0
+        found: list[str] = json.loads(result.stdout)["warnings"]
+        text = check(path)
+        assert text.exit_code == 0
+        assert text.stdout.endswith(": ok\n")
+        assert text.stderr.splitlines() == [f"warning: {warning}" for warning in found]
+        return found
+
+    (missing,) = warnings()
+    assert missing.startswith(f"access.admin_key_file: there is no file {admin}")
+    admin.write_text("the-key-of-the-administrator\n")
+    admin.chmod(0o600)
+    assert warnings() == []
+    for file in (keys, admin):
+        file.chmod(0o644)
+    assert [warning.partition(":")[0] for warning in warnings()] == [
+        "access.api_keys_file",
+        "access.admin_key_file",
+    ]
+
+
 def test_json_names_models_and_problems(tmp_path: Path) -> None:
     """With the status of the text."""
     right, wrong = tmp_path / "right.yaml", tmp_path / "wrong.yaml"

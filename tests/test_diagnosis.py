@@ -31,6 +31,9 @@ def configured(**model: Any) -> ModelConfig:
     return ModelConfig.model_validate({"name": "m", "model": "hdserve-mini", **model})
 
 
+MODELS = [{"name": "m", "model": "hdserve-mini"}]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,18 +44,34 @@ def free_port() -> int:
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     """All is well: every check runs, and none fails."""
     config = tmp_path / "config.yaml"
-    models = [{"name": "m", "model": "hdserve-mini"}]
     snapshots = str(tmp_path / "not" / "yet")
-    config.write_text(json.dumps({"models": models, "model_database": {"snapshot_dir": snapshots}}))
+    config.write_text(json.dumps({"models": MODELS, "model_database": {"snapshot_dir": snapshots}}))
     arguments = ["doctor", "--config", str(config), "--port", str(free_port())]
     result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
     findings = json.loads(result.stdout)
     subjects = {finding["subject"] for finding in findings}
-    assert subjects >= {"Python", "packages", "Ray", "port", "model database", "m: device"}
-    assert subjects >= {"m: model", "m: statistics"}
+    assert subjects >= {"Python", "packages", "Ray", "port", "access", "model database"}
+    assert subjects >= {"m: device", "m: model", "m: statistics"}
     failures = [finding for finding in findings if finding["verdict"] == "failure"]
     assert failures == []
     assert result.exit_code == 0
+
+
+def test_who_can_read_the_keys(tmp_path: Path) -> None:
+    """A file that cannot be used keeps it from serving; one that is open to everybody does not."""
+    keys = tmp_path / "keys"
+
+    def found() -> list[str]:
+        config = parse_config({"models": MODELS, "access": {"api_keys_file": str(keys)}})
+        return verdicts(diagnosis.check_access(config))
+
+    assert found() == ["failure"]
+    keys.write_text("a-key-of-sixteen-characters\n")
+    keys.chmod(0o600)
+    assert found() == ["ok"]
+    keys.chmod(0o644)
+    assert found() == ["warning"]
+    assert verdicts(diagnosis.check_access(parse_config({"models": MODELS}))) == ["ok"]
 
 
 def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:

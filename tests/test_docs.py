@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from deployments.gateway import Gateway
 from deployments.protocol import ChatBody, CompletionBody, Speculation, StreamOptions
+from deployments.responses_protocol import ResponsesBody
 from deployments.routes import build_api
 from hdserve.cli import app as command
 from hdserve.config import default_config
@@ -89,7 +90,9 @@ def test_every_route_is_documented() -> None:
     assert {route.replace(":path", "") for route in routes} == documented - pages
 
 
-@pytest.mark.parametrize("model", [ChatBody, CompletionBody, Speculation, StreamOptions])
+@pytest.mark.parametrize(
+    "model", [ChatBody, CompletionBody, ResponsesBody, Speculation, StreamOptions]
+)
 def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
     text = read(ROOT / "docs/http.md")
     assert [name for name in model.model_fields if f"`{name}`" not in text] == []

@@ -25,9 +25,11 @@ def check_config(
     """Check a configuration file without starting anything.
 
     Unknown keys are named with the nearest known one.  Exits with 2 when something is wrong, and
-    with --json with the `problems` in it.  What of it this machine can serve,
-    `hdserve doctor --config FILE` says.
+    with --json with the `problems` in it.  Files of keys that are missing or open to everybody are
+    `warnings`.  What of it this machine can serve, `hdserve doctor --config FILE` says.
     """
+    from hdserve.access import key_file_warnings
+
     output = JsonOutput(json_path)
     try:
         config = read_deployed_config(file).config
@@ -36,7 +38,18 @@ def check_config(
         config, problems = None, error.message.splitlines()
     models = () if config is None else config.models
     facts = list(map(_facts, models))
-    output.write({"file": str(file), "ok": not problems, "problems": problems, "models": facts})
+    warnings = [] if config is None else [item.text for item in key_file_warnings(config.access)]
+    output.write(
+        {
+            "file": str(file),
+            "ok": not problems,
+            "problems": problems,
+            "warnings": warnings,
+            "models": facts,
+        }
+    )
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if problems and output.has_text:
         raise ConfigError("\n".join(problems if config is None else [f"{file}:", *problems]))
     if problems:

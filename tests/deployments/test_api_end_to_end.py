@@ -208,7 +208,8 @@ def test_forms_of_completions(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
-    """A call that is required comes, its arguments are what the tool takes, streamed and whole."""
+    """A call that is required comes, its arguments are what the tool takes, streamed and whole; a
+    named function ends with ``stop``, as with the OpenAI API."""
     options: dict[str, Any] = {
         "model": MODEL,
         "messages": QUESTION,
@@ -218,7 +219,7 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
         "tool_choice": {"type": "function", "function": {"name": "book_table"}},
     }
     (choice,) = client.chat.completions.create(**options).choices
-    assert choice.finish_reason == "tool_calls"
+    assert choice.finish_reason == "stop"
     assert choice.message.content is None
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
@@ -232,7 +233,7 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     assert len(rest) > 1
     pieces = [piece.function.arguments or "" for piece in rest if piece.function]
     assert "".join(pieces) == call.function.arguments
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert chunks[-1].choices[0].finish_reason == "stop"
     with client.chat.completions.stream(**options) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [item.function.arguments for item in message.tool_calls or ()] == ["".join(pieces)]
@@ -248,6 +249,7 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     options |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
     (choice,) = client.chat.completions.create(**options).choices
     assert len(choice.message.tool_calls or []) == 1
+    assert choice.finish_reason in {"tool_calls", "length"}
 
 
 def test_calls_the_model_chose(client: openai.OpenAI) -> None:
@@ -291,6 +293,121 @@ def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> Non
         written = call.function.arguments
     assert choice.finish_reason != "length"
     jsonschema.validate(json.loads(written or ""), SCHEMA)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_responses(client: openai.OpenAI, seed: int) -> None:
+    """The other API gives the text of the chat, streamed and whole, with drafts and without."""
+    limit = 25
+    chat = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, seed=seed, max_tokens=limit, temperature=0.8
+    )
+    text = chat.choices[0].message.content
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "max_output_tokens": limit,
+        "temperature": 0.8,
+        "metadata": {"a": "b"},
+        "store": False,
+    }
+    part = {"type": "input_text", "text": QUESTION[0]["content"]}
+    for given in (QUESTION[0]["content"], QUESTION, [{"role": "user", "content": [part]}]):
+        extra = {"seed": seed, "speculation": {"enabled": isinstance(given, str)}}
+        answer = client.responses.create(input=given, **options, extra_body=extra)
+        assert answer.output_text == text
+    is_cut_off = chat.choices[0].finish_reason == "length"
+    assert answer.status == ("incomplete" if is_cut_off else "completed")
+    assert (answer.incomplete_details is not None) == is_cut_off
+    assert answer.metadata == {"a": "b"}
+    assert answer.usage is not None
+    assert chat.usage is not None
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.output_tokens == chat.usage.completion_tokens
+    details = answer.usage.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == answer.usage.input_tokens
+    events = [*client.responses.create(input=QUESTION, **options, stream=True, extra_body=extra)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(pieces) > 1
+    assert "".join(pieces) == text
+    last = events[-1]
+    assert last.type == f"response.{answer.status}"
+    assert last.response.output_text == text
+    assert last.response.usage.output_tokens == answer.usage.output_tokens
+
+
+def test_responses_with_instructions(client: openai.OpenAI) -> None:
+    """They count as a message, an answer is a message of the next turn, and it holds a schema."""
+    form: Any = {"format": {"type": "json_schema", "name": "booking", "schema": SCHEMA}}
+    first = client.responses.create(
+        model=MODEL, input=QUESTION, instructions="Be brief.", text=form, temperature=1.0
+    )
+    jsonschema.validate(json.loads(first.output_text), SCHEMA)
+    assert (first.status, first.instructions) == ("completed", "Be brief.")
+    history: Any = [*QUESTION, *(item.to_dict() for item in first.output), *QUESTION]
+    again = client.responses.create(model=MODEL, input=history, max_output_tokens=3)
+    assert first.usage is not None
+    assert again.usage is not None
+    assert again.usage.input_tokens > first.usage.input_tokens + 20
+
+
+def test_responses_with_tools(client: openai.OpenAI) -> None:
+    """A call comes as an item, streamed as it is written, and its output can be sent back."""
+    tools: Any = [{"type": "function", **tool["function"]} for tool in (BOOK, CANCEL)]
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "input": QUESTION,
+        "tools": tools,
+        "tool_choice": {"type": "function", "name": "book_table"},
+        "extra_body": {"seed": 1},
+    }
+    answer = client.responses.create(**options)
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert (call.name, call.status) == ("book_table", "completed")
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    pieces = []
+    with client.responses.stream(**options) as stream:
+        for event in stream:
+            if event.type == "response.function_call_arguments.delta":
+                pieces.append(event.delta)
+        (streamed,) = stream.get_final_response().output
+    assert streamed.type == "function_call"
+    assert "".join(pieces) == streamed.arguments == call.arguments
+    assert len(pieces) > 1
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    history: Any = [*QUESTION, call.to_dict(), output]
+    again = client.responses.create(model=MODEL, input=history, tools=tools, max_output_tokens=3)
+    assert answer.usage is not None
+    assert again.usage is not None
+    assert again.usage.input_tokens > answer.usage.input_tokens + 20
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"store": True}, "unsupported_parameter", "store"),
+        ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
+        ({"temperature": -1}, "invalid_value", "temperature"),
+        ({"input": " the" * 50_000}, "context_length_exceeded", "input"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}},
+            "invalid_value",
+            "text",
+        ),
+        ({"extra_body": {"frobnicate": 1}}, "invalid_value", "frobnicate"),
+    ],
+)
+def test_responses_that_are_refused(
+    client: openai.OpenAI, is_streamed: bool, fields: dict[str, Any], code: str, param: str
+) -> None:
+    """With a status before any event, and the parameter by the name it has in this API."""
+    options: dict[str, Any] = {"model": MODEL, "input": "hi", "max_output_tokens": 2, **fields}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**options, stream=is_streamed)
+    assert (caught.value.code, caught.value.param) == (code, param)
 
 
 def test_strict_requests(client: openai.OpenAI) -> None:

@@ -8,13 +8,16 @@ import pytest
 
 from deployments.body_schema import body_schema
 from deployments.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from deployments.responses_protocol import ResponsesBody
+
+BODIES = [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody]
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody])
+@pytest.mark.parametrize("body", BODIES)
 def test_schemas_of_bodies_stand_for_themselves(body: type[Body]) -> None:
     """A reference would point to the root of the whole OpenAPI document, where nothing is."""
     text = json.dumps(body_schema(body))
     assert '"$ref"' not in text
     assert '"$defs"' not in text
-    if body in (ChatBody, TokenizeBody):
+    if body in (ChatBody, ResponsesBody, TokenizeBody):
         assert '"role"' in text

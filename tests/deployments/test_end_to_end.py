@@ -44,7 +44,13 @@ def client(application: ServedApplication) -> openai.OpenAI:
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
     """Both bundled models, the default one first, each with what it runs on."""
-    assert tuple(model.id for model in client.models.list()) == MODELS
+    listed = list(client.models.list())
+    assert tuple(model.id for model in listed) == MODELS
+    deadline_s = time.monotonic() + 60
+    while not all("max_model_len" in (model.model_extra or {}) for model in listed):
+        assert time.monotonic() < deadline_s, "a context is not known in a minute"
+        listed = list(client.models.list())
+    assert [(model.model_extra or {})["max_model_len"] for model in listed] == [2048, 2048]
     for name in MODELS:
         found = client.models.retrieve(name).model_extra or {}
         assert found["max_model_len"] == 2048
@@ -316,7 +322,8 @@ def _num_running(application: ServedApplication) -> int:
 
 
 def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
-    """A right prediction is accepted from the context; a wrong one changes nothing."""
+    """A right prediction is accepted from the context; a wrong one changes nothing; the usage says
+    how much of it came."""
     options: dict[str, Any] = {
         "model": MODELS[1],
         "messages": [{"role": "user", "content": "Where can I find a quiet place to read?"}],
@@ -330,7 +337,9 @@ def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
     }
     plain = client.chat.completions.create(**options, extra_body=only_context)
     text = plain.choices[0].message.content or ""
-    accepted = {}
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is None
+    accepted, came = {}, {}
     for prediction in (text, "Nothing of the kind. " * 5):
         answer = client.chat.completions.create(
             **options,
@@ -340,7 +349,13 @@ def test_prediction_is_drafted_from(client: openai.OpenAI) -> None:
         assert answer.choices[0].message.content == text
         metrics = (answer.model_extra or {})["metrics"]["speculative_decoding"]
         accepted[prediction == text] = metrics["accepted_by_source"].get("context", 0)
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        num_came = details.accepted_prediction_tokens or 0
+        came[prediction == text] = num_came - (details.rejected_prediction_tokens or 0)
     assert accepted[True] > accepted[False]
+    assert came[True] > 20 > 0 > came[False]
 
 
 def test_request_ids_may_repeat(application: ServedApplication) -> None:

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from openai.types import Completion
+from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from deployments.generation import Alternative, Delta, DraftedToken, Summary, TokenInfo
+from deployments.prediction import PredictionCounts
 from deployments.responses import (
     STREAM_END,
     ChatFormat,
@@ -18,6 +19,7 @@ from deployments.responses import (
     ResponseFormat,
     error_body,
     server_sent_event,
+    usage,
 )
 from hdserve.core import DraftCounts, Source
 from hdserve.errors import (
@@ -91,6 +93,15 @@ def test_a_whole_chat_answer() -> None:
     assert answer.usage.prompt_tokens == 7
     assert answer.usage.completion_tokens == 11
     assert answer.usage.total_tokens == 18
+
+
+def test_the_usage_of_a_prediction() -> None:
+    """In the fields of the real client, for requests that had one."""
+    assert "completion_tokens_details" not in usage(SUMMARY)
+    summary = SUMMARY._replace(prediction=PredictionCounts(5, 3))
+    details = CompletionUsage.model_validate(usage(summary)).completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 3)
 
 
 def test_a_whole_completion() -> None:

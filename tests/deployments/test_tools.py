@@ -53,6 +53,9 @@ def test_required_calls_have_a_grammar() -> None:
     assert '\\"const\\": \\"f\\"' in required
     assert '\\"const\\": \\"f\\"' not in named.sampling["grammar"]
     assert named.grammar_param == "tools"
+    body = {"model": "m", "messages": USER, "tools": [TOOL, OTHER]}
+    assert ChatBody.parse({**body, "tool_choice": NAMED}).names_tool
+    assert not ChatBody.parse({**body, "tool_choice": "required"}).names_tool
     assert ")*" in required
     assert ")*" not in single
     assert ")*" not in named.sampling["grammar"]
@@ -230,6 +233,20 @@ def test_answers_with_calls(
     for call in calls:
         assert call.type == "function"
         assert json.loads(call.function.arguments) == {"a": "é"}
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_named_function_ends_with_stop(reason: str) -> None:
+    """As with the OpenAI API: to call was not the model's choice."""
+    form = ChatFormat(HermesToolParser, is_named_call=True)
+    made = ResponseBuilder(form, "m", "r", 1)
+    for delta in deltas(CALL, reason):
+        made.collect(delta)
+    choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
+    assert choice.finish_reason == reason
+    assert len(choice.message.tool_calls or ()) == 1
+    streamed = [chunk for delta in deltas(CALL, reason) for chunk in made.chunks(delta)]
+    assert streamed[-1]["choices"][0]["finish_reason"] == reason
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])

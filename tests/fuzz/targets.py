@@ -25,6 +25,7 @@ from deployments.protocol import (
     TokenizeBody,
     parse_body,
 )
+from deployments.responses_protocol import ResponsesBody
 from deployments.tool_parsers import TOOL_PARSERS, joined
 from hdserve.access import Access, ApiKey, read_access
 from hdserve.bench.prompts import read_prompts
@@ -99,8 +100,9 @@ def protocol(data: bytes) -> None:
         elif which % 2:
             read_generation(CompletionBody.parse(body).to_generation("r"))
         else:
+            chat = ResponsesBody.parse(body).to_chat() if which % 8 == 6 else ChatBody.parse(body)
             parser = [*TOOL_PARSERS.values(), None][which // 8 % (len(TOOL_PARSERS) + 1)]
-            read_generation(ChatBody.parse(body).to_generation("r", parser))
+            read_generation(chat.to_generation("r", parser))
 
 
 def read_generation(generation: Any) -> None:
@@ -304,6 +306,21 @@ _COMPLETION = {
     "guided_regex": "[a-z]+",
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }
+_RESPONSE = {
+    "model": "m",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "b"},
+    ],
+    "instructions": "a",
+    "max_output_tokens": 5,
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}},
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    "tool_choice": "auto",
+    "store": False,
+    "metadata": {"a": "b"},
+}
 _CONFIG = {
     "models": [
         {
@@ -330,14 +347,14 @@ def _wire() -> list[bytes]:
 
 
 _FIRST: dict[str, tuple[bytes, ...]] = {
-    "protocol": (b"\0", b"\1", b"\2", b"\3", b"\4", b"\5"),
+    "protocol": (b"\0", b"\1", b"\2", b"\3", b"\4", b"\5", b"\6"),
     "tool_calls": (b"\0\3", b"\1\3"),
     "snapshots": (b"\0", b"\3", b"\4", b"\5"),
     "corpora": (b"\1", b"\x10", b"\x41"),
     "configurations": (b"\0", b"\1", b"\2", b"\3"),
 }
 _SEEDS: dict[str, list[bytes]] = {
-    "protocol": [json.dumps(_CHAT).encode(), json.dumps(_COMPLETION).encode()],
+    "protocol": [json.dumps(body).encode() for body in (_CHAT, _COMPLETION, _RESPONSE)],
     "tool_calls": [
         b'a<tool_call>{"name": "f", "arguments": {"a": [1, "</tool_call>"]}}</tool_call>b',
         b'{"name": "f", "parameters": {"a": "}"}}; {"name": "g", "parameters": {}}',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.routes import _header_value
+from deployments.generation_route import _header_value
 
 
 def test_header_values_are_harmless() -> None:

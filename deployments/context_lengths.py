@@ -1,0 +1,51 @@
+"""How long the contexts of the models are, without asking their replicas each time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from deployments.generation import ModelInfo
+from hdserve.errors import HdserveError
+
+MAX_WAIT_S = 0.25
+
+
+class ContextLengths:
+    """Remembers what a replica of each model said once; used from one event loop.
+
+    A model that does not answer is waited for a moment, and the question stays open: there is one
+    at a time, however often the list of models is asked for.
+
+    Args:
+        describe: asks a replica of the model of a name.
+    """
+
+    def __init__(
+        self, describe: Callable[[str], Awaitable[ModelInfo]], max_wait_s: float = MAX_WAIT_S
+    ) -> None:
+        self._describe = describe
+        self._max_wait_s = max_wait_s
+        self._known: dict[str, int] = {}
+        self._questions: dict[str, asyncio.Task[None]] = {}
+
+    async def of(self, models: Iterable[str]) -> dict[str, int]:
+        """The lengths, in tokens, of those that are known or known soon."""
+        names = tuple(models)
+        for name in names:
+            if name not in self._known and name not in self._questions:
+                self._questions[name] = asyncio.create_task(self._ask(name))
+        open_questions = [self._questions[name] for name in names if name in self._questions]
+        if open_questions:
+            await asyncio.wait(open_questions, timeout=self._max_wait_s)
+        return {name: self._known[name] for name in names if name in self._known}
+
+    async def _ask(self, name: str) -> None:
+        try:
+            info = await self._describe(name)
+        except HdserveError:
+            return  # asked again with the next list
+        else:
+            self._known[name] = info.max_model_len
+        finally:
+            del self._questions[name]

@@ -1,0 +1,52 @@
+"""The Serve deployment of one model: how many replicas, on what, and which requests reach them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from deployments.model_server import ModelServer
+from deployments.runtime import actor_options
+from hdserve.config import ModelConfig, ServeConfig
+from hdserve.deployed_config import deployment_name
+
+_NUM_OTHER_CALLS = 32
+"""Calls at a time of a full replica: those it refuses, and those that generate nothing."""
+
+
+def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
+    """The Serve application of one model of ``system``.
+
+    The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
+    back of a full replica would be a second queue, in which calls for metrics and readiness wait,
+    too.  So Ray Serve lets a replica have more than it takes, and its own queue is for requests
+    that come at once or before there is a replica.
+    """
+    options: dict[str, Any] = {
+        "name": deployment_name(config.name),
+        "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
+        "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
+        "ray_actor_options": actor_options(
+            config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
+        ),
+        "health_check_period_s": 5,
+        "graceful_shutdown_timeout_s": system.drain_timeout_s,
+    }
+    if config.autoscaling is not None:
+        options["autoscaling_config"] = config.autoscaling
+    else:
+        options["num_replicas"] = config.num_replicas
+    if config.session_affinity:
+        options["request_router_config"] = {
+            "request_router_class": "deployments.session_router.SessionRouter",
+            "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
+        }
+    deployment = serve.deployment(**options)(ModelServer)
+    return deployment.bind(
+        config,
+        system.model_database,
+        len(system.models),
+        system.telemetry,
+        system.statistics_root,
+    )

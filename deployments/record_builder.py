@@ -1,0 +1,103 @@
+"""The records of an answer, built from what the engine gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from deployments.generation import (
+    Alternative,
+    Delta,
+    DraftedToken,
+    GenerationRequest,
+    Summary,
+    TokenInfo,
+)
+from deployments.prediction import count_prediction
+from deployments.request_metrics import RequestClock
+from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
+from hdserve.engine.stats import add_counts
+from hdserve.engine.tokenizer import Tokenizer
+from hdserve.tree import DraftTree
+
+
+class RecordBuilder:
+    """Builds deltas and summaries.
+
+    Args:
+        replica: which replica answers.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, replica: str) -> None:
+        self._tokenizer = tokenizer
+        self._replica = replica
+
+    def delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
+        """What a step added to a choice, which the id of its sequence names."""
+        seq = output.sequence
+        _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
+        return Delta(
+            prompt_index=int(prompt_index),
+            choice_index=int(choice_index),
+            text=output.text,
+            token_ids=output.token_ids,
+            sources=tuple(int(source) for source in output.sources),
+            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
+            finish_reason=output.finish_reason and str(output.finish_reason),
+            texts=output.texts if includes_sources else None,
+            draft=self._draft(output) if includes_sources else (),
+        )
+
+    def summary(
+        self,
+        request: GenerationRequest,
+        sequences: Iterable[Sequence],
+        clocks: Iterable[RequestClock],
+    ) -> Summary:
+        """What all choices together took; a prompt counts once, however many choices it has."""
+        sequences = list(sequences)
+        counts = DraftCounts()
+        for seq in sequences:
+            add_counts(counts, seq.counts)
+        firsts_s = [clock.first_token_s for clock in clocks]
+        return Summary(
+            num_prompt_tokens=sum(seq.num_prompt_tokens for seq in sequences)
+            // request.num_choices,
+            num_output_tokens=sum(seq.num_output_tokens for seq in sequences),
+            drafts=counts,
+            replica=self._replica,
+            first_token_s=min((value for value in firsts_s if value is not None), default=None),
+            num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
+            // request.num_choices,
+            prediction=None if request.prediction is None else count_prediction(sequences),
+        )
+
+    def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:
+        tree = output.draft
+        if tree is None:
+            return ()
+        accepted = set(_path(tree, output.token_ids))
+        return tuple(
+            DraftedToken(
+                text=self._tokenizer.token_text(tree.token_ids[node]),
+                source=int(tree.sources[node]),
+                parent=tree.parents[node],
+                is_accepted=node in accepted,
+            )
+            for node in range(1, len(tree))
+        )
+
+    def _info(self, logprob: TokenLogprob) -> TokenInfo:
+        data = self._tokenizer.token_bytes
+        top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
+        return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+
+
+def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
+    """The nodes that ``token_ids`` leads through, as far as the tree has them."""
+    node = 0
+    for token_id in token_ids:
+        child = tree.child(node, token_id)
+        if child is None:
+            return
+        yield child
+        node = child

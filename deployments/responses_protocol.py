@@ -1,0 +1,285 @@
+"""The requests of the OpenAI Responses API, and the chat each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from deployments.messages import Body, Parts
+from deployments.protocol import ChatBody, Speculation, offered, parse_body
+from deployments.structured import Schema
+from hdserve.errors import InvalidRequest, RequestError, Unsupported
+
+_PARAMS: Mapping[str | None, str] = {
+    "messages": "input",
+    "response_format": "text",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+"""The parameters of a chat by the names of this API."""
+
+_SAME_AS_CHAT = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+_TEXT_PARTS = frozenset({"input_text", "output_text"})
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class InputMessage(Body):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["assistant", "developer", "system", "user"]
+    content: str | Parts
+
+
+class InputCall(Body):
+    """A call the model made earlier."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputCallOutput(Body):
+    """What such a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+
+
+def _type_of_item(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, Mapping) else None
+
+
+def _type_of_input(value: Any) -> str:
+    return "text" if isinstance(value, str) else "items"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")],
+    Discriminator(_type_of_item),
+]
+InputItems = Annotated[tuple[InputItem, ...], Field(min_length=1, fail_fast=True)]
+Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[InputItems, Tag("items")], Discriminator(_type_of_input)
+]
+
+
+class TextFormat(_Part):
+    """``text.format``; ``strict`` or not, a schema is always held."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """The ``response_format`` of a chat.
+
+        Raises:
+            InvalidRequest: name or schema is missing.
+        """
+        if self.type != "json_schema":
+            return {"type": self.type}
+        if self.name is None or self.schema_ is None:
+            raise InvalidRequest("text.format needs a name and a schema", "text")
+        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
+
+
+class TextOptions(_Part):
+    """``text``: the form of the answer."""
+
+    format: TextFormat = TextFormat()
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(_Part):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": self.type, "function": self.model_dump(exclude={"type"})}
+
+
+class NamedFunction(_Part):
+    """The one function to call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponseStreamOptions(Body):
+    """``stream_options`` of this API."""
+
+    include_obfuscation: bool | None = None
+    """Padding against an observer of packet sizes; this server never adds it."""
+
+
+class ResponsesBody(Body):
+    """``POST /v1/responses``."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "access_programs": (),
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "reasoning": ({}, {"effort": "none"}),
+        "store": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    """Documented parameters that are not offered, with the values that change nothing; nothing is
+    stored, so nothing of an earlier response can be asked for."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+        }
+    )
+    """Documented parameters that could not change an answer."""
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    text: TextOptions | None = None
+    tools: Annotated[tuple[FunctionTool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Mapping[str, str] | None = None
+    user: str | None = None
+    speculation: Speculation | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Check the JSON body of a request.
+
+        Raises:
+            Unsupported: a documented parameter that is not offered is set.
+            InvalidRequest: a value is wrong or missing.
+        """
+        return parse_body(cls, offered(data, cls.unsupported, cls.without_effect))
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that nobody documents."""
+        return tuple(sorted(self.model_extra or ()))
+
+    def to_chat(self) -> ChatBody:
+        """The chat this is; errors name its parameters, see :func:`response_params`.
+
+        Raises:
+            InvalidRequest: a value is wrong.
+            Unsupported: a part of the input is not text.
+        """
+        return ChatBody.parse(self._chat())
+
+    def _chat(self) -> dict[str, Any]:
+        fields: dict[str, Any] = self.model_dump(include=set(_SAME_AS_CHAT), exclude_none=True)
+        fields["messages"] = list(self._messages())
+        if isinstance(self.tool_choice, NamedFunction):
+            named = {"name": self.tool_choice.name}
+            fields["tool_choice"] = {"type": "function", "function": named}
+        if self.tools is not None:
+            fields["tools"] = [tool.for_chat() for tool in self.tools]
+        if self.text is not None:
+            fields["response_format"] = self.text.format.for_chat()
+        if self.max_output_tokens is not None:
+            fields["max_completion_tokens"] = self.max_output_tokens
+        if self.speculation is not None:
+            fields["speculation"] = self.speculation.model_dump()
+        return fields
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        if self.instructions is not None:
+            yield {"role": "system", "content": self.instructions}
+        if isinstance(self.input, str):
+            yield {"role": "user", "content": self.input}
+        else:
+            yield from _messages_of(self.input)
+
+
+@contextmanager
+def response_params() -> Iterator[None]:
+    """Errors that name a parameter of a chat are raised with the name this API has for it."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param not in _PARAMS:
+            raise
+        raise type(error)(error.message, _PARAMS[error.param]) from error
+
+
+def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) -> list[Any]:
+    """The messages of a chat: calls belong to the message of the assistant before them."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            found.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, InputCallOutput):
+            text = _text(item.output)
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+        else:
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            found[-1].setdefault("tool_calls", []).append(call)
+    return found
+
+
+def _text(content: str | Iterable[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_text_of(part) for part in content)
+
+
+def _text_of(part: Mapping[str, Any]) -> str:
+    text = part.get("text")
+    if part.get("type") not in _TEXT_PARTS or not isinstance(text, str):
+        kind = str(part.get("type"))[:50]
+        raise Unsupported(f"content parts of type {kind!r} are not supported", "input")
+    return text

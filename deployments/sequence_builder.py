@@ -1,0 +1,64 @@
+"""The sequences of a request: its prompts as token ids, once per choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+from deployments.generation import GenerationRequest
+from hdserve.core import Sequence, SpeculationParams
+from hdserve.engine.host import ModelHost
+from hdserve.errors import InvalidRequest
+
+
+class SequenceBuilder:
+    """Builds what the engine of ``host`` decodes; thread-safe, as tokenizers and grammars are."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+        self._tokenizer = host.tokenizer
+
+    def build(self, request: GenerationRequest) -> list[Sequence]:
+        """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
+
+        Raises:
+            InvalidRequest: a parameter is out of range, or the template or the grammar is wrong.
+        """
+        params = self._host.params(request.sampling)
+        self._check_grammar(params.grammar, request)
+        own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
+        return [
+            Sequence(
+                request_id=f"{own_id}/{prompt_index}/{choice_index}",
+                token_ids=list(token_ids),
+                params=params,
+                speculation=self._speculation(request),
+                choice_index=choice_index,
+                namespace=request.namespace,
+            )
+            for prompt_index, token_ids in enumerate(self._prompts(request))
+            for choice_index in range(request.num_choices)
+        ]
+
+    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
+        if grammar is None:
+            return
+        try:
+            self._host.grammars.check(grammar)
+        except InvalidRequest as error:
+            raise type(error)(error.message, request.grammar_param) from error
+
+    def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
+        if request.messages:
+            options = request.template_options
+            yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
+        for prompt in request.prompts:
+            yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    def _speculation(self, request: GenerationRequest) -> SpeculationParams:
+        prediction: tuple[int, ...] = ()
+        if request.prediction:
+            prediction = tuple(
+                self._tokenizer.encode(request.prediction, adds_special_tokens=False)
+            )
+        return SpeculationParams(**request.speculation, prediction=prediction)

@@ -1,0 +1,47 @@
+"""The list of models says what is known, and waits for nobody long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from deployments.context_lengths import ContextLengths
+from deployments.generation import ModelInfo
+from hdserve.errors import EngineStopped
+
+
+def info(name: str, max_model_len: int) -> ModelInfo:
+    return ModelInfo(name, max_model_len, "float32", "cpu", False, 1, 1, 1, 0, 0, 0, (), "f")
+
+
+class Models:
+    """Answers for ``a``; fails once for ``b``; keeps who asks for ``c`` waiting until it is up."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_c_up = asyncio.Event()
+
+    async def describe(self, name: str) -> ModelInfo:
+        self.asked.append(name)
+        if name == "b" and self.asked.count("b") < 2:
+            raise EngineStopped("the model's replica went away; try again")
+        if name == "c":
+            await self.is_c_up.wait()
+        return info(name, ord(name))
+
+
+def test_a_model_is_asked_until_it_has_answered() -> None:
+    """Once if it answers, again if it fails, and never twice at a time."""
+
+    async def run() -> None:
+        models = Models()
+        lengths = ContextLengths(models.describe, max_wait_s=0.01)
+        assert await lengths.of("abc") == {"a": 97}
+        first, second = await asyncio.gather(lengths.of("abc"), lengths.of("cb"))
+        assert (first, second) == ({"a": 97, "b": 98}, {"b": 98})
+        models.is_c_up.set()
+        assert await lengths.of("c") == {"c": 99}
+        assert await lengths.of("abc") == {"a": 97, "b": 98, "c": 99}
+        assert models.asked == ["a", "b", "c", "b"]
+        assert await lengths.of("") == {}
+
+    asyncio.run(run())

@@ -1,0 +1,68 @@
+"""What the engine is given for a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.generation import GenerationRequest
+from deployments.sequence_builder import SequenceBuilder
+from hdserve import grammar
+from hdserve.config import ModelConfig
+from hdserve.engine.host import ModelHost
+from hdserve.errors import InvalidRequest
+
+CHAT = ({"role": "user", "content": "hi"},)
+
+
+@pytest.fixture(scope="module")
+def host() -> ModelHost:
+    return ModelHost(ModelConfig(name="m", model="hdserve-mini"))
+
+
+def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
+    """In the order of the answer, with ids that say which; a text becomes token ids."""
+    request = GenerationRequest(
+        "r", prompts=("The restaurant", (5, 6, 7)), num_choices=2, namespace="anna"
+    )
+    sequences = SequenceBuilder(host).build(request)
+    text_ids = host.tokenizer.encode("The restaurant")
+    assert [seq.token_ids for seq in sequences] == [text_ids, text_ids, [5, 6, 7], [5, 6, 7]]
+    assert [seq.choice_index for seq in sequences] == [0, 1, 0, 1]
+    ends = [seq.request_id.split("/", 2)[2] for seq in sequences]
+    assert ends == ["0/0", "0/1", "1/0", "1/1"]
+    assert {seq.namespace for seq in sequences} == {"anna"}
+
+
+def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:
+    """A client may use an id again while the first request runs."""
+    build = SequenceBuilder(host).build
+    (first,), (second,) = (build(GenerationRequest("r", messages=CHAT)) for _ in range(2))
+    assert first.request_id.startswith("r/")
+    assert first.request_id != second.request_id
+    assert first.token_ids == second.token_ids
+
+
+def test_what_the_client_chose(host: ModelHost) -> None:
+    """Sampling and speculation, the prediction as token ids without special ones."""
+    request = GenerationRequest(
+        "r",
+        messages=CHAT,
+        sampling={"temperature": 0.5, "seed": 3},
+        speculation={"max_draft_tokens": 7},
+        prediction="a table",
+    )
+    (seq,) = SequenceBuilder(host).build(request)
+    assert (seq.params.temperature, seq.params.seed) == (0.5, 3)
+    assert seq.speculation.max_draft_tokens == 7
+    found = list(seq.speculation.prediction)
+    assert found == host.tokenizer.encode("a table", adds_special_tokens=False)
+
+
+def test_a_wrong_grammar_is_the_fault_of_who_asked_for_it(host: ModelHost) -> None:
+    """Whatever parameter it was."""
+    request = GenerationRequest(
+        "r", messages=CHAT, sampling={"grammar": grammar.regex("(")}, grammar_param="guided_regex"
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        SequenceBuilder(host).build(request)
+    assert caught.value.param == "guided_regex"
