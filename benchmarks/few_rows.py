@@ -1,0 +1,173 @@
+"""What the few rows of a step cost: attention, products, and forwards of a model.
+
+    python benchmarks/few_rows.py --model hdserve-tiny
+
+CPU time of one thread in ms, the best of interleaved rounds, beside PyTorch's own.  Every sequence
+has a random draft tree and as many cached tokens as the table says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from hdserve.bench.environment import commit, cpu_name
+from hdserve.config import EngineConfig, ModelConfig
+from hdserve.core import Source
+from hdserve.engine.attention import packed_attention
+from hdserve.engine.batch import build_batch
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.compilation import compile_model
+from hdserve.engine.kv_cache import KVCache, KVShape, align
+from hdserve.engine.loader import load_model
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.row_linear import multiply_rows
+from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_context import running
+from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.workers import Workers
+from hdserve.tree import DraftTree
+
+CPU = torch.device("cpu")
+NUM_HEADS, HEAD_SIZE = 4, 64
+NUM_INPUTS, NUM_OUTPUTS, NUM_LAYERS = 896, 4864, 10
+NUM_CACHED = 250
+ATTENTION_CASES = ((1, 1), (1, 4), (1, 8), (1, 17), (1, 64), (4, 1), (16, 1), (16, 4))
+ROW_COUNTS = (1, 2, 4, 8, 11, 16, 24, 32, 64)
+FORWARD_CASES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 11), (1, 17), (4, 1), (16, 1), (16, 4))
+
+Work = Callable[[], object]
+
+
+def best_ms(contenders: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
+    """CPU time of each, the first call apart."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for number in range(num_rounds + 1):
+        for name, work in contenders.items():
+            started = time.thread_time()
+            work()
+            if number:
+                best[name] = min(best[name], 1e3 * (time.thread_time() - started))
+    return best
+
+
+def make_chunks(
+    cache: KVCache, num_sequences: int, num_rows: int, num_cached: int
+) -> Iterator[Chunk]:
+    """A sequence each, with a tree of ``num_rows`` nodes."""
+    generator = random.Random(1)
+    for _ in range(num_sequences):
+        segment = cache.allocate(num_cached + num_rows)
+        assert segment is not None
+        tree = DraftTree(5, num_rows - 1)
+        for node in range(1, num_rows):
+            tree.add_node(generator.randrange(node), 5 + node, Source.OTHER)
+        yield Chunk(segment, num_cached, [5], tree)
+
+
+def attention(num_sequences: int, num_rows: int, num_rounds: int) -> dict[str, float]:
+    """Of one layer, with what it takes to be called."""
+    shape = KVShape(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
+    num_kv_rows = num_sequences * align(NUM_CACHED + num_rows)
+    cache = KVCache(shape, num_kv_rows, torch.float32, CPU)
+    chunks = [*make_chunks(cache, num_sequences, num_rows, NUM_CACHED)]
+    kernel, workers = TreeAttention(cache, Workers()), Workers()
+    size = (1, NUM_HEADS, num_sequences * num_rows, HEAD_SIZE)
+    query, key, value = (torch.randn(size) for _ in range(3))
+    layer = SimpleNamespace(layer_idx=0)
+
+    def attend(used: TreeAttention | None) -> Work:
+        plan = build_batch(chunks, cache, CPU, Shapes(is_exact=used is not None), used, workers)
+
+        def work() -> None:
+            with running(plan.plan):
+                packed_attention(layer, query, key, value, None)  # type: ignore[arg-type]
+
+        return work
+
+    return best_ms({"PyTorch": attend(None), "kernel": attend(kernel)}, num_rounds)
+
+
+def products(num_rows: int, num_rounds: int) -> dict[str, float]:
+    """Of ten large layers."""
+    rows, workers = torch.randn(num_rows, NUM_INPUTS), Workers()
+    weights = [torch.randn(NUM_OUTPUTS, NUM_INPUTS) for _ in range(NUM_LAYERS)]
+    by_column = [weight.t().contiguous().t() for weight in weights]
+    halves = [weight.bfloat16() for weight in weights]
+
+    def library(stored: list[torch.Tensor]) -> Work:
+        return lambda: [F.linear(rows, weight) for weight in stored]
+
+    def kernel(stored: list[torch.Tensor]) -> Work:
+        return lambda: [multiply_rows(rows, weight, workers) for weight in stored]
+
+    contenders = {
+        "PyTorch, rows": library(weights),
+        "PyTorch, columns": library(by_column),
+        "kernel": kernel(weights),
+        "kernel, bfloat16": kernel(halves),
+    }
+    return best_ms(contenders, num_rounds)
+
+
+def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Of a compiled model, as it is served, and exact."""
+    runners = {}
+    for name, is_exact in (("as served", False), ("exact", True)):
+        engine = EngineConfig(exact=is_exact, dtype="float32")
+        loaded = load_model(ModelConfig(name=model, model=model, engine=engine))
+        runner = ModelRunner(loaded, KVCache(loaded.kv_shape, 16 * 384, loaded.dtype, CPU))
+        runner.compiled = compile_model(loaded)
+        runner.shapes = Shapes(is_exact=is_exact)
+        runners[name] = runner
+    for num_sequences, num_rows in FORWARD_CASES:
+        contenders: dict[str, Work] = {}
+        used = []
+        for name, runner in runners.items():
+            chunks = [*make_chunks(runner.cache, num_sequences, num_rows, NUM_CACHED)]
+            contenders[name] = lambda runner=runner, chunks=chunks: runner.forward(chunks)  # type: ignore[misc]
+            used += [(runner.cache, chunk.segment) for chunk in chunks]
+        yield f"{num_sequences} x {num_rows}", best_ms(contenders, num_rounds)
+        for cache, segment in used:
+            cache.free(segment)
+
+
+def show(title: str, found: Iterable[tuple[str, dict[str, float]]]) -> None:
+    columns = [*found]
+    print(f"\n{title}\n")
+    print("| ms |", " | ".join(name for name, _ in columns), "|")
+    print("|---|" + "--:|" * len(columns))
+    for contender in columns[0][1]:
+        print(f"| {contender} |", " | ".join(f"{ms[contender]:.2f}" for _, ms in columns), "|")
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="hdserve-tiny")
+    parser.add_argument("--rounds", type=int, default=25)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds = arguments.rounds
+    print(f"commit {commit()}, {cpu_name()}, PyTorch {torch.__version__}")
+    cases = [
+        (f"{count} x {rows}", attention(count, rows, rounds)) for count, rows in ATTENTION_CASES
+    ]
+    show(f"Attention, sequences x rows, {NUM_HEADS} heads of {HEAD_SIZE}, {NUM_CACHED} keys", cases)
+    sizes = f"{NUM_LAYERS} layers of {NUM_INPUTS} x {NUM_OUTPUTS}"
+    show(
+        f"Products of rows, {sizes}",
+        ((str(count), products(count, rounds)) for count in ROW_COUNTS),
+    )
+    title = f"Forwards of {arguments.model}, sequences x rows, {NUM_CACHED} cached tokens each"
+    show(title, forwards(arguments.model, rounds))
+
+
+if __name__ == "__main__":
+    main()
