@@ -24,7 +24,7 @@ class Killed(Fault):
     def inject(self, trial: Trial) -> None:
         self._before = trial.system.pids(self.role)
         victim = self._before[trial.number % len(self._before)]
-        self._at_s = processes.kill(victim)
+        self._at_s = trial.happened_s = processes.kill(victim)
         trial.details["killed"] = victim
 
     def is_recovered(self, trial: Trial) -> bool:
