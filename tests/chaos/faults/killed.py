@@ -64,6 +64,10 @@ class ProxyKilled(Killed):
     role = "proxy"
     may_lose_requests = True
 
+    def is_recovered(self, trial: Trial) -> bool:
+        """Once the new one has passed an answer on: it listens before it knows the routes."""
+        return super().is_recovered(trial) and bool(trial.load.replicas(self._at_s))
+
 
 class DatabaseKilled(Killed):
     name = "database-killed"
