@@ -19,6 +19,7 @@ class Trial:
     Attributes:
         number: of the trial, from 0.
         namespace: in which its load generates, and nothing else does.
+        happened_s: when the fault happened, if there was something to wait for before it.
         dead_s: when the process concerned had ended, if it did not at once.
         asked_again: questions that were asked once more after the fault.
         details: what the fault has to say, for the record.
@@ -30,6 +31,7 @@ class Trial:
     system: System
     load: Load
     questions: Sequence[Question]
+    happened_s: float = 0.0
     dead_s: float = 0.0
     asked_again: set[int] = field(default_factory=set)
     details: dict[str, Any] = field(default_factory=dict)

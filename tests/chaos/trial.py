@@ -94,7 +94,7 @@ def run_trial(
         fault.inject(trial)
         if wait_for(lambda: fault.is_recovered(trial), RECOVERY_S):
             recovered_s = time.monotonic()
-            record.recovery_s = round(recovered_s - at_s, 2)
+            record.recovery_s = round(recovered_s - max(at_s, trial.happened_s), 2)
             fault.check(trial)
             wanted = load.num_right() + AFTER_ANSWERS
             is_going_on = wait_for(lambda: load.num_right() >= wanted, AFTER_S)
@@ -103,7 +103,7 @@ def run_trial(
             trial.violations.append("no recovery")
     finally:
         load.stop()
-    _count_outcomes(record, load.outcomes, max(at_s, trial.dead_s), recovered_s)
+    _count_outcomes(record, load.outcomes, max(at_s, trial.happened_s, trial.dead_s), recovered_s)
     _count_outputs(record, trial, at_s)
     _judge(record, fault, trial)
     record.details, record.violations = trial.details, trial.violations

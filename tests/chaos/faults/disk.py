@@ -68,7 +68,7 @@ class DatabaseKilledWhileWriting(DatabaseKilled):
         writer.start()
         pattern = "*/.*.tmp"
         found = wait_for(lambda: any(directory.glob(pattern)), 30.0, pause_s=0.0)
-        processes.kill(pid)
+        trial.happened_s = processes.kill(pid)
         is_done.set()
         writer.join()
         trial.expect(found, "the actor never wrote")

@@ -24,7 +24,7 @@ class Killed(Fault):
     def inject(self, trial: Trial) -> None:
         self._before = trial.system.pids(self.role)
         victim = self._before[trial.number % len(self._before)]
-        self._at_s = processes.kill(victim)
+        self._at_s = trial.happened_s = processes.kill(victim)
         trial.details["killed"] = victim
 
     def is_recovered(self, trial: Trial) -> bool:
@@ -63,6 +63,10 @@ class ProxyKilled(Killed):
     may_refuse = True
     role = "proxy"
     may_lose_requests = True
+
+    def is_recovered(self, trial: Trial) -> bool:
+        """Once the new one has passed an answer on: it listens before it knows the routes."""
+        return super().is_recovered(trial) and bool(trial.load.replicas(self._at_s))
 
 
 class DatabaseKilled(Killed):

@@ -37,7 +37,7 @@ class NodeKilled(Fault):
         lost = set(processes.children([node.all_processes["raylet"][0].process.pid]))
         for role in ("replica", "gateway", "model database", "statistics database", "proxy"):
             trial.details[f"lost {role}"] = len(lost & set(trial.system.pids(role)))
-        self._at_s = trial.system.kill_node(node)
+        self._at_s = trial.happened_s = trial.system.kill_node(node)
 
     def is_recovered(self, trial: Trial) -> bool:
         """Once there are as many replicas as before, and the new ones have answered."""
