@@ -13,7 +13,6 @@ from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.sampler import HistoryTerms, choose, token_logprob, uniform
-from hdserve.engine.top import argmax
 from hdserve.engine.verifier import verify
 from hdserve.tree import Acceptance, DraftTree
 
@@ -58,7 +57,8 @@ class SequenceDecoder:
         params = self.seq.params
         is_free = self.history is None and self.grammar is None
         if params.is_greedy and is_free and params.logprobs is None:
-            choices: list[int] = argmax(outputs.logits).tolist()
+            tokens, _ = outputs.top_tokens(1)
+            choices: list[int] = tokens[:, 0].tolist()
             return choices.__getitem__
         positions = count(len(self.seq.token_ids))
         return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))

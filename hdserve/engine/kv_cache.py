@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from hdserve.engine.kernels.moves import BYTES_AT_ONCE, move_rows
 
 ROW_ALIGNMENT = 32
 """Segments begin and end at multiples of this."""
@@ -185,10 +189,21 @@ class KVCache:
         """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
         if not moves:
             return
-        sources = torch.tensor([source for source, _ in moves], device=self.device)
-        targets = torch.tensor([target for _, target in moves], device=self.device)
-        self._keys[:, :, targets] = self._keys[:, :, sources]
-        self._values[:, :, targets] = self._values[:, :, sources]
+        for stored in (self._keys, self._values):
+            _move(stored, np.array(moves, np.int64))
+
+
+def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:
+    """On a CPU by the kernel where it knows the size of a row: 8 us for two rows of 8 layers of
+    hdserve-tiny, where indices take 54."""
+    num_layers, num_heads, num_rows, size = stored.shape
+    if stored.device.type == "cpu" and size * stored.itemsize % BYTES_AT_ONCE == 0:
+        num_words = size * stored.itemsize // 4
+        moved = np.empty((len(moves), num_words), np.float32)
+        move_rows(stored.data_ptr(), num_layers * num_heads, num_rows, num_words, moves, moved)
+        return
+    sources, targets = torch.from_numpy(moves).to(stored.device).unbind(1)
+    stored[:, :, targets] = stored[:, :, sources]
 
 
 def _merge(gaps: Iterable[Segment]) -> list[Segment]:

@@ -1,12 +1,6 @@
 """Linear layers that multiply the few rows of draft trees by a kernel made for them.
 
-Ten layers of 896 x 4,864, one thread of an AVX-512 CPU, CPU time in ms; PyTorch's in float32, its
-weights in rows or in columns, whichever is faster::
-
-    rows                  1     2     4     8    16    24    32    64
-    PyTorch            14.4  16.5  29.7  31.9  36.5  39.5  43.8  57.2
-    kernel, float32    15.0  16.9  15.5  16.7  25.8  35.4  44.2  89.3
-    kernel, bfloat16    9.8  12.1   9.4   9.7  18.3  25.2  34.6  69.0
+``benchmarks/few_rows.py`` compares it with PyTorch's (docs/adr/0017).
 """
 
 from __future__ import annotations

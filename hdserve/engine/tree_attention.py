@@ -1,12 +1,6 @@
 """Attention over the KV cache by the compiled kernel, on a CPU.
 
-Times of PyTorch's attention divided by its, 4 heads of 64, float32, one thread::
-
-    rows x keys                    1 x 250  4 x 250  16 x 250  16 x 1500  64 x 1500  256 x 1500
-    1 sequence, AVX-512               1.66               1.31       1.06       0.92        0.80
-    1 sequence, AVX2                  1.35               0.75       0.56
-    16 sequences, AVX-512             2.60     2.41
-    16 sequences, AVX2                2.03     2.08
+``benchmarks/few_rows.py`` compares it with PyTorch's (docs/adr/0017).
 """
 
 from __future__ import annotations
@@ -29,8 +23,9 @@ _MIN_PAIRS_PER_THREAD = 16_384
 """Pairs of a query and a key, which take a tenth of a millisecond or so."""
 
 _NO_WINDOW = 1 << 62
-_MIN_ROWS = 8
-"""Up to which it always is, not counting that it takes one call for all sequences."""
+_MIN_ROWS = 17
+"""Of one sequence, up to which it always attends: with what it takes to be called, as fast as
+PyTorch's for one sequence, and three times as fast for sixteen (docs/adr/0017)."""
 
 _TRIED_COUNTS = (16, 64)
 _TRIED_KEYS = 256

@@ -122,6 +122,22 @@ def test_keep_moves_all_at_once(moves: list[tuple[int, int]]) -> None:
         assert torch.equal(found_values[0].transpose(0, 1), wanted_values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1, 8, 32, 48])
+def test_rows_of_all_sizes_move(dtype: torch.dtype, size: int) -> None:
+    """By the kernel or without it: all bits of the rows, and of no others."""
+    cache = KVCache(KVShape(2, 3, size, 2 * size), 64, dtype, CPU)
+    held = [stored for layer in range(2) for stored in cache.read_all(layer)]
+    for stored in held:
+        stored.copy_(torch.randn(stored.shape))
+    wanted = [stored.clone() for stored in held]
+    cache.keep([(9, 3), (3, 9), (60, 4), (5, 5)])
+    for stored, before in zip(held, wanted, strict=True):
+        expected = before.clone()
+        expected[:, :, [3, 9, 4]] = before[:, :, [9, 3, 60]]
+        assert torch.equal(stored, expected)
+
+
 def test_write_and_read_are_inverse() -> None:
     """Rows come back in order, whatever the order they were written in."""
     cache = make_cache(64)

@@ -1,4 +1,4 @@
-"""The largest entries by blocks are those that torch finds."""
+"""The largest entries by the kernel are those that torch finds."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def test_first_among_equals(shape: tuple[int, int]) -> None:
     values, indices = topk(rows, min(8, shape[1]))
     assert torch.equal(rows.gather(1, indices), values)
     assert all(len(set(row)) == len(row) for row in indices.tolist())
+
+
+def test_others_are_left_to_torch() -> None:
+    rows = torch.randn(3, 200)
+    for other in (rows.double(), rows[:, ::2]):
+        assert torch.equal(argmax(other), other.argmax(dim=-1))
+        assert torch.equal(topk(other, 4)[1], other.topk(4).indices)
+
+
+def test_few_numbers_leave_the_rest_empty() -> None:
+    rows = torch.full((1, 100), -torch.inf)
+    rows[0, 70], rows[0, 99] = 1.0, 2.0
+    values, indices = topk(rows, 3)
+    assert values[0].tolist() == [2.0, 1.0, -torch.inf]
+    assert indices[0].tolist() == [99, 70, 0]
 
 
 def test_rows_without_a_number_give_some_index() -> None:

@@ -1,0 +1,63 @@
+"""The largest entries of rows, in one pass over them.
+
+Sixty-four entries at a time are compared with the least one that is kept, and looked at one by one
+only if one of them is larger, which is rare after the first few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.memory import floats_at, integers_at
+from hdserve.engine.kernels.vectors import NUM_LANES, larger, largest, load
+
+_BLOCK = 4 * NUM_LANES
+_NOTHING = np.float32(-np.inf)
+
+
+@inlined
+def _insert(values: Any, places: Any, row: int, value: Any, place: int) -> None:
+    """Where it belongs, behind its equals; the least one goes."""
+    index = values.shape[1] - 1
+    while index > 0 and values[row, index - 1] < value:
+        values[row, index] = values[row, index - 1]
+        places[row, index] = places[row, index - 1]
+        index -= 1
+    values[row, index], places[row, index] = value, place
+
+
+@inlined
+def _look(numbers: Any, values: Any, places: Any, row: int, first: int, stop: int) -> None:
+    last = values.shape[1] - 1
+    for place in range(first, stop):
+        if numbers[row, place] > values[row, last]:
+            _insert(values, places, row, numbers[row, place], place)
+
+
+@entry_point
+def find_largest(
+    numbers_at: int, num_rows: int, num_columns: int, values_at: int, places_at: int, k: int
+) -> None:
+    """Of float32 ``[num_rows, num_columns]`` the ``k`` largest of each row, largest first, and of
+    equals the first ones; no NaN.
+
+    Args:
+        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.
+        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 where there are no more.
+    """
+    numbers = floats_at(numbers_at, num_rows, num_columns)
+    values, places = floats_at(values_at, num_rows, k), integers_at(places_at, num_rows, k)
+    whole = num_columns // _BLOCK * _BLOCK
+    for row in range(num_rows):
+        for index in range(k):
+            values[row, index], places[row, index] = _NOTHING, 0
+        for first in range(0, whole, _BLOCK):
+            low = larger(load(numbers, (row, first)), load(numbers, (row, first + NUM_LANES)))
+            third = load(numbers, (row, first + 2 * NUM_LANES))
+            high = larger(third, load(numbers, (row, first + 3 * NUM_LANES)))
+            if largest(larger(low, high)) > values[row, k - 1]:
+                _look(numbers, values, places, row, first, first + _BLOCK)
+        _look(numbers, values, places, row, whole, num_columns)
