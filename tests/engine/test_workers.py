@@ -1,0 +1,57 @@
+"""Work that is shared is done once, whoever does it, and its errors are not lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hdserve.engine.workers import Workers
+
+
+@pytest.fixture(params=[True, False], ids=["openmp", "own threads"])
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield Workers(uses_openmp=request.param)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("num_items", "num_parts"), [(10, 1), (10, 2), (10, 3), (2, 3), (0, 2)])
+def test_every_item_is_done_once(workers: Workers, num_items: int, num_parts: int) -> None:
+    done: list[int] = []
+    parts: list[int] = []
+
+    def work(part: int, first: int, stop: int) -> None:
+        parts.append(part)
+        done.extend(range(first, stop))
+
+    for _ in range(20):
+        workers.share(work, num_items, num_parts)
+        assert sorted(done) == list(range(num_items))
+        assert sorted(parts) == list(range(num_parts))
+        done.clear()
+        parts.clear()
+
+
+def test_several_threads_take_part(workers: Workers) -> None:
+    """Each part waits for the other, so one thread alone would not come to an end."""
+    met = threading.Barrier(2, timeout=60)
+    workers.share(lambda *_: met.wait(), 2, 2)
+
+
+def test_errors_are_raised_and_the_next_work_is_done(workers: Workers) -> None:
+    def fail(part: int, _first: int, _stop: int) -> None:
+        raise ValueError(part)
+
+    with pytest.raises(ValueError, match=r"[01]"):
+        workers.share(fail, 2, 2)
+    done: list[int] = []
+    workers.share(lambda part, *_: done.append(part), 2, 2)
+    assert sorted(done) == [0, 1]
+
+
+def test_parts_are_not_too_small(workers: Workers) -> None:
+    assert [workers.num_parts(size, 10) for size in (0, 19, 20, 39, 400)] == [1, 1, 2, 3, 3]
