@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hdserve import core
 from hdserve.core import Source
 from hdserve.drafting.base import Drafter, Forward
@@ -28,6 +30,18 @@ class OracleDrafter(Drafter):
         tree.add_path([_other(token_id) for token_id in future[:3]], Source.OTHER, 0.5)
         tree.add_path([*future[:2], _other(future[-1])] if future else [], Source.OTHER, 0.5)
         tree.add_path(future, Source.OTHER, 0.9)
+
+
+class SlowLearner(OracleDrafter):
+    """Is always right, and thinks about it longer than its drafts save."""
+
+    name = "slow"
+
+    def observe(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        if tree.num_draft_tokens:
+            time.sleep(0.2)
 
 
 def _other(token_id: int) -> int:

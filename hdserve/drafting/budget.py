@@ -153,7 +153,7 @@ class DraftBudget:
 
         Args:
             num_other_rows: rows of the same forward that are not nodes of ``trees``.
-            draft_s: what it took to fill them.
+            draft_s: what it took to fill them, and to learn from the ones before.
         """
         if not trees:
             return

@@ -70,6 +70,7 @@ class Engine:
         self._budget = budget
         self._on_finish = on_finish
         self._faster = faster
+        self._learning_s = 0.0
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._stats = EngineStats()
@@ -213,7 +214,7 @@ class Engine:
             self._budget.trim(
                 [tree for tree in trees if tree is not None],
                 num_other_rows,
-                time.perf_counter() - started,
+                time.perf_counter() - started + self._learning_s,
             )
         return trees
 
@@ -237,6 +238,7 @@ class Engine:
     ) -> Iterator[StepOutput]:
         moves: list[tuple[int, int]] = []
         finished: list[Slot] = []
+        learning_s, is_drafting = 0.0, False
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._stats.num_prompt_tokens += max(
@@ -251,22 +253,28 @@ class Engine:
             moves += _moves(root_row, acceptance)
             seq.num_cached_tokens = len(seq.token_ids) - 1
             self._scheduler.offer(work.slot)
-            self._learn(seq, tree, acceptance, outputs)
+            learning_s += self._learn(seq, tree, acceptance, outputs)
+            is_drafting = is_drafting or tree.capacity > 0
             if seq.finish_reason is not None:
                 finished.append(work.slot)
             yield output
+        if is_drafting:
+            self._learning_s = learning_s
         self._runner.cache.keep(moves)
         for slot in finished:
             self._release(slot)
 
     def _learn(
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
-    ) -> None:
+    ) -> float:
+        """How many seconds it took: a part of what drafting costs."""
+        started = time.perf_counter()
         count_draft(seq.counts, tree, acceptance)
         count_draft(self._stats.drafts, tree, acceptance)
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
         self._drafters.observe(seq, tree, acceptance, outputs if self._shows_forwards else None)
+        return time.perf_counter() - started
 
     @property
     def _shows_forwards(self) -> bool:

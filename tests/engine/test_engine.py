@@ -19,7 +19,7 @@ from hdserve.engine.stats import add_counts
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafters import JunkDrafter, OracleDrafter
+from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
@@ -365,6 +365,16 @@ def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) ->
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=8).token_ids
     assert seq.token_ids == wanted[: len(seq.token_ids)]
     assert engine.stats.kv_cache_usage == 0.0
+
+
+def test_learning_is_a_part_of_what_drafting_costs() -> None:
+    """Drafts that are always right, and are thought about longer than they save, are paused."""
+    wanted = plain(make_prompt(3), **GREEDY, max_tokens=60).token_ids
+    engine = make([SlowLearner({"a": wanted})], adapts_budget=True)
+    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=60)
+    run(engine, [seq])
+    assert seq.counts.num_accepted_tokens > 0
+    assert seq.counts.num_drafts < seq.counts.num_steps / 2
 
 
 @pytest.mark.parametrize("exact", [False, True])
