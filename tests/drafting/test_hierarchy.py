@@ -421,6 +421,7 @@ assert before and not changed, changed
 """
 
 
+@pytest.mark.slow
 def test_no_request_waits_for_the_compiler() -> None:
     """What two requests at once run is compiled, or loaded, when the engine is made."""
     command = [sys.executable, "-c", COMPILED_IN_THE_FIRST_REQUEST]
