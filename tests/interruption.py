@@ -40,7 +40,12 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interruptions,
     ) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
@@ -54,3 +59,8 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
             process.kill()
     assert process.returncode == 130, told
     return told
+
+
+def _heed_interruptions() -> None:
+    """Also where the tests run in the background of a shell, which ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -45,6 +45,7 @@ class TreeAttention:
     """
 
     def __init__(self, cache: KVCache, workers: Workers) -> None:
+        self._cache = cache
         self._shape, self._is_bfloat16 = cache.shape, cache.dtype == torch.bfloat16
         self._layers = [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
         self._workers = workers
