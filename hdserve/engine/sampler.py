@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hdserve.core import SamplingParams, TokenLogprob
-from hdserve.engine.top import argmax
+from hdserve.engine.kernels.draw import BLOCK, NUM_BINS, draw_token
+from hdserve.engine.top import argmax, can_be_read
 
 _NUM_TOP_CANDIDATES = 256
+_HIGHEST_INVERSE_TEMPERATURE = 1e30
 
 
 def uniform(seed: int, choice_index: int, position: int) -> float:
@@ -41,6 +43,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     """
     if params.is_greedy:
         return argmax(logits)
+    if can_be_read(logits):
+        return _drawn(logits, params, uniforms)
     probabilities = filtered_probabilities(logits, params)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -48,6 +52,29 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     below_total = torch.nextafter(total, torch.zeros_like(total))
     chosen = torch.searchsorted(cumulative, torch.minimum(draws, below_total), right=True)[:, 0]
     return chosen.clamp(max=logits.shape[-1] - 1)
+
+
+def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> torch.Tensor:
+    """The same by a kernel; weights of 1e-38 of the likeliest are 0."""
+    num_rows, num_columns = logits.shape
+    num_padded = -(-num_columns // BLOCK) * BLOCK
+    scratch, sums = torch.empty(2 * num_padded), torch.empty(NUM_BINS, dtype=torch.float64)
+    first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()
+    tokens = [
+        draw_token(
+            first + row * row_bytes,
+            num_columns,
+            min(1.0 / params.temperature, _HIGHEST_INVERSE_TEMPERATURE),
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            uniforms[row],
+            scratch.data_ptr(),
+            sums.data_ptr(),
+        )
+        for row in range(num_rows)
+    ]
+    return torch.tensor(tokens)
 
 
 def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -21,7 +21,7 @@ from hdserve.engine.kernels.top import find_largest
 
 def argmax(rows: torch.Tensor) -> torch.Tensor:
     """As ``rows.argmax(dim=-1)``: ``[num_rows]``, the first among equals."""
-    if not _can_be_read(rows):
+    if not can_be_read(rows):
         return rows.argmax(dim=-1)
     return topk(rows, 1)[1][:, 0]
 
@@ -29,7 +29,7 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; on a CPU the first
     among equals."""
-    if not _can_be_read(rows):
+    if not can_be_read(rows):
         values, indices = rows.topk(k, dim=-1)
         return values, indices
     num_rows, num_columns = rows.shape
@@ -40,6 +40,7 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, indices
 
 
-def _can_be_read(rows: torch.Tensor) -> bool:
+def can_be_read(rows: torch.Tensor) -> bool:
+    """Whether kernels can work on ``rows`` where they are."""
     is_float32 = rows.device.type == "cpu" and rows.dtype == torch.float32
     return is_float32 and rows.is_contiguous()

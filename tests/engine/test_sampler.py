@@ -46,6 +46,14 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUTS = ["rows", "columns"]
+"""Rows in one piece are drawn from by a kernel, others by torch."""
+
+
+def laid_out(logits: torch.Tensor, layout: str) -> torch.Tensor:
+    return logits.contiguous() if layout == "rows" else logits.t().contiguous().t()
+
+
 def random_logits(num_rows: int, vocab_size: int, spread: float = 2.5, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, vocab_size, generator=generator) * spread
@@ -101,10 +109,37 @@ def test_equally_likely_tokens_are_kept_together() -> None:
         assert kept == [False, True, True, True, False]
 
 
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("vocab_size", [5, 61, 64, 3000, 32_001])
+@pytest.mark.parametrize("spread", [0.01, 2.5, 30.0])
+def test_kernel_and_torch_choose_the_same(name: str, vocab_size: int, spread: float) -> None:
+    """With each filter, whether the tokens are about equally likely or one is by far the
+    likeliest; some tokens are forbidden.  Where thousands are equally likely, rounding may make one
+    choice in thirty its neighbour."""
+    params, num_rows = SamplingParams(**FILTERS[name]), 60
+    logits = random_logits(num_rows, vocab_size, spread)
+    logits[:, 1::7] = -math.inf
+    noise = [uniform(9, 0, row) for row in range(num_rows)]
+    found = [choose(laid_out(logits, layout), params, noise) for layout in LAYOUTS]
+    num_different = int((found[0] != found[1]).sum())
+    assert num_different <= (2 if spread < 1 and vocab_size > 1000 else 0)
+    assert not torch.isin(found[0], torch.arange(1, vocab_size, 7)).any()
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.7}], ids=str)
+def test_all_kept_tokens_can_be_chosen(options: dict[str, Any]) -> None:
+    """Of tokens as likely as the last one that is kept the kernel drops none, and keeps no other."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    noise = [number / 200 for number in range(200)]
+    rows = logits.repeat(len(noise), 1)
+    assert set(choose(rows, SamplingParams(**options), noise).tolist()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("temperature", [1e-320, 1e-300, 1e-40, 1e-6])
-def test_tiny_temperatures_are_nearly_greedy(temperature: float) -> None:
+def test_tiny_temperatures_are_nearly_greedy(temperature: float, layout: str) -> None:
     """A temperature next to zero picks the likeliest token; it does not overflow."""
-    logits = random_logits(20, 61)
+    logits = laid_out(random_logits(20, 61), layout)
     for options in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
         params = SamplingParams(temperature=temperature, **options)
         chosen = choose(logits, params, [0.999] * 20)
@@ -117,30 +152,34 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert choose(logits, SamplingParams(temperature=0.0), []).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("vocab_size", [61, 8192])
-def test_rows_do_not_depend_on_each_other(name: str, vocab_size: int) -> None:
+def test_rows_do_not_depend_on_each_other(name: str, vocab_size: int, layout: str) -> None:
     """A row among others gives bitwise what it gives alone, anywhere in the batch."""
     params = SamplingParams(**FILTERS[name])
     logits = torch.cat(
         [random_logits(8, vocab_size), random_logits(9, vocab_size, spread=0.01, seed=1)]
     )[torch.randperm(17, generator=torch.Generator().manual_seed(2))]
+    logits = laid_out(logits, layout)
     noise = [uniform(5, 0, row) for row in range(17)]
     together = filtered_probabilities(logits, params)
     chosen = choose(logits, params, noise)
     for row in range(17):
         alone = filtered_probabilities(logits[row : row + 1], params)
         assert torch.equal(alone[0], together[row])
-        assert choose(logits[row : row + 1], params, [noise[row]]).tolist() == [int(chosen[row])]
+        one = laid_out(logits[[row, row]], layout)
+        assert choose(one, params, [noise[row]] * 2).tolist() == [int(chosen[row])] * 2
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FILTERS)
-def test_choices_follow_the_distribution(name: str) -> None:
+def test_choices_follow_the_distribution(name: str, layout: str) -> None:
     """40,000 choices with each filter are distributed as it says; what it drops never comes."""
     params = SamplingParams(**FILTERS[name])
     logits = random_logits(1, 61, spread=1.5, seed=3)
     noise = [uniform(seed, 0, 0) for seed in range(40_000)]
-    chosen = choose(logits.expand(len(noise), -1), params, noise)
+    chosen = choose(laid_out(logits.expand(len(noise), -1), layout), params, noise)
     counts = chosen.bincount(minlength=61)
     wanted = warped(logits, params)[0]
     assert not counts[wanted == 0].any()
@@ -150,42 +189,49 @@ def test_choices_follow_the_distribution(name: str) -> None:
         assert p_value > MIN_P_VALUE
 
 
-def test_the_ends_of_the_noise() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_ends_of_the_noise(layout: str) -> None:
     """The smallest noise gives the first possible token, the largest the last possible one."""
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 0.5, -math.inf]])
-    largest = 1.0 - 2.0**-53
-    assert choose(logits, SamplingParams(), [0.0]).tolist() == [1]
-    assert choose(logits, SamplingParams(), [largest]).tolist() == [3]
+    noise = [0.0, 1.0 - 2.0**-53]
+    rows = laid_out(logits.repeat(2, 1), layout)
+    assert choose(rows, SamplingParams(), noise).tolist() == [1, 3]
+    params = SamplingParams(top_p=0.9)
     for seed in range(50):
-        row = random_logits(1, 300, spread=4.0, seed=seed)
-        last = int((filtered_probabilities(row, SamplingParams(top_p=0.9)) > 0).nonzero()[-1, 1])
-        assert choose(row, SamplingParams(top_p=0.9), [largest]).tolist() == [last]
+        rows = laid_out(random_logits(1, 300, spread=4.0, seed=seed).repeat(2, 1), layout)
+        possible = (filtered_probabilities(rows[:1], params) > 0).nonzero()[:, 1]
+        assert choose(rows, params, noise).tolist() == possible[[0, -1]].tolist()
 
 
-def test_the_distribution_is_inverted_in_the_order_of_ids() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_distribution_is_inverted_in_the_order_of_ids(layout: str) -> None:
     """Noise ``u`` gives the first token whose cumulative probability is above ``u``, also in a
     large vocabulary, where every one of its bits counts."""
     vocab_size = 50_000
-    flat = torch.zeros(1, vocab_size)
-    for token in (0, 1, 777, 31_415, 49_999):
-        noise = (token + 0.5) / vocab_size
-        assert choose(flat, SamplingParams(), [noise]).tolist() == [token]
-    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
-    for noise, token in ((0.05, 0), (0.15, 1), (0.49, 1), (0.51, 2), (0.69, 2), (0.71, 3)):
-        assert choose(logits, SamplingParams(), [noise]).tolist() == [token]
+    tokens = [0, 1, 777, 31_415, 49_999]
+    flat = laid_out(torch.zeros(len(tokens), vocab_size), layout)
+    noise = [(token + 0.5) / vocab_size for token in tokens]
+    assert choose(flat, SamplingParams(), noise).tolist() == tokens
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(6, 1)
+    noise = [0.05, 0.15, 0.49, 0.51, 0.69, 0.71]
+    found = choose(laid_out(logits, layout), SamplingParams(), noise)
+    assert found.tolist() == [0, 1, 1, 2, 2, 3]
 
 
-def test_logits_that_are_no_numbers_give_some_token() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_that_are_no_numbers_give_some_token(layout: str, value: float) -> None:
     """A model that overflowed for one sequence gives it a token of the vocabulary; the rows beside
     it are not touched."""
     logits = random_logits(3, 61)
-    logits[1] = math.nan
+    logits[1] = value
     for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
-        chosen = choose(logits, params, [0.3, 0.5, 0.7])
+        chosen = choose(laid_out(logits, layout), params, [0.3, 0.5, 0.7])
         assert 0 <= int(chosen[1]) < 61
         for row in (0, 2):
-            alone = choose(logits[row : row + 1], params, [[0.3, 0.5, 0.7][row]])
-            assert int(alone) == int(chosen[row])
+            two = laid_out(logits[[row, row]], layout)
+            alone = choose(two, params, [[0.3, 0.5, 0.7][row]] * 2)
+            assert alone.tolist() == [int(chosen[row])] * 2
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), index=st.integers(0, 63), position=st.integers(0))

@@ -56,6 +56,12 @@ bfloats_at = _matrix_at(types.uint16)
 integers_at = _matrix_at(types.int64)
 """The int64 ``[num_rows, num_columns]`` at an address."""
 
+doubles_at = _matrix_at(types.float64)
+"""The float64 ``[num_rows, num_columns]`` at an address."""
+
+words_at = _matrix_at(types.uint32)
+"""The float32 ``[num_rows, num_columns]`` at an address, their bits seen as uint32."""
+
 float_matrices_at = _matrices_at(types.float32)
 """The float32 ``[number, num_rows, num_columns]`` at an address."""
 

@@ -1,0 +1,191 @@
+"""One token drawn from a row of logits, in a few passes over it.
+
+What is sampled from are weights, ``e ** ((logit - largest) / temperature)``: the likeliest has 1,
+so nothing overflows.  A filter is a least weight, found by counting weights by their leading bits,
+which for numbers that are not negative are in the order of the numbers, then by the bits behind
+those, three times in all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.memory import doubles_at, floats_at, words_at
+from hdserve.engine.kernels.vectors import (
+    NUM_LANES,
+    added,
+    exponential,
+    larger,
+    largest,
+    load,
+    multiplied,
+    spread,
+    store,
+    total,
+)
+
+BLOCK = 4 * NUM_LANES
+"""Weights come in whole blocks; behind the vocabulary they are 0."""
+
+NUM_BINS = 2048
+_DIGITS = ((19, 2047), (8, 2047), (0, 255))
+_NOTHING = np.float32(-np.inf)
+_LOWEST = np.float32(-87.0)
+_ZERO = np.float32(0.0)
+
+
+@inlined
+def _fill(logits: Any, weights: Any, inverse_temperature: Any) -> None:
+    """The weights of a row; 0 for what is no number, and below ``e ** -87``."""
+    num_columns, num_padded = logits.shape[1], weights.shape[1]
+    for column in range(num_columns, num_padded):
+        weights[0, column] = _NOTHING
+    for column in range(num_columns // NUM_LANES * NUM_LANES, num_columns):
+        weights[0, column] = logits[0, column]
+    top = spread(_NOTHING)
+    for column in range(0, num_columns // NUM_LANES * NUM_LANES, NUM_LANES):
+        found = load(logits, (0, column))
+        store(weights, (0, column), found)
+        top = larger(top, found)
+    for column in range(num_columns // NUM_LANES * NUM_LANES, num_padded, NUM_LANES):
+        top = larger(top, load(weights, (0, column)))
+    shift, factor = spread(-largest(top)), spread(inverse_temperature)
+    lowest = multiplied(exponential(spread(_LOWEST)), spread(np.float32(-1.0)))
+    for column in range(0, num_padded, NUM_LANES):
+        exponent = multiplied(added(load(weights, (0, column)), shift), factor)
+        weight = larger(added(exponential(exponent), lowest), spread(_ZERO))
+        store(weights, (0, column), weight)
+
+
+@inlined
+def _sum_of_block(weights: Any, first: int) -> float:
+    low = added(load(weights, (0, first)), load(weights, (0, first + NUM_LANES)))
+    third = load(weights, (0, first + 2 * NUM_LANES))
+    high = added(third, load(weights, (0, first + 3 * NUM_LANES)))
+    return np.float64(total(added(low, high)))  # type: ignore[no-any-return]
+
+
+@inlined
+def _sum(weights: Any) -> float:
+    found = 0.0
+    for first in range(0, weights.shape[1], BLOCK):
+        found += _sum_of_block(weights, first)
+    return found
+
+
+@inlined
+def _gather(weights: Any, least: Any, gathered: Any) -> int:
+    """Those of at least ``least`` that are not 0, and how many they are."""
+    num_gathered = 0
+    for first in range(0, weights.shape[1], BLOCK):
+        low = larger(load(weights, (0, first)), load(weights, (0, first + NUM_LANES)))
+        third = load(weights, (0, first + 2 * NUM_LANES))
+        high = larger(third, load(weights, (0, first + 3 * NUM_LANES)))
+        if largest(larger(low, high)) < least:
+            continue
+        for column in range(first, first + BLOCK):
+            if weights[0, column] >= least and weights[0, column] > _ZERO:
+                gathered[0, num_gathered] = weights[0, column]
+                num_gathered += 1
+    return num_gathered
+
+
+@inlined
+def _threshold(
+    gathered: Any, words: Any, num_gathered: int, sums: Any, goal: float, is_counting: bool
+) -> Any:
+    """The least of the largest numbers that together reach ``goal``, or are so many."""
+    prefix, missing = np.int64(0), goal
+    above = np.int64(31)
+    for shift, mask in _DIGITS:
+        for bin_index in range(mask + 1):
+            sums[0, bin_index] = 0.0
+        for index in range(num_gathered):
+            word = np.int64(words[0, index])
+            if word >> above == prefix:
+                amount = 1.0 if is_counting else np.float64(gathered[0, index])
+                sums[0, (word >> shift) & mask] += amount
+        chosen = np.int64(-1)
+        for bin_index in range(mask, -1, -1):
+            if sums[0, bin_index] > 0.0:
+                chosen = bin_index
+                if sums[0, bin_index] >= missing:
+                    break
+                missing -= sums[0, bin_index]
+        prefix, above = (prefix << (above - shift)) | chosen, np.int64(shift)
+    words[0, 0] = prefix
+    return gathered[0, 0]
+
+
+@inlined
+def _drop_below(weights: Any, least: Any) -> None:
+    for column in range(weights.shape[1]):
+        weights[0, column] = weights[0, column] if weights[0, column] >= least else _ZERO
+
+
+@inlined
+def _find(weights: Any, noise: float) -> int:
+    """The first column up to which the weights are more than ``noise`` of all of them."""
+    whole = _sum(weights)
+    target = min(noise * whole, np.nextafter(whole, 0.0))
+    before, found = 0.0, 0
+    for first in range(0, weights.shape[1], BLOCK):
+        after = before + _sum_of_block(weights, first)
+        if after > target:
+            for column in range(first, first + BLOCK):
+                if weights[0, column] > _ZERO:
+                    found = column
+                    before += np.float64(weights[0, column])
+                    if before > target:
+                        break
+            break
+        before = after
+    return found
+
+
+@entry_point
+def draw_token(
+    logits_at: int,
+    num_columns: int,
+    inverse_temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    noise: float,
+    scratch_at: int,
+    sums_at: int,
+) -> int:
+    """One of the columns of float32 ``[num_columns]``; 0 where none can be chosen.
+
+    Args:
+        inverse_temperature: finite.
+        top_k: how many may be chosen; 0 for all.
+        noise: which one is chosen, in ``[0, 1)``.
+        scratch_at: float32, twice ``num_columns`` in whole blocks.
+        sums_at: float64 ``[NUM_BINS]``.
+    """
+    num_padded = (num_columns + BLOCK - 1) // BLOCK * BLOCK
+    weights = floats_at(scratch_at, 1, num_padded)
+    _fill(floats_at(logits_at, 1, num_columns), weights, np.float32(inverse_temperature))
+    least = np.float32(min_p)
+    gathered_at = scratch_at + 4 * num_padded
+    gathered, words = floats_at(gathered_at, 1, num_padded), words_at(gathered_at, 1, num_padded)
+    sums = doubles_at(sums_at, 1, NUM_BINS)
+    if 0 < top_k < num_columns:
+        num_gathered = _gather(weights, _ZERO, gathered)
+        if num_gathered > top_k:
+            least_of_k = _threshold(gathered, words, num_gathered, sums, float(top_k), True)
+            _drop_below(weights, least_of_k)
+    if top_p < 1.0:
+        whole = _sum(weights)
+        too_little = np.float32(0.5 * (1.0 - top_p) * whole / num_columns)
+        num_gathered = _gather(weights, too_little, gathered)
+        if num_gathered > 0:
+            found = _threshold(gathered, words, num_gathered, sums, top_p * whole, False)
+            least = max(least, found)
+    if least > _ZERO:
+        _drop_below(weights, least)
+    return _find(weights, noise)
