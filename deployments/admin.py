@@ -18,7 +18,7 @@ from actors.statistics_database import Choice
 from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
-from deployments.protocol import parse_body
+from deployments.request_body import parse_body
 from deployments.statistics import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record

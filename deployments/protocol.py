@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.generation import GenerationRequest, Prompt
 from deployments.messages import Body, Messages, Parts, joined
+from deployments.request_body import RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
 from deployments.tool_parsers import HermesToolParser, ToolParser
 from deployments.tools import ToolFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
-
-Model = TypeVar("Model", bound=BaseModel)
 
 MAX_CHOICES = 64
 """Most choices of one prompt."""
@@ -23,24 +22,9 @@ MAX_CHOICES = 64
 MAX_ANSWERS = 256
 """Most choices of all prompts of one request together."""
 
-_MAX_REASON_CHARACTERS = 300
-
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
-
-# What other servers document beyond the OpenAI API and would change an answer.
-_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
-    "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "prompt_logprobs": (0,),
-    "truncate_prompt_tokens": (),
-    "bad_words": ([],),
-    "guided_grammar": (),
-    "structural_tag": (),
-}
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -89,11 +73,8 @@ class Prediction(Body):
     content: str | Parts
 
 
-class GenerationBody(Body, StructuredFields):
+class GenerationBody(RequestBody, StructuredFields):
     """What chat and plain completions have in common."""
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Documented parameters that are not offered, with the values that change nothing."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {
@@ -106,7 +87,6 @@ class GenerationBody(Body, StructuredFields):
             "user",
         }
     )
-    """Documented parameters that could not change an answer."""
 
     model: str
     temperature: float | None = None
@@ -129,23 +109,6 @@ class GenerationBody(Body, StructuredFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-
-    @classmethod
-    def parse(cls, data: Any) -> Self:
-        """Check the JSON body of a request.
-
-        Raises:
-            Unsupported: a documented parameter that is not offered is set.
-            InvalidRequest: a value is wrong or missing.
-        """
-        return parse_body(cls, offered(data, cls.unsupported, cls.without_effect))
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Fields of the request that nobody documents."""
-        options = self.stream_options.model_extra if self.stream_options else None
-        nested = [f"stream_options.{name}" for name in options or ()]
-        return tuple(sorted([*(self.model_extra or ()), *nested]))
 
     @property
     def num_choices(self) -> int:
@@ -321,47 +284,3 @@ class DetokenizeBody(Body):
 
     model: str
     tokens: TokenIds
-
-
-def offered(
-    data: Any, unsupported: Mapping[str, tuple[Any, ...]], without_effect: frozenset[str]
-) -> dict[str, Any]:
-    """The fields of the JSON body of a generation request that are read.
-
-    Args:
-        unsupported: parameters that are not offered, with the values that change nothing.
-        without_effect: parameters that could not change an answer.
-
-    Raises:
-        Unsupported: a documented parameter that is not offered is set.
-        InvalidRequest: ``data`` is no object.
-    """
-    if not isinstance(data, dict):
-        raise InvalidRequest("the request body must be a JSON object")
-    unsupported = {**_UNSUPPORTED_EXTENSIONS, **unsupported}
-    for name, neutral in unsupported.items():
-        if data.get(name) is not None and data[name] not in neutral:
-            raise Unsupported(f"{name} is not supported", name)
-    unread = without_effect.union(unsupported)
-    return {name: data[name] for name in data if name not in unread}
-
-
-def parse_body(model: type[Model], data: Any) -> Model:
-    """Check ``data`` against ``model``.
-
-    Raises:
-        InvalidRequest: names the first field at fault; the message is bounded whatever was sent.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = str(first["loc"][0]) if first["loc"] else None
-        where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
-        reason = reason.encode(errors="backslashreplace").decode()
-        raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
-
-
-def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from deployments.messages import Body, Parts
-from deployments.protocol import ChatBody, Speculation, offered, parse_body
+from deployments.protocol import ChatBody, Speculation
+from deployments.request_body import RequestBody
 from deployments.structured import Schema
 from hdserve.errors import InvalidRequest, RequestError, Unsupported
 
@@ -140,7 +141,7 @@ class ResponseStreamOptions(Body):
     """Padding against an observer of packet sizes; this server never adds it."""
 
 
-class ResponsesBody(Body):
+class ResponsesBody(RequestBody):
     """``POST /v1/responses``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -159,8 +160,7 @@ class ResponsesBody(Body):
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
-    """Documented parameters that are not offered, with the values that change nothing; nothing is
-    stored, so nothing of an earlier response can be asked for."""
+    """Nothing is stored, so nothing of an earlier response can be asked for."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {
@@ -171,7 +171,6 @@ class ResponsesBody(Body):
             "service_tier",
         }
     )
-    """Documented parameters that could not change an answer."""
 
     model: str
     input: Input
@@ -192,21 +191,6 @@ class ResponsesBody(Body):
     user: str | None = None
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
-
-    @classmethod
-    def parse(cls, data: Any) -> Self:
-        """Check the JSON body of a request.
-
-        Raises:
-            Unsupported: a documented parameter that is not offered is set.
-            InvalidRequest: a value is wrong or missing.
-        """
-        return parse_body(cls, offered(data, cls.unsupported, cls.without_effect))
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Fields of the request that nobody documents."""
-        return tuple(sorted(self.model_extra or ()))
 
     def to_chat(self) -> ChatBody:
         """The chat this is; errors name its parameters, see :func:`response_params`.

@@ -34,8 +34,8 @@ from deployments.protocol import (
     DetokenizeBody,
     GenerationBody,
     TokenizeBody,
-    parse_body,
 )
+from deployments.request_body import parse_body
 from deployments.responses import (
     STREAM_END,
     ChatFormat,

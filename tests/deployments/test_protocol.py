@@ -16,8 +16,8 @@ from deployments.protocol import (
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    parse_body,
 )
+from deployments.request_body import parse_body
 from hdserve.core import MAX_TOP_LOGPROBS, SamplingParams, SpeculationParams
 from hdserve.errors import InvalidRequest, Unsupported
 

@@ -128,7 +128,7 @@ def test_kernel_and_torch_choose_the_same(name: str, vocab_size: int, spread: fl
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.7}], ids=str)
 def test_all_kept_tokens_can_be_chosen(options: dict[str, Any]) -> None:
-    """Of tokens as likely as the last one that is kept the kernel drops none, and keeps no other."""
+    """Of tokens as likely as the last one that is kept the kernel drops none; it keeps no other."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
     noise = [number / 200 for number in range(200)]
     rows = logits.repeat(len(noise), 1)

@@ -23,8 +23,8 @@ from deployments.protocol import (
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    parse_body,
 )
+from deployments.request_body import parse_body
 from deployments.responses_protocol import ResponsesBody
 from deployments.tool_parsers import TOOL_PARSERS, joined
 from hdserve.access import Access, ApiKey, read_access

@@ -65,7 +65,7 @@ def _sum_of_block(weights: Any, first: int) -> float:
     low = added(load(weights, (0, first)), load(weights, (0, first + NUM_LANES)))
     third = load(weights, (0, first + 2 * NUM_LANES))
     high = added(third, load(weights, (0, first + 3 * NUM_LANES)))
-    return np.float64(total(added(low, high)))  # type: ignore[no-any-return]
+    return np.float64(total(added(low, high)))
 
 
 @inlined
@@ -111,7 +111,7 @@ def _threshold(
         chosen = np.int64(-1)
         for bin_index in range(mask, -1, -1):
             if sums[0, bin_index] > 0.0:
-                chosen = bin_index
+                chosen = np.int64(bin_index)
                 if sums[0, bin_index] >= missing:
                     break
                 missing -= sums[0, bin_index]

@@ -1,0 +1,90 @@
+"""The body of a request that generates: what is offered of it, and what nobody documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from deployments.messages import Body
+from hdserve.errors import InvalidRequest, Unsupported
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_MAX_REASON_CHARACTERS = 300
+
+# What other servers document beyond the OpenAI API and would change an answer.
+_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "prompt_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+    "guided_grammar": (),
+    "structural_tag": (),
+}
+
+
+class RequestBody(Body):
+    """What the requests of all APIs have in common."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Documented parameters that are not offered, with the values that change nothing."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Documented parameters that could not change an answer."""
+
+    stream_options: Body | None = None
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Check the JSON body of a request.
+
+        Raises:
+            Unsupported: a documented parameter that is not offered is set.
+            InvalidRequest: a value is wrong or missing.
+        """
+        return parse_body(cls, cls._offered(data))
+
+    @classmethod
+    def _offered(cls, data: Any) -> dict[str, Any]:
+        """The fields that are read."""
+        if not isinstance(data, dict):
+            raise InvalidRequest("the request body must be a JSON object")
+        unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
+        for name, neutral in unsupported.items():
+            if data.get(name) is not None and data[name] not in neutral:
+                raise Unsupported(f"{name} is not supported", name)
+        unread = cls.without_effect.union(unsupported)
+        return {name: data[name] for name in data if name not in unread}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that nobody documents."""
+        options = self.stream_options.model_extra if self.stream_options else None
+        nested = [f"stream_options.{name}" for name in options or ()]
+        return tuple(sorted([*(self.model_extra or ()), *nested]))
+
+
+def parse_body(model: type[Model], data: Any) -> Model:
+    """Check ``data`` against ``model``.
+
+    Raises:
+        InvalidRequest: names the first field at fault; the message is bounded whatever was sent.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        reason = reason.encode(errors="backslashreplace").decode()
+        raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
