@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
 _MAX_PAUSE = 64
 _NUM_WEIGHED_STEPS = 16
+_NUM_TIMED_STEPS = 9
 _AFFORDABLE_READING = 0.06
 
 
@@ -58,7 +61,16 @@ class BatchCost:
         self, by_num_sequences: Mapping[int, ForwardCost], reading_share: float = 0.0
     ) -> None:
         self._by_num_sequences = dict(sorted(by_num_sequences.items()))
+        self._tables: dict[int, FloatArray] = {}
         self.reading_share = reading_share
+
+    def of_rows(self, first: int, number: int, num_sequences: int) -> FloatArray:
+        """Seconds for ``first`` rows of ``num_sequences``, for one more, and so on."""
+        table = self._tables.get(num_sequences)
+        if table is None or len(table) < first + number:
+            table = self(np.arange(2 * (first + number)), num_sequences)
+            self._tables[num_sequences] = table
+        return table[first : first + number]
 
     def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
         """Seconds for ``num_rows`` of ``num_sequences``."""
@@ -84,12 +96,29 @@ class _Patience:
         self._pause = 0
         self._num_steps_to_skip = 0
         self._is_looking = True
+        self._looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self._plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
         self._is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
         return self._is_looking
+
+    def took(self, seconds: float) -> None:
+        """Learn what the last step took beside its forward."""
+        (self._looking_s if self._is_looking else self._plain_s).append(seconds)
+
+    @property
+    def looking_s(self) -> float:
+        """What a step that looks for drafts takes beside its forward."""
+        return _median(self._looking_s)
+
+    @property
+    def plain_s(self) -> float:
+        """What one that does not takes; nothing while there was none, which is plain decoding at
+        its best, and never more than the other."""
+        return min(_median(self._plain_s), self.looking_s)
 
     def weigh(self, gain_s: float) -> None:
         """Learn what drafting gained in a step, in seconds, or lost."""
@@ -98,6 +127,10 @@ class _Patience:
         self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
         self._pause = 0 if self._gain_s >= 0 else min(_MAX_PAUSE, max(1, 2 * self._pause))
         self._num_steps_to_skip = self._pause
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 class DraftBudget:
@@ -112,9 +145,10 @@ class DraftBudget:
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
     known of a source that is cut off fades, so that it is tried again.
 
-    Where the chosen drafts of the last steps were not even worth the time that looking for them
-    took, drafting pauses for one step, then two, four and so on, until it pays.  Each number of
-    sequences has pauses of its own.
+    What a step takes beside its forward is timed for steps with and without drafts: looking for
+    them and learning from them has its price, too.  Where the chosen drafts of the last steps were
+    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Each
+    number of sequences has pauses of its own.
 
     Attributes:
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
@@ -125,8 +159,10 @@ class DraftBudget:
         self.num_kept_tokens = 0
         self._cost = cost
         self._patience: dict[int, _Patience] = {}
-        self._expected = dict.fromkeys(Source, _PRIOR_WEIGHT)
-        self._accepted = dict.fromkeys(Source, _PRIOR_WEIGHT)
+        self._last: tuple[_Patience, float] | None = None
+        """Of the step that was cut last, and what its forward should take."""
+        self._expected = [_PRIOR_WEIGHT] * len(Source)
+        self._accepted = [_PRIOR_WEIGHT] * len(Source)
 
     @property
     def affords_reading(self) -> bool:
@@ -146,36 +182,61 @@ class DraftBudget:
         """Whether to look for drafts in this step; to be asked once per step."""
         return self._patience_with(num_sequences).is_looking()
 
-    def trim(
-        self, trees: Sequence[DraftTree], num_other_rows: int = 0, draft_s: float = 0.0
-    ) -> None:
+    def took(self, step_s: float) -> None:
+        """Learn what the step took, from its beginning to its end, whose trees were cut last."""
+        if self._last is not None:
+            patience, forward_s = self._last
+            patience.took(step_s - forward_s)
+
+    def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
         """Truncate each of ``trees`` in place.
 
         Args:
             num_other_rows: rows of the same forward that are not nodes of ``trees``.
-            draft_s: what it took to fill them, and to learn from the ones before.
         """
+        self._last = None
         if not trees:
             return
-        worths = [self._worths(tree) for tree in trees]
-        pooled = np.concatenate(worths)
-        order = np.argsort(-pooled, kind="stable")
-        tokens = len(trees) + np.concatenate([[0.0], np.cumsum(pooled[order])])
-        num_rows = num_other_rows + len(trees) + np.arange(len(tokens))
-        seconds = self._cost(num_rows, len(trees))
-        num_kept = int(np.argmax(tokens / seconds))
-        plain_s = tokens[num_kept] / tokens[0] * seconds[0]
-        self._patience_with(len(trees)).weigh(float(plain_s - seconds[num_kept]) - draft_s)
-        is_kept = np.zeros(len(pooled), np.bool_)
-        is_kept[order[:num_kept]] = True
-        self.num_proposed_tokens += len(pooled)
+        patience = self._patience_with(len(trees))
+        num_proposed = sum(tree.num_draft_tokens for tree in trees)
+        seconds = self._cost.of_rows(num_other_rows + len(trees), num_proposed + 1, len(trees))
+        tokens, num_kept = float(len(trees)), 0
+        if num_proposed:
+            tokens, num_kept = self._cut(trees, seconds + patience.looking_s)
+        plain_s = tokens / len(trees) * (seconds[0] + patience.plain_s)
+        patience.weigh(float(plain_s - seconds[num_kept]) - patience.looking_s)
+        self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        proposed = _sources(trees)
-        first = 0
-        for tree, worth in zip(trees, worths, strict=True):
-            tree.truncate(int(is_kept[first : first + len(worth)].sum()))
-            first += len(worth)
-        self._fade(proposed - _sources(trees))
+        if num_other_rows == 0:
+            self._last = patience, float(seconds[num_kept])
+
+    def _cut(self, trees: Sequence[DraftTree], seconds: FloatArray) -> tuple[float, int]:
+        """Truncate to the best number of nodes.
+
+        Args:
+            seconds: of a step with 0, 1, ... nodes.
+
+        Returns:
+            Tokens to be expected, and the number of nodes.
+        """
+        sizes = [tree.num_draft_tokens for tree in trees]
+        sources = np.fromiter(chain.from_iterable(tree.sources[1:] for tree in trees), np.intp)
+        worths = np.fromiter(chain.from_iterable(tree.scores[1:] for tree in trees), np.float64)
+        worths *= (np.array(self._accepted) / self._expected)[sources]
+        ends = [*accumulate(sizes)]
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        for part in parts:  # so that cutting keeps the nodes a tree named first
+            np.minimum.accumulate(worths[part], out=worths[part])
+        order = np.argsort(-worths, kind="stable")
+        tokens = np.full(len(worths) + 1, float(len(trees)))
+        tokens[1:] += worths[order].cumsum()
+        num_kept = int(np.argmax(tokens / seconds))
+        is_kept = np.zeros(len(worths), np.bool_)
+        is_kept[order[:num_kept]] = True
+        for tree, part in zip(trees, parts, strict=True):
+            tree.truncate(int(np.count_nonzero(is_kept[part])))
+        self._fade({*sources.tolist()}.difference(sources[is_kept].tolist()))
+        return float(tokens[num_kept]), num_kept
 
     def _patience_with(self, num_sequences: int) -> _Patience:
         found = self._patience.get(num_sequences)
@@ -186,27 +247,15 @@ class DraftBudget:
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""
-        self._fade(_sources([tree]))
+        if not tree.num_draft_tokens:
+            return
+        self._fade({*tree.sources[1:]})
         for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
             self._expected[source] += score
         for node in acceptance.path[1:]:
             self._accepted[tree.sources[node]] += 1.0
 
-    def _fade(self, sources: Iterable[Source]) -> None:
+    def _fade(self, sources: Iterable[int]) -> None:
         for source in sources:
             for sums in (self._expected, self._accepted):
                 sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
-
-    def _worths(self, tree: DraftTree) -> FloatArray:
-        """Per drafted node its corrected score, never above that of a node before it, so that
-        cutting keeps the nodes a tree named first."""
-        scores = [
-            score * self._accepted[source] / self._expected[source]
-            for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True)
-        ]
-        worths: FloatArray = np.minimum.accumulate(np.array(scores, np.float64))
-        return worths
-
-
-def _sources(trees: Iterable[DraftTree]) -> set[Source]:
-    return {source for tree in trees for source in tree.sources[1:]}

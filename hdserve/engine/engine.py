@@ -70,7 +70,6 @@ class Engine:
         self._budget = budget
         self._on_finish = on_finish
         self._faster = faster
-        self._learning_s = 0.0
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._stats = EngineStats()
@@ -183,7 +182,10 @@ class Engine:
         verifying = time.perf_counter()
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)
-        self._scheduler.took(scheduled, time.perf_counter() - started)
+        elapsed = time.perf_counter() - started
+        self._scheduler.took(scheduled, elapsed)
+        if self._budget is not None:
+            self._budget.took(elapsed)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
@@ -199,7 +201,6 @@ class Engine:
 
     def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
-        started = time.perf_counter()
         num_choosing = sum(work.is_choosing for work in scheduled)
         is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
         trees = [
@@ -211,11 +212,7 @@ class Engine:
                 work.num_tokens - (tree is not None)
                 for work, tree in zip(scheduled, trees, strict=True)
             )
-            self._budget.trim(
-                [tree for tree in trees if tree is not None],
-                num_other_rows,
-                time.perf_counter() - started + self._learning_s,
-            )
+            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
         return trees
 
     def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
@@ -238,7 +235,6 @@ class Engine:
     ) -> Iterator[StepOutput]:
         moves: list[tuple[int, int]] = []
         finished: list[Slot] = []
-        learning_s, is_drafting = 0.0, False
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._stats.num_prompt_tokens += max(
@@ -253,28 +249,22 @@ class Engine:
             moves += _moves(root_row, acceptance)
             seq.num_cached_tokens = len(seq.token_ids) - 1
             self._scheduler.offer(work.slot)
-            learning_s += self._learn(seq, tree, acceptance, outputs)
-            is_drafting = is_drafting or tree.capacity > 0
+            self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)
             yield output
-        if is_drafting:
-            self._learning_s = learning_s
         self._runner.cache.keep(moves)
         for slot in finished:
             self._release(slot)
 
     def _learn(
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
-    ) -> float:
-        """How many seconds it took: a part of what drafting costs."""
-        started = time.perf_counter()
+    ) -> None:
         count_draft(seq.counts, tree, acceptance)
         count_draft(self._stats.drafts, tree, acceptance)
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
         self._drafters.observe(seq, tree, acceptance, outputs if self._shows_forwards else None)
-        return time.perf_counter() - started
 
     @property
     def _shows_forwards(self) -> bool:

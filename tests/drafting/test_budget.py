@@ -130,16 +130,24 @@ def test_rows_of_more_sequences_have_a_price_of_their_own() -> None:
 # --- pauses ---
 
 
-def steps_with_drafts(budget: DraftBudget, num_steps: int, draft_s: float) -> list[int]:
-    """In which of ``num_steps`` steps of one sequence drafts are looked for."""
+def steps_with_drafts(
+    budget: DraftBudget, num_steps: int, looking_s: float, *, plain_s: float = 0.0
+) -> list[int]:
+    """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
+    for.
+
+    Args:
+        looking_s, plain_s: what a step takes beside its forward, with drafts and without.
+    """
     found = []
     for step in range(num_steps):
         if budget.wants_drafts(1):
             found.append(step)
-            budget.trim([make_tree([0.5])], draft_s=draft_s)
+            budget.trim([make_tree([0.5])])
+            budget.took(1.0 + looking_s)
         else:
-            tree = DraftTree(0, 0)
-            budget.trim([tree], draft_s=0.0)
+            budget.trim([DraftTree(0, 0)])
+            budget.took(1.0 + plain_s)
     return found
 
 
@@ -147,8 +155,8 @@ def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
     """Not at all while it pays, else longer and longer, but never for ever; each number of
     sequences by itself."""
     budget = make_budget(FREE)
-    assert steps_with_drafts(budget, 100, draft_s=0.4) == list(range(100))
-    looked = steps_with_drafts(budget, 2000, draft_s=0.6)
+    assert steps_with_drafts(budget, 100, looking_s=0.4) == list(range(100))
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6)
     pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
     first = next(index for index, pause in enumerate(pauses) if pause)
     assert pauses[first : first + 9] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
@@ -159,9 +167,9 @@ def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
 def test_a_pause_ends_when_drafts_pay() -> None:
     """It is tried again, and goes on when it pays by then."""
     budget = make_budget(FREE)
-    steps_with_drafts(budget, 1000, draft_s=0.6)
-    looked = steps_with_drafts(budget, 500, draft_s=0.0)
-    assert looked[-100:] == list(range(400, 500))
+    steps_with_drafts(budget, 1000, looking_s=0.6)
+    looked = steps_with_drafts(budget, 2000, looking_s=0.0)
+    assert looked[-100:] == list(range(1900, 2000))
 
 
 def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
@@ -169,7 +177,46 @@ def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
     budget = make_budget(FREE)
     for _ in range(50):
         assert budget.wants_drafts(1)
-        budget.trim([make_tree([])], draft_s=0.0)
+        budget.trim([make_tree([])])
+        budget.took(1.0)
+
+
+def test_what_plain_steps_take_is_no_loss() -> None:
+    """A step that is long with drafts and without them is no reason to pause, but for the few steps
+    in which it is found out that it is long without them, too."""
+    budget = make_budget(FREE)
+    looked = steps_with_drafts(budget, 500, looking_s=2.2, plain_s=2.0)
+    assert looked[-300:] == list(range(200, 500))
+
+
+def test_one_long_step_is_no_reason_to_pause() -> None:
+    """What has nothing to do with drafts, such as other work of the machine, does not count."""
+    budget = make_budget(FREE)
+    for step in range(200):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])])
+        budget.took(100.0 if step % 7 == 3 else 1.2)
+
+
+def test_steps_beside_prompts_are_not_timed() -> None:
+    """What a chunk of a prompt takes is not the price of drafting."""
+    budget = make_budget(FREE)
+    for _ in range(100):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])], 40)
+        budget.took(50.0)
+
+
+def test_drafts_share_what_a_step_takes_anyway() -> None:
+    """The more a step takes beside its forward, the more rows pay."""
+    cost, kept = ForwardCost({1: 1.0, 2: 1.6}), []
+    for looking_s in (0.0, 1.0):
+        budget = make_budget(cost)
+        steps_with_drafts(budget, 20, looking_s, plain_s=looking_s)
+        tree = make_tree([0.5])
+        budget.trim([tree])
+        kept.append(tree.num_draft_tokens)
+    assert kept == [0, 1]
 
 
 # --- correction ---
