@@ -80,7 +80,8 @@ def _attend_packed(
     if plan.listed is None:
         attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     else:
-        by_kernel = plan.listed.attend(layer, query, scale, sliding_window, softcap)
+        kernel, columns = plan.listed.kernel, plan.listed.columns
+        by_kernel = kernel(layer, query, columns, scale, sliding_window, softcap)
         attended = by_kernel.to(value.dtype)
     if not plan.spans:
         return attended

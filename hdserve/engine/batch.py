@@ -51,17 +51,6 @@ class Listed:
     kernel: TreeAttention
     columns: VisibleColumns
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """See :meth:`~hdserve.engine.tree_attention.TreeAttention.__call__`."""
-        return self.kernel(layer, query, self.columns, scale, sliding_window, softcap)
-
 
 @dataclass(slots=True)
 class StepPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,22 +62,30 @@ def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     yield exact_candidates(max_rows)
 
 
-def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
-    """Whether a sequence's last token gives the same logits at all of several row counts, in the
-    first and in the last row, after a short and a long context."""
+@contextmanager
+def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
+    """Forwards run at other shapes meanwhile."""
     original = runner.shapes
     runner.shapes = shapes
     try:
-        found: dict[int, torch.Tensor] = {}
-        for count in _TRIED_COUNTS:
-            lengths = _context_lengths(runner, count)
-            for length, rows in zip(lengths, _logits_at(runner, count), strict=True):
-                wanted = found.setdefault(length, rows[0])
-                if not all(torch.equal(row, wanted) for row in rows):
-                    return False
-        return bool(found)
+        yield
     finally:
         runner.shapes = original
+
+
+def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
+    """Whether a sequence's last token gives the same logits at all of several row counts, in the
+    first and in the last row, after a short and a long context."""
+    found: dict[int, torch.Tensor] = {}
+    for count in _TRIED_COUNTS:
+        lengths = _context_lengths(runner, count)
+        with _at(runner, shapes):
+            logits = _logits_at(runner, count)
+        for length, rows in zip(lengths, logits, strict=True):
+            wanted = found.setdefault(length, rows[0])
+            if not all(torch.equal(row, wanted) for row in rows):
+                return False
+    return bool(found)
 
 
 def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
@@ -94,15 +103,11 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
         return candidates if _is_exact_at_any(runner, candidates) else None
     counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
     groups: list[_Group] = []
-    original = runner.shapes
-    runner.shapes = candidates
-    try:
-        for count in counts:
+    for count in counts:
+        with _at(runner, candidates):
             logits = _logits_at(runner, count)
-            if all(torch.equal(first, last) for first, last in logits):
-                _add_to_group(groups, count, [first for first, _ in logits])
-    finally:
-        runner.shapes = original
+        if all(torch.equal(first, last) for first, last in logits):
+            _add_to_group(groups, count, [first for first, _ in logits])
     largest = max((group.row_counts for group in groups), key=len, default=[])
     if not counts or len(largest) < min(2, len(counts)):
         return None
@@ -197,19 +202,15 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
 
 def _cost(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:
     """How many times as long a forward takes at ``shapes``, rounds interleaved."""
-    original = runner.shapes
-    best = {original: float("inf"), shapes: float("inf")}
+    best = {runner.shapes: float("inf"), shapes: float("inf")}
     runner.forward([chunk])
     until_s = time.monotonic() + _MAX_COST_S
-    try:
-        for number in range(_NUM_COST_ROUNDS):
-            if number and time.monotonic() > until_s:
-                break
-            for tried in best:
-                runner.shapes = tried
+    for number in range(_NUM_COST_ROUNDS):
+        if number and time.monotonic() > until_s:
+            break
+        for tried in best:
+            with _at(runner, tried):
                 started = time.perf_counter()
                 runner.forward([chunk])
                 best[tried] = min(best[tried], time.perf_counter() - started)
-    finally:
-        runner.shapes = original
-    return best[shapes] / best[original]
+    return best[shapes] / best[runner.shapes]

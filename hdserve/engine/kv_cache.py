@@ -20,6 +20,10 @@ def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
     return -(-number // alignment) * alignment
 
 
+_ROWS_COPIED_AT_ONCE = 1024
+"""Where rows are copied to others that overlap them, so that what is copied twice stays small."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive rows of the cache that belong to one sequence; column ``c`` is row
@@ -156,10 +160,15 @@ class KVCache:
         simultaneously."""
         if source == target or not num_rows:
             return
-        overlaps = abs(source - target) < num_rows
-        for stored in (self._keys, self._values):
-            rows = stored.narrow(2, source, num_rows)
-            stored.narrow(2, target, num_rows).copy_(rows.clone() if overlaps else rows)
+        distance = abs(source - target)
+        at_once = max(distance, _ROWS_COPIED_AT_ONCE)
+        firsts = range(0, num_rows, at_once)
+        for first in firsts if target < source else reversed(firsts):
+            number = min(at_once, num_rows - first)
+            for stored in (self._keys, self._values):
+                rows = stored.narrow(2, source + first, number)
+                rows = rows.clone() if number > distance else rows
+                stored.narrow(2, target + first, number).copy_(rows)
 
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor

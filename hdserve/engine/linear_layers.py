@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from hdserve.engine.row_linear import (
     can_multiply,
     is_plain,
     multiply_rows,
-    replace_layer,
+    replace_layers,
 )
 from hdserve.engine.workers import Workers
 
@@ -42,21 +42,28 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     layers = [layer for layer in layers if is_plain(layer)]
     if not layers or layers[0].weight.device.type != "cpu":
         return
-    num_weights = sum(layer.weight.numel() for layer in layers)
-    is_float32 = layers[0].weight.dtype == torch.float32
-    is_small = is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
+    own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}
-    if is_small and not is_exact:
-        by_column = {layer: _by_column(layer) for layer in _not_embedded(module, layers)}
+    if not is_exact and _are_small(layers):
+        copied = [layer for layer in own if can_multiply(layer)]
+        if sum(layer.weight.nbytes for layer in copied) > _MAX_COPIED_BYTES:
+            _store_by_column(own)
+            return
+        by_column = {layer: _by_column(layer) for layer in copied}
     found = [layer for layer in layers if can_multiply(layer)]
     max_rows = _max_rows(found, by_column)
-    is_affordable = sum(weight.nbytes for weight in by_column.values()) <= _MAX_COPIED_BYTES
-    if is_exact or (max_rows and is_affordable):
-        for layer in found:
-            replace_layer(module, layer, RowLinear(layer, max_rows, by_column.get(layer)))
-    elif is_float32:
-        for layer in _not_embedded(module, layers):
-            layer.weight.data = by_column.get(layer, _by_column(layer))
+    replaced: dict[torch.nn.Module, RowLinear] = {}
+    if is_exact or max_rows:
+        replaced = {layer: RowLinear(layer, max_rows, by_column.get(layer)) for layer in found}
+    replace_layers(module, replaced)
+    _store_by_column(layer for layer in own if layer not in replaced)
+
+
+def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
+    """Whether PyTorch multiplies one row faster than the kernel is called."""
+    is_float32 = layers[0].weight.dtype == torch.float32
+    num_weights = sum(layer.weight.numel() for layer in layers)
+    return is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
 
 
 @torch.inference_mode()
@@ -105,6 +112,11 @@ def _not_embedded(
         id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
     }
     return [layer for layer in layers if id(layer.weight) not in embedded]
+
+
+def _store_by_column(layers: Iterable[torch.nn.Linear]) -> None:
+    for layer in layers:
+        layer.weight.data = _by_column(layer)
 
 
 def _by_column(layer: torch.nn.Linear) -> torch.Tensor:

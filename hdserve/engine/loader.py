@@ -115,7 +115,7 @@ def prepare_model(
         kv_shape=_kv_shape(module, parameters[0].device),
         eos_token_ids=frozenset(_eos_token_ids(hf_config, generation)),
         default_sampling=_default_sampling(generation),
-        weight_bytes=sum(parameter.nbytes for parameter in parameters),
+        weight_bytes=sum(stored.nbytes for stored in (*parameters, *module.buffers())),
     )
 
 

@@ -89,8 +89,9 @@ class PrefixCache:
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return align(num_rows) <= self.cache.num_free_rows + num_idle_rows
 
-    def compact(self, running: Sequence[tuple[Segment, int]]) -> list[Segment]:
-        """Put all free rows together; what ended sequences left goes.
+    def compact(self, running: Sequence[tuple[Segment, int]], num_rows: int) -> list[Segment]:
+        """Put all free rows together; of what ended sequences left the oldest goes, until there are
+        ``num_rows``.
 
         Args:
             running: the segments of all running sequences, and how many of their first columns
@@ -100,15 +101,18 @@ class PrefixCache:
             Where each of them is now.
         """
         for entry in [*self._idle()]:
+            if self.cache.num_free_rows >= align(num_rows):
+                break
             self._evict(entry)
-        entries = dict(self._entries)
-        moved = self.cache.compact(running)
-        for entry in entries.values():
+        owned = [*running, *((entry.segment, len(entry.token_ids)) for entry in self._idle())]
+        moved = self.cache.compact(owned)
+        now = {old.start: segment for (old, _), segment in zip(owned, moved, strict=True)}
+        entries = [*self._entries.values()]
+        for entry in entries:
             self._remove(entry)
-        for (old, _), segment in zip(running, moved, strict=True):
-            if old.start in entries:
-                self._insert(replace(entries[old.start], segment=segment))
-        return moved
+        for entry in entries:
+            self._insert(replace(entry, segment=now[entry.segment.start]))
+        return moved[: len(running)]
 
     def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
         """Let others reuse the columns of a running sequence, which hold ``token_ids``."""

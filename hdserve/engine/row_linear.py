@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import torch
@@ -53,12 +54,12 @@ class RowLinear(torch.nn.Linear):
         return cast("torch.Tensor", found)
 
 
-def replace_layer(module: torch.nn.Module, layer: torch.nn.Linear, found: RowLinear) -> None:
-    """Put ``found`` wherever ``module`` has ``layer``."""
+def replace_layers(module: torch.nn.Module, found: Mapping[torch.nn.Module, RowLinear]) -> None:
+    """Put what is ``found`` for a layer wherever ``module`` has it."""
     for parent in [*module.modules()]:
-        for name, child in [*parent.named_children()]:
-            if child is layer:
-                setattr(parent, name, found)
+        for name, child in [*parent._modules.items()]:
+            if child is not None and child in found:
+                setattr(parent, name, found[child])
 
 
 def has_row_linear(module: torch.nn.Module) -> bool:

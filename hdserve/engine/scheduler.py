@@ -101,7 +101,7 @@ class Scheduler:
             num_rows = seq.max_total_tokens + self._num_extra_rows
             placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
             if placed is None and self._prefixes.has_room_in_parts(num_rows):
-                self._compact()
+                self._compact(num_rows)
                 placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
             if placed is None:
                 break
@@ -111,10 +111,11 @@ class Scheduler:
             admitted.append(seq)
         return admitted
 
-    def _compact(self) -> None:
-        """Move the running sequences so that what is free lies together."""
+    def _compact(self, num_rows: int) -> None:
+        """Move the sequences so that ``num_rows`` free rows lie together."""
         running = [(slot.segment, slot.seq.num_cached_tokens) for slot in self.running]
-        for slot, segment in zip(self.running, self._prefixes.compact(running), strict=True):
+        moved = self._prefixes.compact(running, num_rows)
+        for slot, segment in zip(self.running, moved, strict=True):
             slot.segment = segment
 
     def schedule(self) -> list[Scheduled]:

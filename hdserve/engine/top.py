@@ -21,17 +21,15 @@ from hdserve.engine.kernels.top import find_largest
 
 def argmax(rows: torch.Tensor) -> torch.Tensor:
     """As ``rows.argmax(dim=-1)``: ``[num_rows]``, the first among equals."""
-    if not can_be_read(rows):
-        return rows.argmax(dim=-1)
     return topk(rows, 1)[1][:, 0]
 
 
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; on a CPU the first
-    among equals."""
+    """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
+    equals where there is a kernel, and everywhere where ``k`` is 1."""
     if not can_be_read(rows):
-        values, indices = rows.topk(k, dim=-1)
-        return values, indices
+        found = rows.max(dim=-1, keepdim=True) if k == 1 else rows.topk(k, dim=-1)
+        return found.values, found.indices
     num_rows, num_columns = rows.shape
     values = torch.empty((num_rows, k))
     indices = torch.empty((num_rows, k), dtype=torch.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +33,11 @@ class Workers:
         self._region = _Region(self._run_parts)
         self._next_part: Callable[[], None] = lambda: None
         self._errors: list[BaseException] = []
+
+    @property
+    def uses_openmp(self) -> bool:
+        """Whether the threads are PyTorch's."""
+        return self._openmp is not None
 
     @staticmethod
     def num_parts(size: int, size_per_part: int) -> int:
@@ -73,7 +78,10 @@ class Workers:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(torch.get_num_threads(), "hdserve-forward")
         others = [self._threads.submit(do_parts) for _ in range(1, num_parts)]
-        do_parts()
+        try:
+            do_parts()
+        finally:
+            wait(others)  # who writes to memory of the caller has to end before it
         for other in others:
             other.result()
 

@@ -134,7 +134,8 @@ def test_running_sequences_share_their_prompts() -> None:
 
 
 def test_running_sequences_are_found_where_they_moved() -> None:
-    """Free rows are put together: what ended goes, what runs can still be copied from."""
+    """Free rows are put together: what ended goes if it has to, what runs can still be copied
+    from."""
     model = Model()
     ended, prompt = make_prompt(LONG), make_prompt(LONG, seed=1)
     model.serve(ended, num_rows=128)
@@ -147,9 +148,29 @@ def test_running_sequences_are_found_where_they_moved() -> None:
     assert model.prefixes.place([1], "a", 160) is None
     assert model.prefixes.has_room_in_parts(160)
     assert not model.prefixes.has_room_in_parts(161)
-    assert model.prefixes.compact([(segment, len(prompt))]) == [Segment(0, 160)]
+    assert model.prefixes.compact([(segment, len(prompt))], 160) == [Segment(0, 160)]
     assert model.serve([*prompt, 3], num_rows=160) == len(prompt)
     assert model.serve(ended, num_rows=160) == 0
+
+
+def test_what_ended_moves_along() -> None:
+    """To put free rows together, no more of what ended goes than has to, the oldest first."""
+    model = Model(num_rows=384)
+    texts = [make_prompt(LONG, seed) for seed in range(4)]
+    segments = []
+    for tokens in texts:
+        placed = model.prefixes.place(tokens, "a", LONG)
+        assert placed is not None
+        model.write(placed[0], tokens)
+        segments.append(placed[0])
+    running, *ended = segments
+    model.prefixes.release(ended[1], texts[2], "a")
+    model.prefixes.release(ended[0], texts[1], None)
+    model.prefixes.release(ended[2], texts[3], "a")
+    model.prefixes.compact([(running, LONG)], 128)
+    assert model.cache.has_room(128)
+    assert model.serve([*texts[3], 1], num_rows=128) == LONG
+    assert model.serve([*texts[2], 1], num_rows=128) == 0
 
 
 def test_the_oldest_goes_first() -> None:
@@ -204,7 +225,7 @@ class PrefixMachine(RuleBasedStateMachine):
         ]
         placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
         if placed is None and self.model.prefixes.has_room_in_parts(len(tokens) + num_more):
-            self.compact()
+            self.compact(len(tokens) + num_more)
             placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
             assert placed is not None
         if placed is None:
@@ -215,10 +236,10 @@ class PrefixMachine(RuleBasedStateMachine):
         self.model.write(segment, tokens, num_reused)
         self.running.append((segment, tokens, namespace))
 
-    @rule()
-    def compact(self) -> None:
+    @rule(num_rows=st.integers(0, 512))
+    def compact(self, num_rows: int) -> None:
         moved = self.model.prefixes.compact(
-            [(segment, len(tokens)) for segment, tokens, _ in self.running]
+            [(segment, len(tokens)) for segment, tokens, _ in self.running], num_rows
         )
         self.running = [
             (segment, tokens, namespace)

@@ -13,9 +13,12 @@ from hdserve.engine.workers import Workers
 
 @pytest.fixture(params=[True, False], ids=["openmp", "own threads"])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    found = Workers(uses_openmp=request.param)
+    if request.param and not found.uses_openmp:
+        pytest.skip("this PyTorch does not use GNU OpenMP")
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    yield Workers(uses_openmp=request.param)
+    yield found
     torch.set_num_threads(before)
 
 
@@ -51,6 +54,28 @@ def test_errors_are_raised_and_the_next_work_is_done(workers: Workers) -> None:
     done: list[int] = []
     workers.share(lambda part, *_: done.append(part), 2, 2)
     assert sorted(done) == [0, 1]
+
+
+def test_an_error_waits_for_the_others() -> None:
+    """Nobody works on when the caller goes on, who may free what they write to."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    started, done = threading.Event(), []
+
+    def work(part: int, _first: int, _stop: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            started.wait(60)
+            raise KeyboardInterrupt
+        started.set()
+        threading.Event().wait(0.3)
+        done.append(part)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Workers(uses_openmp=False).share(work, 2, 2)
+        assert done
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_parts_are_not_too_small(workers: Workers) -> None:

@@ -73,15 +73,8 @@ def _one_row(rows: Floats, weights: Any, products: Floats, m: int, n: int) -> No
     store_totals(products, (m, n), a0, a1, a2, a3)
 
 
-@entry_point
-def multiply(rows: Floats, weights: Any, products: Floats, first: int, stop: int) -> None:
-    """The outputs from ``first`` to ``stop``, both multiples of :data:`OUTPUTS_AT_ONCE`.
-
-    Args:
-        rows: float32 ``[num_rows, num_inputs]``, the inputs a multiple of the lanes.
-        weights: ``[num_outputs, num_inputs]``, float32, or bfloat16 seen as uint16.
-        products: float32 ``[num_rows, num_outputs]``, to be filled.
-    """
+@inlined
+def _multiply(rows: Floats, weights: Any, products: Floats, first: int, stop: int) -> None:
     num_rows = rows.shape[0]
     for panel in range(0, num_rows, _ROWS_PER_PANEL):
         end = min(panel + _ROWS_PER_PANEL, num_rows)
@@ -109,13 +102,16 @@ def multiply_at(
     first: int,
     stop: int,
 ) -> None:
-    """:func:`multiply` by addresses; weights that are not bfloat16 are float32.
+    """The outputs from ``first`` to ``stop``, both multiples of :data:`OUTPUTS_AT_ONCE`.
 
-    To be called takes half a microsecond, with arrays of tensors five.
+    Args:
+        rows_at: float32 ``[num_rows, num_inputs]``, the inputs a multiple of the lanes.
+        weights_at: ``[num_outputs, num_inputs]``, bfloat16 or float32.
+        products_at: float32 ``[num_rows, num_outputs]``, to be filled.
     """
     rows = floats_at(rows_at, num_rows, num_inputs)
     products = floats_at(products_at, num_rows, num_outputs)
     if is_bfloat16:
-        multiply(rows, bfloats_at(weights_at, num_outputs, num_inputs), products, first, stop)
+        _multiply(rows, bfloats_at(weights_at, num_outputs, num_inputs), products, first, stop)
     else:
-        multiply(rows, floats_at(weights_at, num_outputs, num_inputs), products, first, stop)
+        _multiply(rows, floats_at(weights_at, num_outputs, num_inputs), products, first, stop)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import floats_at, integers_at
-from hdserve.engine.kernels.vectors import NUM_LANES, larger, largest, load
+from hdserve.engine.kernels.vectors import NUM_LANES, larger, largest, load, spread
 
 _BLOCK = 4 * NUM_LANES
 _NOTHING = np.float32(-np.inf)
@@ -42,7 +42,7 @@ def find_largest(
     numbers_at: int, num_rows: int, num_columns: int, values_at: int, places_at: int, k: int
 ) -> None:
     """Of float32 ``[num_rows, num_columns]`` the ``k`` largest of each row, largest first, and of
-    equals the first ones; no NaN.
+    equals the first ones; NaN is none of them.
 
     Args:
         values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.
@@ -58,6 +58,7 @@ def find_largest(
             low = larger(load(numbers, (row, first)), load(numbers, (row, first + NUM_LANES)))
             third = load(numbers, (row, first + 2 * NUM_LANES))
             high = larger(third, load(numbers, (row, first + 3 * NUM_LANES)))
-            if largest(larger(low, high)) > values[row, k - 1]:
+            block = larger(larger(low, high), spread(_NOTHING))  # which no NaN comes through
+            if largest(block) > values[row, k - 1]:
                 _look(numbers, values, places, row, first, first + _BLOCK)
         _look(numbers, values, places, row, whole, num_columns)
