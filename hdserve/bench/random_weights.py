@@ -74,11 +74,13 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def random_host(config: ModelConfig, shape: str) -> ModelHost:
-    """A host of a random model, with the tokenizer of ``config`` to no purpose but being there.
+    """A host of a random model, with the tokenizer of ``config`` to no purpose but being there, and
+    no statistics, which would be of that tokenizer.
 
     Raises:
         ConfigError: an unknown shape.
     """
     device, dtype = pick_device(config.engine.device), config.engine.dtype
     module = random_model(shape, pick_dtype(dtype, device), device)
+    config = config.model_copy(update={"statistics": None})
     return ModelHost(config, model=prepare_model(module, config.engine))
