@@ -16,6 +16,7 @@ from hdserve.engine.attention import ATTENTION_NAME, register_attention
 from hdserve.engine.devices import pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.linear_layers import prepare_linear_layers
+from hdserve.engine.tree_attention import max_attended_rows
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import resolve_model
 
@@ -37,6 +38,7 @@ class LoadedModel:
         module: the stock model, in evaluation mode.
         max_model_len: longest prompt and output together, tokens.
         eos_token_ids: every id that ends a sequence, by the model's generation config.
+        max_attended_rows: of one sequence, up to which the kernel attends on a CPU.
         default_sampling: sampling parameters of the generation config that differ from the
             OpenAI defaults, by our names.
     """
@@ -48,6 +50,7 @@ class LoadedModel:
     max_model_len: int
     kv_shape: KVShape
     eos_token_ids: frozenset[int]
+    max_attended_rows: int
     default_sampling: Mapping[str, float]
     weight_bytes: int
 
@@ -106,14 +109,17 @@ def prepare_model(
     parameters = [*module.parameters()]
     head = cast("Any", module).get_output_embeddings()
     generation = generation or getattr(module, "generation_config", None)
+    dtype, device = parameters[0].dtype, parameters[0].device
+    kv_shape = _kv_shape(module, device)
     return LoadedModel(
         module=module,
-        dtype=parameters[0].dtype,
-        device=parameters[0].device,
+        dtype=dtype,
+        device=device,
         vocab_size=int(head.weight.shape[0]),
         max_model_len=_max_model_len(hf_config, config.max_model_len),
-        kv_shape=_kv_shape(module, parameters[0].device),
+        kv_shape=kv_shape,
         eos_token_ids=frozenset(_eos_token_ids(hf_config, generation)),
+        max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
         default_sampling=_default_sampling(generation),
         weight_bytes=sum(stored.nbytes for stored in (*parameters, *module.buffers())),
     )

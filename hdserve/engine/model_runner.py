@@ -94,8 +94,9 @@ class ModelRunner:
         self.needs_hidden = needs_hidden
         self.shapes = shapes or Shapes()
         self._workers = Workers()
-        can_read = TreeAttention.can_read(cache)
-        self._attention = TreeAttention(cache, self._workers) if can_read else None
+        self._attention: TreeAttention | None = None
+        if TreeAttention.can_read(cache):
+            self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
         self.compiled: Callable[[ForwardBatch], torch.Tensor] | None = None
 
     @torch.inference_mode()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,7 +17,7 @@ from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
 from hdserve.engine.kernels.memory import address_of
 from hdserve.engine.kernels.vectors import NUM_LANES
-from hdserve.engine.kv_cache import KVCache, Segment
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
@@ -39,19 +41,18 @@ class TreeAttention:
     Args:
         cache: one that :meth:`can_read`.
         workers: share the work.
-
-    Attributes:
-        max_rows: of one sequence, up to which it is as fast as PyTorch's on this machine.
+        max_rows: of one sequence, up to which it is as fast as PyTorch's; see
+            :func:`max_attended_rows`.
     """
 
-    def __init__(self, cache: KVCache, workers: Workers) -> None:
+    def __init__(self, cache: KVCache, workers: Workers, max_rows: int = _MIN_ROWS) -> None:
         self._cache = cache
         self._shape, self._is_bfloat16 = cache.shape, cache.dtype == torch.bfloat16
         self._layers = [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
         self._workers = workers
         self._scores: list[npt.NDArray[np.float32]] = []
         self._rooms: list[tuple[int, int]] = []
-        self.max_rows = self._max_rows(cache)
+        self.max_rows = max_rows
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
@@ -104,26 +105,6 @@ class TreeAttention:
         self._workers.share(work, len(columns.spans) * self._shape.num_heads, num_parts)
         return attended
 
-    @torch.inference_mode()
-    def _max_rows(self, cache: KVCache) -> int:
-        """Tried with one sequence, on what the cache holds."""
-        keys, values = (stored[:, :, :_TRIED_KEYS] for stored in cache.read_all(0))
-        num_keys = keys.shape[2]
-        counts = [count for count in _TRIED_COUNTS if count <= num_keys]
-        query = keys.new_zeros((1, cache.shape.num_heads, num_keys, cache.shape.key_size))
-        segment = Segment(0, num_keys)
-        chunks = {count: Chunk(segment, num_keys - count, [0] * count, None) for count in counts}
-        columns = {count: list_columns([(0, chunk)], count) for count, chunk in chunks.items()}
-        mask = query.new_zeros((num_keys, num_keys))
-
-        def ours(count: int) -> object:
-            return self(0, query[:, :, :count], columns[count], 1.0, None, None)
-
-        def theirs(count: int) -> object:
-            return F.scaled_dot_product_attention(query[:, :, :count], keys, values, mask[:count])
-
-        return max(_MIN_ROWS, max_rows_faster(counts, ours, theirs))
-
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
         """Room for scores, a part each: its address, and how many scores there may be."""
         wanted = num_columns + 2 * NUM_LANES
@@ -132,6 +113,32 @@ class TreeAttention:
             self._scores = [np.empty(shape, np.float32) for _ in range(num_parts)]
             self._rooms = [(address_of(room), room.shape[1]) for room in self._scores]
         return self._rooms
+
+
+@torch.inference_mode()
+def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
+    """Up to how many rows of one sequence the kernel is as fast as PyTorch's on this machine, tried
+    with one layer."""
+    cache = KVCache(replace(shape, num_layers=1), _TRIED_KEYS, dtype, torch.device("cpu"))
+    if not TreeAttention.can_read(cache):
+        return _MIN_ROWS
+    kernel = TreeAttention(cache, Workers())
+    keys, values = cache.read_all(0)
+    query = keys.new_zeros((1, shape.num_heads, _TRIED_COUNTS[-1], shape.key_size))
+    mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
+    segment = Segment(0, _TRIED_KEYS)
+    columns = {
+        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None))], count)
+        for count in _TRIED_COUNTS
+    }
+
+    def ours(count: int) -> object:
+        return kernel(0, query[:, :, :count], columns[count], 1.0, None, None)
+
+    def theirs(count: int) -> object:
+        return F.scaled_dot_product_attention(query[:, :, :count], keys, values, mask[:count])
+
+    return max(_MIN_ROWS, max_rows_faster(_TRIED_COUNTS, ours, theirs))
 
 
 def _addresses(cache: KVCache, layer: int) -> npt.NDArray[np.int64]:

@@ -223,7 +223,8 @@ def test_sizes_are_read_off_the_model() -> None:
     assert loaded.vocab_size == VOCAB_SIZE
     assert loaded.max_model_len == MAX_POSITIONS
     assert dataclasses.astuple(loaded.kv_shape) == (2, 2, 8, 8)
-    assert loaded.weight_bytes == sum(4 * parameter.numel() for parameter in model.parameters())
+    stored = [*model.parameters(), *model.buffers()]
+    assert loaded.weight_bytes == sum(4 * tensor.numel() for tensor in stored)
 
 
 # --- generation config ---
