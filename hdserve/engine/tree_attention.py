@@ -123,7 +123,7 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())
-    keys, values = cache.read_all(0)
+    keys, values = cache.read(0, 0, _TRIED_KEYS)
     query = keys.new_zeros((1, shape.num_heads, _TRIED_COUNTS[-1], shape.key_size))
     mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
     segment = Segment(0, _TRIED_KEYS)

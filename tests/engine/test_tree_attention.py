@@ -10,7 +10,7 @@ import torch
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import TreeAttention, max_attended_rows
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
@@ -112,3 +112,10 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
         assert len(kernel._scores) == num_threads  # it did share it
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [8, 64])
+def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None:
+    """Whether the kernel can read such a cache or not."""
+    assert max_attended_rows(KVShape(3, 2, size, size), dtype) in {17, 64}
