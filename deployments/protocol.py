@@ -214,7 +214,9 @@ class ChatBody(GenerationBody, ToolFields):
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
-            prediction=None if self.prediction is None else joined(self.prediction.content),
+            prediction=None
+            if self.prediction is None
+            else joined(self.prediction.content, "prediction"),
         )
 
 

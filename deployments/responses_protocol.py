@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from deployments.messages import Body, Parts
+from deployments.messages import Body, Parts, joined
 from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
-from hdserve.errors import InvalidRequest, RequestError, Unsupported
+from hdserve.errors import InvalidRequest, RequestError
 
 _PARAMS: Mapping[str | None, str] = {
     "messages": "input",
@@ -33,7 +33,7 @@ _SAME_AS_CHAT = (
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
-_TEXT_PARTS = frozenset({"input_text", "output_text"})
+_TEXT_PARTS = ("input_text", "output_text")
 
 
 class _Part(BaseModel):
@@ -242,9 +242,10 @@ def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) ->
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):
-            found.append({"role": item.role, "content": _text(item.content)})
+            text = joined(item.content, "input", _TEXT_PARTS)
+            found.append({"role": item.role, "content": text})
         elif isinstance(item, InputCallOutput):
-            text = _text(item.output)
+            text = joined(item.output, "input", _TEXT_PARTS)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
         else:
             if not found or found[-1]["role"] != "assistant":
@@ -253,17 +254,3 @@ def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) ->
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found
-
-
-def _text(content: str | Iterable[Mapping[str, Any]]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_text_of(part) for part in content)
-
-
-def _text_of(part: Mapping[str, Any]) -> str:
-    text = part.get("text")
-    if part.get("type") not in _TEXT_PARTS or not isinstance(text, str):
-        kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", "input")
-    return text

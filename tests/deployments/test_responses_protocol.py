@@ -141,6 +141,11 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
         "input",
         Unsupported,
     ),
+    (
+        {"input": [{"role": "user", "content": [{"type": ["input_text"], "text": "x"}]}]},
+        "input",
+        Unsupported,
+    ),
     ({"max_output_tokens": 0}, "max_output_tokens", InvalidRequest),
     ({"metadata": {"a": 1}}, "metadata", InvalidRequest),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", InvalidRequest),
