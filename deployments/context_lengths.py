@@ -14,9 +14,9 @@ MAX_WAIT_S = 0.25
 class ContextLengths:
     """Remembers what a replica of each model said last; used from one event loop.
 
-    A replica may have room for less than the one it replaces, so whatever asks a replica to describe
-    itself asks here.  A model that does not answer is waited for a moment, and the question stays open: there is one
-    at a time, however often the list of models is asked for.
+    A replica may have room for less than the one it replaces, so whatever asks a replica to
+    describe itself asks here.  A model that does not answer is waited for a moment, and the
+    question stays open: there is one at a time, however often the list of models is asked for.
 
     Args:
         describe: asks a replica of the model of a name.
