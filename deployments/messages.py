@@ -6,17 +6,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from deployments.body import Body
 from hdserve.errors import InvalidRequest, Unsupported
 
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
-
-
-class Body(BaseModel):
-    """A part of a request; fields nobody documents are kept, so that they can be named."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
 
 class Message(Body):
