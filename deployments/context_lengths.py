@@ -12,10 +12,11 @@ MAX_WAIT_S = 0.25
 
 
 class ContextLengths:
-    """Remembers what a replica of each model said once; used from one event loop.
+    """Remembers what a replica of each model said last; used from one event loop.
 
-    A model that does not answer is waited for a moment, and the question stays open: there is one
-    at a time, however often the list of models is asked for.
+    A replica may have room for less than the one it replaces, so whatever asks a replica to
+    describe itself asks here.  A model that does not answer is waited for a moment, and the
+    question stays open: there is one at a time, however often the list of models is asked for.
 
     Args:
         describe: asks a replica of the model of a name.
@@ -28,6 +29,16 @@ class ContextLengths:
         self._max_wait_s = max_wait_s
         self._known: dict[str, int] = {}
         self._questions: dict[str, asyncio.Task[None]] = {}
+
+    async def describe(self, name: str) -> ModelInfo:
+        """What a replica of the model says of itself.
+
+        Raises:
+            HdserveError: none has answered.
+        """
+        info = await self._describe(name)
+        self._known[info.name] = info.max_model_len
+        return info
 
     async def of(self, models: Iterable[str]) -> dict[str, int]:
         """The lengths, in tokens, of those that are known or known soon."""
@@ -42,10 +53,8 @@ class ContextLengths:
 
     async def _ask(self, name: str) -> None:
         try:
-            info = await self._describe(name)
+            await self.describe(name)
         except HdserveError:
             return  # asked again with the next list
-        else:
-            self._known[name] = info.max_model_len
         finally:
             del self._questions[name]

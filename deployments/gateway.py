@@ -70,7 +70,7 @@ class Gateway:
             for name, handle in direct.items()
         }
         self._refusals = Refusals()
-        self._context_lengths = ContextLengths(self.describe)
+        self._context_lengths = ContextLengths(self._describe)
         self.http_metrics = HttpMetrics()
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
@@ -164,8 +164,7 @@ class Gateway:
 
     async def describe(self, model: str) -> ModelInfo:
         """What a replica of the model says of itself."""
-        info: ModelInfo = await self._call(model, "describe")
-        return info
+        return await self._context_lengths.describe(model)
 
     async def context_lengths(self) -> dict[str, int]:
         """How many tokens fit into the models, by their own names; without those of which no
@@ -225,6 +224,10 @@ class Gateway:
             gateways = serve.get_deployment_handle(context.deployment, context.app_name)
             self._metrics_poll = MetricsPoll(self._unary, gateways)
         return await self._metrics_poll.text()
+
+    async def _describe(self, model: str) -> ModelInfo:
+        info: ModelInfo = await self._call(model, "describe")
+        return info
 
     async def _call(self, model: str, method: str, *arguments: Any) -> Any:
         handle: Any = self._unary[self.model(model).name]

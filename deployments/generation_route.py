@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.access import identity_of
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http_tracing import trace_of
+from deployments.response_items import Event
 from deployments.session import SESSION_HEADER, session_id
 from hdserve.config import GatewayConfig
-from hdserve.errors import InvalidRequest
+from hdserve.errors import HdserveError, InvalidRequest
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -56,11 +59,107 @@ def ignored_header(config: GatewayConfig, ignored: tuple[str, ...]) -> dict[str,
     return {"x-hdserve-ignored": _header_value(ignored)}
 
 
-async def flat(messages: AsyncIterable[Records]) -> AsyncIterator[Delta | Summary]:
-    """The records one by one."""
-    async for records in messages:
-        for record in records:
-            yield record
+class AnswerBuilder(Protocol):
+    """Builds one answer: its events, or the whole of it from what was collected."""
+
+    def begin(self) -> list[Event]:
+        """The events before the first delta."""
+
+    def add(self, delta: Delta) -> list[Event]:
+        """The events of a delta."""
+
+    def end(self, summary: Summary) -> list[Event]:
+        """The events after the last delta."""
+
+    def fail(self, error: HdserveError) -> list[Event]:
+        """The events instead of what has not come."""
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole answer."""
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The answer in one object."""
+
+
+async def whole_answer(
+    builder: AnswerBuilder, messages: AsyncGenerator[Records], headers: Mapping[str, str]
+) -> Response:
+    """The answer in one object.
+
+    Raises:
+        HdserveError: as the model server raised it, or that it ended too early.
+    """
+    async with aclosing(messages):
+        while True:
+            records = await _next(messages)
+            for record in records:
+                if isinstance(record, Summary):
+                    return JSONResponse(builder.whole(record), headers=dict(headers))
+                builder.collect(record)
+
+
+async def streamed_answer(
+    builder: AnswerBuilder,
+    messages: AsyncGenerator[Records],
+    headers: Mapping[str, str],
+    *,
+    write: Callable[[Event], bytes],
+    last: bytes = b"",
+) -> Response:
+    """A stream of events.  The first records are awaited before any header is sent, so a request
+    that is refused gets its status.
+
+    Args:
+        write: an event as it is sent.
+        last: what is sent behind the last event.
+
+    Raises:
+        HdserveError: nothing has come but this error.
+    """
+    first = await _next(messages)
+    stream = _stream(builder, first, messages, write, last)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=dict(headers))
+
+
+async def _stream(
+    builder: AnswerBuilder,
+    first: Records,
+    rest: AsyncGenerator[Records],
+    write: Callable[[Event], bytes],
+    last: bytes,
+) -> AsyncIterator[bytes]:
+    """What came together is written together; an error in mid-stream is the last event."""
+    records = first
+    async with aclosing(rest):
+        events = builder.begin()
+        try:
+            while True:
+                events += _events_of(builder, records)
+                if isinstance(records[-1], Summary):
+                    break
+                yield b"".join(map(write, events))
+                events = []
+                records = await _next(rest)
+        except HdserveError as error:
+            events = builder.fail(error)
+        yield b"".join(map(write, events)) + last
+
+
+def _events_of(builder: AnswerBuilder, records: Records) -> Iterator[Event]:
+    for record in records:
+        yield from builder.end(record) if isinstance(record, Summary) else builder.add(record)
+
+
+async def _next(messages: AsyncGenerator[Records]) -> Records:
+    """The next records; until the summary there are some.
+
+    Raises:
+        HdserveError: there are no more, though the summary has not come.
+    """
+    found = await anext(messages, None)
+    if found is None:
+        raise HdserveError("the model server ended without a summary")
+    return found
 
 
 def _header_value(names: Iterable[str]) -> str:

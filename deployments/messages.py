@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from deployments.body import Body
 from hdserve.errors import InvalidRequest, Unsupported
 
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
-
-
-class Body(BaseModel):
-    """A part of a request; fields nobody documents are kept, so that they can be named."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
 
 class Message(Body):
@@ -41,8 +36,16 @@ class Message(Body):
 Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
 
 
-def joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
+def joined(
+    content: str | Iterable[Mapping[str, Any]] | None,
+    param: str = "messages",
+    part_types: Collection[str] = ("text",),
+) -> str:
     """The text of a content.
+
+    Args:
+        param: the parameter the client gave it in.
+        part_types: those of the parts that are text.
 
     Raises:
         Unsupported: a part of it is not text.
@@ -51,7 +54,7 @@ def joined(content: str | Iterable[Mapping[str, Any]] | None) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(_text(part) for part in content)
+    return "".join(_text(part, param, part_types) for part in content)
 
 
 def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
@@ -79,9 +82,9 @@ def _json_object(data: Any) -> dict[str, Any]:
     return value
 
 
-def _text(part: Mapping[str, Any]) -> str:
-    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+def _text(part: Mapping[str, Any], param: str, part_types: Collection[str]) -> str:
+    text = part.get("text")
+    if part.get("type") not in part_types or not isinstance(text, str):
         kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", "messages")
-    text: str = part["text"]
+        raise Unsupported(f"content parts of type {kind!r} are not supported", param)
     return text

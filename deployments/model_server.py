@@ -149,7 +149,10 @@ class ModelServer:
                     for output in outputs
                 ]
                 if not num_open:
-                    size = len(request.prediction or "")
+                    if request.prediction and records:  # to count it may take a while
+                        yield tuple(records)
+                        records = []
+                    size = len(request.prediction or "") * request.num_choices
                     build = self._record_builder.summary
                     summary = await _off_loop(size, build, request, sequences, clocks)
                     trace.summarise(summary)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from deployments.body import Body, ClosedBody
 from deployments.generation import GenerationRequest, Prompt
-from deployments.messages import Body, Messages, Parts, joined
+from deployments.messages import Messages, Parts, joined
 from deployments.request_body import RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
 from deployments.tool_parsers import HermesToolParser, ToolParser
@@ -53,10 +54,8 @@ class StreamOptions(Body):
     """Whether chunks say where each token came from; an extension of hdserve."""
 
 
-class Speculation(BaseModel):
+class Speculation(ClosedBody):
     """How this request is drafted for; an extension of hdserve."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = True
     max_draft_tokens: int | None = Field(default=None, ge=0)
@@ -198,7 +197,8 @@ class ChatBody(GenerationBody, ToolFields):
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
         form = self.constraint()
-        if form is not None:
+        # A response format is that of the answer; vLLM's parameters hold the whole output.
+        if form is not None and form.param == self.format_param:
             form = self.or_calls(form, tool_parser)
         constraint = one_of(form, self.tool_constraint(tool_parser))
         sampling = self.sampling(max_tokens, num_logprobs, constraint)
@@ -214,7 +214,9 @@ class ChatBody(GenerationBody, ToolFields):
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
-            prediction=None if self.prediction is None else joined(self.prediction.content),
+            prediction=None
+            if self.prediction is None
+            else joined(self.prediction.content, "prediction"),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deployments.messages import Body
+from deployments.body import Body
 from hdserve.errors import InvalidRequest, Unsupported
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -85,11 +85,11 @@ class ResponseEvents:
             events += self._begin(MessageItem())
         is_cut_off = self._finish_reason == "length" or isinstance(self._open, CallItem)
         events += self._close("incomplete" if is_cut_off else "completed")
-        response = self._whole(summary)
+        response = self._ended(summary)
         events.append({"type": f"response.{response['status']}", "response": response})
         return [self._numbered(event) for event in events]
 
-    def _whole(self, summary: Summary) -> dict[str, Any]:
+    def _ended(self, summary: Summary) -> dict[str, Any]:
         """The response, once it has ended."""
         is_cut_off = self._finish_reason == "length"
         return {
@@ -100,11 +100,20 @@ class ResponseEvents:
             "metrics": metrics(summary),
         }
 
-    def fail(self, error: HdserveError) -> Event:
+    def fail(self, error: HdserveError) -> list[Event]:
         """The last event, instead of what has not come."""
         told = error_body(error)["error"]
         fields = {name: told[name] for name in ("code", "message", "param")}
-        return self._numbered({"type": "error", **fields})
+        return [self._numbered({"type": "error", **fields})]
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole response."""
+        self.add(delta)
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The response, which its last event has."""
+        response: dict[str, Any] = self.end(summary)[-1]["response"]
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "output": [*self._items]}

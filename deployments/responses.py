@@ -278,10 +278,23 @@ class Answer:
 
 
 class ResponseBuilder:
-    """The objects of one response, which share an id and a time."""
+    """The objects of one response, which share an id and a time.
 
-    def __init__(self, form: ResponseFormat, model: str, request_id: str, num_choices: int) -> None:
+    Args:
+        includes_usage: whether a stream ends with a chunk of usage.
+    """
+
+    def __init__(
+        self,
+        form: ResponseFormat,
+        model: str,
+        request_id: str,
+        num_choices: int,
+        *,
+        includes_usage: bool = False,
+    ) -> None:
         self._form = form
+        self._includes_usage = includes_usage
         self._num_choices = num_choices
         self._head = {
             "id": f"{form.prefix}-{request_id}",
@@ -290,7 +303,11 @@ class ResponseBuilder:
         }
         self._answers: dict[int, Answer] = {}
 
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+    def begin(self) -> list[dict[str, Any]]:
+        """Nothing comes before the first delta."""
+        return []
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
         """The chunks of one delta: one, but two where a tool call begins and goes on."""
         index = self._index(delta)
         is_first = index not in self._answers
@@ -302,15 +319,23 @@ class ResponseBuilder:
             for choice in choices
         ]
 
-    def last_chunk(self, summary: Summary) -> dict[str, Any]:
-        """The chunk after the last delta: no choices, but usage and what drafting did."""
-        return {
+    def end(self, summary: Summary) -> list[dict[str, Any]]:
+        """The chunk after the last delta, if asked for: no choices, but usage and what drafting
+        did."""
+        if not self._includes_usage:
+            return []
+        chunk = {
             **self._head,
             "object": self._form.chunk_kind,
             "choices": [],
             "usage": usage(summary),
             "metrics": metrics(summary),
         }
+        return [chunk]
+
+    def fail(self, error: HdserveError) -> list[dict[str, Any]]:
+        """The error, instead of what has not come."""
+        return [error_body(error)]
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole answer."""

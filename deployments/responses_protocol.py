@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from deployments.messages import Body, Parts
+from deployments.body import Body, ClosedBody
+from deployments.messages import Parts, joined
 from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
-from hdserve.errors import InvalidRequest, RequestError, Unsupported
+from deployments.tools import FunctionDefinition, FunctionName
+from hdserve.errors import InvalidRequest, RequestError
 
 _PARAMS: Mapping[str | None, str] = {
     "messages": "input",
-    "response_format": "text",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
 }
@@ -33,11 +34,7 @@ _SAME_AS_CHAT = (
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
-_TEXT_PARTS = frozenset({"input_text", "output_text"})
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+_TEXT_PARTS = ("input_text", "output_text")
 
 
 class InputMessage(Body):
@@ -85,7 +82,7 @@ Input = Annotated[
 ]
 
 
-class TextFormat(_Part):
+class TextFormat(ClosedBody):
     """``text.format``; ``strict`` or not, a schema is always held."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -107,31 +104,26 @@ class TextFormat(_Part):
         return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
 
 
-class TextOptions(_Part):
+class TextOptions(ClosedBody):
     """``text``: the form of the answer."""
 
     format: TextFormat = TextFormat()
     verbosity: Literal["medium"] | None = None
 
 
-class FunctionTool(_Part):
+class FunctionTool(FunctionDefinition):
     """A function the model may call."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: Mapping[str, Any] | None = None
-    strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
         return {"type": self.type, "function": self.model_dump(exclude={"type"})}
 
 
-class NamedFunction(_Part):
+class NamedFunction(FunctionName):
     """The one function to call."""
 
     type: Literal["function"]
-    name: str
 
 
 class ResponseStreamOptions(Body):
@@ -139,6 +131,10 @@ class ResponseStreamOptions(Body):
 
     include_obfuscation: bool | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
+
+
+class _Chat(ChatBody):
+    format_param: ClassVar[str] = "text"
 
 
 class ResponsesBody(RequestBody):
@@ -199,7 +195,7 @@ class ResponsesBody(RequestBody):
             InvalidRequest: a value is wrong.
             Unsupported: a part of the input is not text.
         """
-        return ChatBody.parse(self._chat())
+        return _Chat.parse(self._chat())
 
     def _chat(self) -> dict[str, Any]:
         fields: dict[str, Any] = self.model_dump(include=set(_SAME_AS_CHAT), exclude_none=True)
@@ -242,9 +238,10 @@ def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) ->
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):
-            found.append({"role": item.role, "content": _text(item.content)})
+            text = joined(item.content, "input", _TEXT_PARTS)
+            found.append({"role": item.role, "content": text})
         elif isinstance(item, InputCallOutput):
-            text = _text(item.output)
+            text = joined(item.output, "input", _TEXT_PARTS)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
         else:
             if not found or found[-1]["role"] != "assistant":
@@ -253,17 +250,3 @@ def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) ->
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found
-
-
-def _text(content: str | Iterable[Mapping[str, Any]]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_text_of(part) for part in content)
-
-
-def _text_of(part: Mapping[str, Any]) -> str:
-    text = part.get("text")
-    if part.get("type") not in _TEXT_PARTS or not isinstance(text, str):
-        kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", "input")
-    return text

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from deployments.access import SignIn
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
-from deployments.generation import GenerationRequest, Records, Summary
+from deployments.generation import GenerationRequest
 from deployments.generation_route import (
     GENERATION_ERRORS,
-    flat,
     ignored_header,
     owned,
     request_id,
+    streamed_answer,
+    whole_answer,
 )
 from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
@@ -42,12 +41,11 @@ from deployments.responses import (
     CompletionFormat,
     ResponseBuilder,
     ResponseFormat,
-    error_body,
     server_sent_event,
 )
 from deployments.responses_route import add_responses_route
 from deployments.tool_parsers import TOOL_PARSERS
-from hdserve.errors import HdserveError, InvalidRequest
+from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -202,47 +200,18 @@ def _add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
 async def _answer(
     gateway: Gateway, body: GenerationBody, generation: GenerationRequest, form: ResponseFormat
 ) -> Response:
-    """The whole answer, or a stream of it.  The first record is awaited before any header is sent,
-    so a request that is refused gets its status."""
-    builder = ResponseBuilder(form, body.model, generation.request_id, generation.num_choices)
+    """The whole answer, or a stream of it."""
+    builder = ResponseBuilder(
+        form,
+        body.model,
+        generation.request_id,
+        generation.num_choices,
+        includes_usage=body.includes_usage,
+    )
     headers = ignored_header(gateway.config.gateway, body.ignored)
     messages = gateway.generate(body.model, generation)
     if not body.stream:
-        async with aclosing(messages):
-            async for record in flat(messages):
-                if isinstance(record, Summary):
-                    return JSONResponse(builder.whole(record), headers=headers)
-                builder.collect(record)
-        raise HdserveError("the model server ended without a summary")
-    first = await anext(messages)
-    events = _events(builder, first, messages, includes_usage=body.includes_usage)
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-
-
-async def _events(
-    builder: ResponseBuilder,
-    first: Records,
-    rest: AsyncGenerator[Records, None],
-    *,
-    includes_usage: bool,
-) -> AsyncIterator[bytes]:
-    """One event per verification step; an error in mid-stream is an event, too.
-
-    Events of records that came together are written together.
-    """
-    records = first
-    async with aclosing(rest):
-        try:
-            while not isinstance(summary := records[-1], Summary):
-                yield _joined(builder, records)
-                records = await anext(rest)
-            end = _joined(builder, records[:-1])
-            if includes_usage:
-                end += server_sent_event(builder.last_chunk(summary))
-        except HdserveError as error:
-            end = server_sent_event(error_body(error))
-        yield end + STREAM_END
-
-
-def _joined(builder: ResponseBuilder, deltas: Iterable[Any]) -> bytes:
-    return b"".join(server_sent_event(chunk) for delta in deltas for chunk in builder.chunks(delta))
+        return await whole_answer(builder, messages, headers)
+    return await streamed_answer(
+        builder, messages, headers, write=server_sent_event, last=STREAM_END
+    )

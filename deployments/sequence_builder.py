@@ -26,13 +26,14 @@ class SequenceBuilder:
         """
         params = self._host.params(request.sampling)
         self._check_grammar(params.grammar, request)
+        speculation = self._speculation(request)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
                 token_ids=list(token_ids),
                 params=params,
-                speculation=self._speculation(request),
+                speculation=speculation,
                 choice_index=choice_index,
                 namespace=request.namespace,
             )
@@ -56,9 +57,9 @@ class SequenceBuilder:
             yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
-        prediction: tuple[int, ...] = ()
+        """What all choices are drafted with; of a prediction as much as an answer can have."""
+        token_ids: list[int] = []
         if request.prediction:
-            prediction = tuple(
-                self._tokenizer.encode(request.prediction, adds_special_tokens=False)
-            )
+            token_ids = self._tokenizer.encode(request.prediction, adds_special_tokens=False)
+        prediction = tuple(token_ids[: self._host.model.max_model_len])
         return SpeculationParams(**request.speculation, prediction=prediction)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from deployments.body import ClosedBody
 from hdserve import grammar
 from hdserve.errors import InvalidRequest
 
@@ -14,11 +15,7 @@ Schema = Mapping[str, Any]
 Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class JsonSchema(_Part):
+class JsonSchema(ClosedBody):
     """``json_schema`` of a response format; ``strict`` or not, the schema is always held."""
 
     name: str
@@ -27,26 +24,29 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(ClosedBody):
     """``response_format`` of the OpenAI API."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def grammar(self) -> str | None:
+    def grammar(self, param: str = "response_format") -> str | None:
         """The grammar; ``None`` is any text.
+
+        Args:
+            param: what the client calls it.
 
         Raises:
             InvalidRequest: ``json_schema`` is missing.
         """
         if self.type == "json_schema":
             if self.json_schema is None:
-                raise InvalidRequest("response_format.json_schema is missing", "response_format")
-            return _of_schema(self.json_schema.schema_, "response_format")
+                raise InvalidRequest(f"{param}.json_schema is missing", param)
+            return _of_schema(self.json_schema.schema_, param)
         return grammar.json_object() if self.type == "json_object" else None
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(ClosedBody):
     """``structured_outputs`` of vLLM; exactly one of its fields."""
 
     json_: Schema | None = Field(default=None, alias="json")
@@ -78,6 +78,9 @@ class Constraint(NamedTuple):
 class StructuredFields(BaseModel):
     """The parameters of a generation request that hold its output to a form."""
 
+    format_param: ClassVar[str] = "response_format"
+    """What the client calls ``response_format``."""
+
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
@@ -95,8 +98,9 @@ class StructuredFields(BaseModel):
 
     def _constraints(self) -> list[Constraint]:
         found = []
-        if self.response_format and (text := self.response_format.grammar()) is not None:
-            found.append(Constraint(text, "response_format"))
+        if self.response_format:
+            text = self.response_format.grammar(self.format_param)
+            found += [] if text is None else [Constraint(text, self.format_param)]
         if self.structured_outputs:
             texts = self.structured_outputs.grammars()
             if not texts:

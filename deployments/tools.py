@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from deployments.body import ClosedBody
 from deployments.structured import Constraint
 from deployments.tool_parsers import Function, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FunctionDefinition(_Part):
+class FunctionDefinition(ClosedBody):
     """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
@@ -26,20 +23,20 @@ class FunctionDefinition(_Part):
     strict: bool | None = None
 
 
-class Tool(_Part):
+class Tool(ClosedBody):
     """A function the model may call."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionName(_Part):
+class FunctionName(ClosedBody):
     """Which function is meant."""
 
     name: str
 
 
-class NamedTool(_Part):
+class NamedTool(ClosedBody):
     """The one function to call."""
 
     type: Literal["function"]
@@ -94,15 +91,13 @@ class ToolFields(BaseModel):
         return Constraint(self._calls(functions, parser), "tools")
 
     def or_calls(self, constraint: Constraint, parser: type[ToolParser] | None) -> Constraint:
-        """``constraint``, or calls, where the model may make some instead of answering: a
-        ``response_format`` is that of the answer.  (What vLLM's parameters hold to a form is the
-        whole output.)
+        """``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
             InvalidRequest: the parameters of a tool are too deep.
         """
         may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
-        if parser is None or not may_choose or constraint.param != "response_format":
+        if parser is None or not may_choose:
             return constraint
         calls = self._calls(self._functions(), parser)
         return Constraint(grammar.either(calls, constraint.grammar), constraint.param)

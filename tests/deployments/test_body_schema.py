@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from deployments.body import Body
 from deployments.body_schema import body_schema
-from deployments.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from deployments.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from deployments.responses_protocol import ResponsesBody
 
 BODIES = [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody]

@@ -45,3 +45,19 @@ def test_a_model_is_asked_until_it_has_answered() -> None:
         assert await lengths.of("") == {}
 
     asyncio.run(run())
+
+
+def test_the_last_answer_counts() -> None:
+    """Whoever asked: a replica may have room for less than the one it replaces."""
+    sizes = iter((2048, 1024))
+
+    async def describe(name: str) -> ModelInfo:
+        return info("a", next(sizes))
+
+    async def run() -> None:
+        lengths = ContextLengths(describe)
+        assert await lengths.of("a") == {"a": 2048}
+        assert (await lengths.describe("alias of a")).max_model_len == 1024
+        assert await lengths.of("a") == {"a": 1024}
+
+    asyncio.run(run())

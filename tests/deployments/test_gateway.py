@@ -10,12 +10,12 @@ import pytest
 from ray import serve
 
 from deployments.gateway import Gateway
-from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import EngineGone, EngineStopped, Overloaded
 
-CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m", aliases=("alias",)),))
 DELTA = Delta(0, 0, "text", (1,), (0,), None, "stop")
 SUMMARY = Summary(1, 1, DraftCounts(), "replica")
 
@@ -48,6 +48,32 @@ def generate(*arguments: Any) -> list[Records]:
         return [record async for record in gateway.generate("m", GenerationRequest("id"))]
 
     return asyncio.run(records())
+
+
+class Shrinking:
+    """Describes replicas of which each has less room than the one before."""
+
+    def __init__(self) -> None:
+        self._max_model_len = 4096
+
+    def describe(self) -> ModelInfo:
+        self._max_model_len //= 2
+        room = self._max_model_len
+        return ModelInfo("m", room, "float32", "cpu", False, 1, 1, 1, 0, 0, 0, (), "f")
+
+
+def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
+    """Also when it said so to another who asked."""
+    application = serve.deployment(Shrinking).bind()
+    handle: Any = serve.run(application, name="shrinking", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+
+    async def lengths() -> list[int]:
+        found = [(await gateway.context_lengths())["m"] for _ in range(2)]
+        await gateway.describe("alias")
+        return [*found, (await gateway.context_lengths())["m"]]
+
+    assert asyncio.run(lengths()) == [2048, 2048, 1024]
 
 
 def test_a_replica_whose_engine_is_gone_costs_no_request() -> None:

@@ -1,8 +1,73 @@
-"""What a client chose is safe to send back."""
+"""What a client chose is safe to send back, and an answer that breaks off is an error."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from deployments.gateway import Gateway
+from deployments.generation import Delta, GenerationRequest, Records
 from deployments.generation_route import _header_value
+from deployments.routes import build_api
+from hdserve.config import ModelConfig, ServeConfig
+
+CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+class BreakingOff:
+    """Ends after ``num_deltas`` deltas, without a summary."""
+
+    def __init__(self, num_deltas: int) -> None:
+        self._num_deltas = num_deltas
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for _ in range(self._num_deltas):
+            yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+
+
+def answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
+    application = serve.deployment(BreakingOff).bind(num_deltas)
+    handle: Any = serve.run(application, name="breaking-off", _local_testing_mode=True)
+    transport = httpx.ASGITransport(build_api(Gateway(CONFIG, {"m": handle})))
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
+            return await client.post(path, json={"model": "m", "stream": stream, **BODIES[path]})
+
+    return asyncio.run(post())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
+    """As an event behind what had come."""
+    text = answer(path, 2, stream=True).text.removesuffix("data: [DONE]\n\n")
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in text.splitlines()
+        if line.startswith("data: ")
+    ]
+    assert sum('"text"' in json.dumps(event) for event in events) >= 2
+    assert "without a summary" in events[-1].get("error", events[-1])["message"]
+
+
+@pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])
+@pytest.mark.parametrize("path", BODIES)
+def test_an_answer_without_a_summary_is_an_error(path: str, num_deltas: int, stream: bool) -> None:
+    """With its status, where no header has been sent."""
+    found = answer(path, num_deltas, stream=stream)
+    assert found.status_code == 500
+    assert "without a summary" in found.json()["error"]["message"]
 
 
 def test_header_values_are_harmless() -> None:

@@ -318,6 +318,14 @@ def test_prediction_is_one_text() -> None:
     assert chat(prediction={"type": "content", "content": parts}).prediction == "ab"
 
 
+def test_a_prediction_that_is_no_text_is_refused() -> None:
+    """By its own name."""
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    error = refused(ChatBody, prediction={"type": "content", "content": parts})
+    assert isinstance(error, Unsupported)
+    assert error.param == "prediction"
+
+
 def test_speculation_fields_are_those_of_the_engine() -> None:
     """The extension of hdserve becomes ``SpeculationParams``."""
     found = chat(

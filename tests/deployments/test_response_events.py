@@ -195,7 +195,8 @@ def test_an_error_in_mid_stream(error: Any, code: str, param: str | None) -> Non
     """Is the last event, with the next number."""
     made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
     num_before = len(made.begin())
-    event = EVENTS.validate_python(made.fail(error))
+    (failed,) = made.fail(error)
+    event = EVENTS.validate_python(failed)
     assert event.type == "error"
     assert (event.code, event.message, event.param) == (code, error.message, param)
     assert event.sequence_number == num_before

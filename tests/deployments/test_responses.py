@@ -124,7 +124,7 @@ def test_chat_chunks() -> None:
         delta("", finish_reason="length"),
     ]
     chunks = [
-        ChatCompletionChunk.model_validate(chunk) for item in deltas for chunk in made.chunks(item)
+        ChatCompletionChunk.model_validate(chunk) for item in deltas for chunk in made.add(item)
     ]
     choices = [chunk.choices[0] for chunk in chunks]
     assert [choice.index for choice in choices] == [0, 1, 0, 1, 0]
@@ -137,14 +137,15 @@ def test_chat_chunks() -> None:
 
 def test_an_empty_first_chunk_has_content() -> None:
     """A first token that is half a character still opens the answer."""
-    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).chunks(delta(""))[0])
+    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).add(delta(""))[0])
     assert chunk.choices[0].delta.content == ""
     assert chunk.choices[0].delta.role == "assistant"
 
 
 def test_the_last_chunk_has_usage_and_no_choices() -> None:
     """After the choices comes what they cost and what drafting did."""
-    body = builder(ChatFormat()).last_chunk(SUMMARY)
+    assert builder(ChatFormat()).end(SUMMARY) == []
+    (body,) = ResponseBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True).end(SUMMARY)
     chunk = ChatCompletionChunk.model_validate(body)
     assert chunk.choices == []
     assert chunk.usage is not None
@@ -173,7 +174,7 @@ def test_echo_comes_once_before_each_answer() -> None:
     whole = collected(CompletionFormat(echoes), *deltas)
     assert [choice["text"] for choice in whole["choices"]] == ["one xz", "two y"]
     made = builder(CompletionFormat(echoes))
-    texts = [made.chunks(item)[0]["choices"][0]["text"] for item in deltas]
+    texts = [made.add(item)[0]["choices"][0]["text"] for item in deltas]
     assert texts == ["one x", "two y", "z"]
 
 
@@ -205,7 +206,7 @@ def test_completion_logprobs() -> None:
     assert logprobs.top_logprobs == [{"é": -0.5, "b": -1.0}, {}]
     assert logprobs.text_offset == [0, 1]
     made = builder(CompletionFormat())
-    chunks = [made.chunks(item)[0]["choices"][0]["logprobs"] for item in parts]
+    chunks = [made.add(item)[0]["choices"][0]["logprobs"] for item in parts]
     assert [chunk["text_offset"] for chunk in chunks] == [[0], [1]]
 
 
@@ -213,7 +214,7 @@ def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)
     for choice in (0, 1):
-        chunk = made.chunks(delta("é", choice, logprobs=LOGPROBS))[0]
+        chunk = made.add(delta("é", choice, logprobs=LOGPROBS))[0]
         assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 1]
 
 
@@ -306,7 +307,7 @@ def test_chunks_with_sources() -> None:
         DraftedToken(" c", 3, 0, False),
     )
     asked = delta(" a!", token_ids=(5, 6), sources=(1, 0), texts=(" a", "!"), draft=draft)
-    (choice,) = made.chunks(asked)[0]["choices"]
+    (choice,) = made.add(asked)[0]["choices"]
     assert choice["token_sources"] == [
         {"text": " a", "source": "context"},
         {"text": "!", "source": "plain"},
@@ -316,5 +317,5 @@ def test_chunks_with_sources() -> None:
         {"text": " b", "source": "model", "parent": 0, "accepted": False},
         {"text": " c", "source": "statistics", "parent": -1, "accepted": False},
     ]
-    (choice,) = made.chunks(delta("b"))[0]["choices"]
+    (choice,) = made.add(delta("b"))[0]["choices"]
     assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}

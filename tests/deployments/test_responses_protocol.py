@@ -104,7 +104,7 @@ def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, 
     found, wanted = request(**fields), chat(**same)
     assert (found.sampling, found.speculation) == (wanted.sampling, wanted.speculation)
     assert found.messages == wanted.messages
-    assert found.grammar_param == wanted.grammar_param
+    assert found.grammar_param == ("text" if wanted.grammar_param else None)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "none", {"type": "function", "name": "f"}])
@@ -141,6 +141,11 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
         "input",
         Unsupported,
     ),
+    (
+        {"input": [{"role": "user", "content": [{"type": ["input_text"], "text": "x"}]}]},
+        "input",
+        Unsupported,
+    ),
     ({"max_output_tokens": 0}, "max_output_tokens", InvalidRequest),
     ({"metadata": {"a": 1}}, "metadata", InvalidRequest),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", InvalidRequest),
@@ -168,6 +173,26 @@ def test_what_is_refused(fields: dict[str, Any], param: str, kind: type[RequestE
     assert len(caught.value.message) <= 300
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [TOOL | {"name": "a b"}]}, r"^tools\.0\.name: "),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": "required",
+                "text": {"format": {"type": "json_object"}},
+            },
+            "^text and tools: ",
+        ),
+    ],
+)
+def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str) -> None:
+    """Not the chat it becomes."""
+    with pytest.raises(InvalidRequest, match=message):
+        request(**fields)
+
+
 def test_a_body_is_an_object_with_model_and_input() -> None:
     for data, param in (([], None), ({"model": "m"}, "input"), ({"input": "hi"}, "model")):
         with pytest.raises(InvalidRequest) as caught:
@@ -184,7 +209,7 @@ def test_unknown_fields_are_known_by_name() -> None:
     ("error", "param"),
     [
         (PromptTooLong("too long", "messages"), "input"),
-        (InvalidRequest("wrong", "response_format"), "text"),
+        (InvalidRequest("wrong", "max_tokens"), "max_output_tokens"),
         (InvalidRequest("wrong", "temperature"), "temperature"),
         (Overloaded("later", retry_after_s=7), None),
     ],

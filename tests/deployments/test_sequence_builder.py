@@ -58,6 +58,18 @@ def test_what_the_client_chose(host: ModelHost) -> None:
     assert found == host.tokenizer.encode("a table", adds_special_tokens=False)
 
 
+def test_a_prediction_is_read_once_and_no_further_than_an_answer_goes(host: ModelHost) -> None:
+    """All choices share it; what is behind the context's end could not appear."""
+    longest = host.model.max_model_len
+    request = GenerationRequest(
+        "r", messages=CHAT, num_choices=3, prediction="a table " * (longest + 1)
+    )
+    first, *others = SequenceBuilder(host).build(request)
+    whole = host.tokenizer.encode(request.prediction or "", adds_special_tokens=False)
+    assert list(first.speculation.prediction) == whole[:longest] != whole
+    assert all(seq.speculation is first.speculation for seq in others)
+
+
 def test_a_wrong_grammar_is_the_fault_of_who_asked_for_it(host: ModelHost) -> None:
     """Whatever parameter it was."""
     request = GenerationRequest(

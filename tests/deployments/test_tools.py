@@ -222,7 +222,7 @@ def test_answers_with_calls(
     chunks = [
         ChatCompletionChunk.model_validate(chunk)
         for delta in deltas(text, size=size)
-        for chunk in streamed.chunks(delta)
+        for chunk in streamed.add(delta)
     ]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
     found = as_read([call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()])
@@ -245,7 +245,7 @@ def test_a_named_function_ends_with_stop(reason: str) -> None:
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
     assert choice.finish_reason == reason
     assert len(choice.message.tool_calls or ()) == 1
-    streamed = [chunk for delta in deltas(CALL, reason) for chunk in made.chunks(delta)]
+    streamed = [chunk for delta in deltas(CALL, reason) for chunk in made.add(delta)]
     assert streamed[-1]["choices"][0]["finish_reason"] == reason
 
 
