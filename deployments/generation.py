@@ -139,6 +139,7 @@ class ModelInfo:
     dtype: str
     device: str
     is_compiled: bool
+    is_exact: bool
     num_threads: int
     num_slots: int
     num_kv_tokens: int

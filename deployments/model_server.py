@@ -212,8 +212,13 @@ class ModelServer:
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
-        stats, max_total_tokens, is_compiled = await self._engine.ask(
-            lambda engine: (engine.stats, engine.max_total_tokens, engine.is_compiled)
+        stats, max_total_tokens, is_compiled, is_exact = await self._engine.ask(
+            lambda engine: (
+                engine.stats,
+                engine.max_total_tokens,
+                engine.is_compiled,
+                engine.is_exact,
+            )
         )
         return ModelInfo(
             name=self._config.name,
@@ -221,6 +226,7 @@ class ModelServer:
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
             is_compiled=is_compiled,
+            is_exact=is_exact,
             num_threads=self._host.num_threads,
             num_slots=self._config.engine.max_num_sequences,
             num_kv_tokens=stats.num_kv_tokens,

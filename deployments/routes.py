@@ -165,6 +165,7 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "dtype": info.dtype,
             "device": info.device,
             "is_compiled": info.is_compiled,
+            "is_exact": info.is_exact,
             "num_threads": info.num_threads,
             "num_slots": info.num_slots,
             "num_kv_tokens": info.num_kv_tokens,

@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -24,6 +24,9 @@ ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_ADMIN_KEY_FILE"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
@@ -319,10 +322,19 @@ def parse_config(data: Mapping[str, Any]) -> ServeConfig:
     Raises:
         ConfigError: names every wrong key or value, and for an unknown key the known ones.
     """
+    return checked(ServeConfig, data)
+
+
+def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
+    """``data`` as a section of a configuration.
+
+    Raises:
+        ConfigError: as :func:`parse_config` does.
+    """
     try:
-        return ServeConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(ServeConfig, error))) from error
+        raise ConfigError("\n".join(describe_errors(model, error))) from error
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeConfig:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdserve import core
-from hdserve.config import ModelConfig
+from hdserve.config import ModelConfig, checked
 from hdserve.core import (
     DraftCounts,
     FinishReason,
@@ -45,12 +45,12 @@ class LLM:
         options: further fields of :class:`hdserve.config.ModelConfig`.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or no such option.
         UnsupportedModel: its architecture is not served.
     """
 
     def __init__(self, model: str = "hdserve-tiny", **options: Any) -> None:
-        config = ModelConfig.model_validate({"name": model, "model": model, **options})
+        config = checked(ModelConfig, {"name": model, "model": model, **options})
         self._host = ModelHost(config)
         self._engine = self._host.make_engine()
         self._num_requests = 0

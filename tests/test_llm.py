@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
+from hdserve.errors import ConfigError
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'engine'"):
+        LLM("hdserve-mini", engin={})
 
 
 def test_what_is_remembered_is_drafted_from() -> None:

@@ -41,7 +41,8 @@ export class Chat {
     byId("prompt").value = "";
     byId("hello").hidden = true;
     this.messages.push({ role: "user", content: text });
-    byId("turns").append(element("div", { class: "asked" }, text));
+    this.lastAsked = element("div", { class: "asked" }, text);
+    byId("turns").append(this.lastAsked);
     this.#answer();
   }
 
@@ -94,8 +95,18 @@ export class Chat {
     end.textContent = `${number(answer.numTokens)} tokens in ${number(answer.steps.length)} forward passes, ${number(answer.seconds, 1)} s${how}`;
     if (this.controller !== controller) return;
     this.controller = null;
-    if (this.messages.length) this.messages.push({ role: "assistant", content: answer.text });
+    if (how && !answer.steps.length) this.#takeBack();
+    else if (this.messages.length) this.messages.push({ role: "assistant", content: answer.text });
     this.#showState();
+  }
+
+  // A question that was refused is in the field again, and no part of the conversation.
+  #takeBack() {
+    const asked = this.messages.pop();
+    if (!asked) return;
+    for (const part of [this.lastAsked, ...this.lastParts]) part.remove();
+    byId("prompt").value ||= asked.content;
+    byId("hello").hidden = this.messages.length > 0;
   }
 
   #body() {

@@ -16,6 +16,7 @@ from rich.table import Table
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.number_list import numbers
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
@@ -78,7 +79,7 @@ def engine(
     if (state == "warm") != (fill is not None):
         raise ConfigError("--state warm and --fill belong together")
     output = JsonOutput(json_path)
-    sizes = [int(size) for size in batch_sizes.split(",")]
+    sizes = numbers("--batch-sizes", batch_sizes)
     files = {"prompts": prompts, "fill": fill, "replay": replay}
     options = {
         "dtype": dtype,
@@ -168,16 +169,17 @@ def _make_host(
     model: str, options: Mapping[str, Any], max_draft_tokens: int, random_weights: str | None
 ) -> ModelHost:
     from hdserve.bench.random_weights import random_host
-    from hdserve.config import ModelConfig
+    from hdserve.config import ModelConfig, checked
     from hdserve.engine.host import ModelHost
 
-    config = ModelConfig.model_validate(
+    config = checked(
+        ModelConfig,
         {
             "name": random_weights or model,
             "model": model,
             "engine": options,
             "drafting": {"max_draft_tokens": max_draft_tokens},
-        }
+        },
     )
     return ModelHost(config) if random_weights is None else random_host(config, random_weights)
 

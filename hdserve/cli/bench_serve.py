@@ -27,6 +27,7 @@ from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
 from hdserve.cli.bench_serve_results import LoadResults, load_table
 from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.number_list import numbers
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
@@ -94,7 +95,7 @@ def serve(
     num_requests = num_prompts or len(rows)
     plans = [
         LoadPlan(places, num_requests, request_rate, burstiness, seed)
-        for places in _concurrencies(concurrency)
+        for places in numbers("--concurrency", concurrency)
     ]
     bounds = _goodput(goodput)
     target = _Target(base_url, cast("Api", api), model, body, api_key, timeout_s)
@@ -193,8 +194,12 @@ async def _first_model(target: _Target) -> str:
     client = OpenAIClient(target.base_url, target.api, {}, api_key=target.api_key)
     async with client:
         found = await client.first_model()
+        answers = found is not None or await client.get_text("/v1/models") is not None
+    url = f"{target.base_url}/v1/models"
+    if not answers:
+        raise ConfigError(f"{url} cannot be read: does the server run, and does it want --api-key?")
     if found is None:
-        raise ConfigError(f"{target.base_url}/v1/models names no model; say which with --model")
+        raise ConfigError(f"{url} names no model; say which with --model")
     return found
 
 
@@ -241,16 +246,6 @@ def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
             bar.update(task, advance=1, outcomes=f"{shown}, {counts[Outcome.FAILED]} failed")
 
         yield note
-
-
-def _concurrencies(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise ConfigError("--concurrency is a list of numbers from 1, as in 1,8,32")
-    return found
 
 
 def _goodput(text: str | None) -> dict[str, float]:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
-from hdserve.config import EngineConfig, ModelConfig
+from hdserve.config import ModelConfig, checked
 from hdserve.journal import Journal, file_digest
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ def _run(
     from hdserve.engine.host import ModelHost
 
     rows = read_prompts(prompts, limit)
-    engine = EngineConfig.model_validate(
-        {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
-    )
-    host = ModelHost(ModelConfig(name=model, model=model, engine=engine))
+    engine = {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
+    host = ModelHost(checked(ModelConfig, {"name": model, "model": model, "engine": engine}))
     settings = {
         "model": model,
         "prompts": file_digest(prompts),

@@ -36,6 +36,22 @@ def bench(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("bench", "engine", "--batch-sizes", "1,a"), "--batch-sizes is a list of numbers"),
+        (("bench", "engine", "--batch-sizes", "0"), "--batch-sizes is a list of numbers"),
+        (("bench", "engine", "--dtype", "int3"), "engine.dtype"),
+        (("bench", "engine", "--max-draft-tokens", "-1"), "drafting.max_draft_tokens"),
+        (("check-lossless", "--dtype", "int3"), "engine.dtype"),
+    ],
+)
+def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts: Path) -> None:
+    """Before a model is loaded, and not by a traceback."""
+    with pytest.raises(ConfigError, match=reason):
+        bench(*options, "--prompts", str(prompts))
+
+
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
     """Interrupted in the middle of a round, that round is decoded anew, and no other."""
     engine: Any = {"compile": False}

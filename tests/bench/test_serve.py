@@ -227,6 +227,14 @@ def test_wrong_options_are_named(
     assert server.bodies == []
 
 
+def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["good"]}\n')
+    arguments = ["bench", "serve", "--base-url", "http://127.0.0.1:1", "--prompts", str(prompts)]
+    with pytest.raises(ConfigError, match="does the server run"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> None:
     """Ctrl-C while requests are under way: their streams are closed, the others are in the file."""
     prompts, found = tmp_path / "prompts.jsonl", tmp_path / "out.json"

@@ -10,7 +10,7 @@ from hdserve.errors import EngineStopped
 
 
 def info(name: str, max_model_len: int) -> ModelInfo:
-    return ModelInfo(name, max_model_len, "float32", "cpu", False, 1, 1, 1, 0, 0, 0, (), "f")
+    return ModelInfo(name, max_model_len, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
 
 
 class Models:

@@ -210,6 +210,26 @@ def test_stop(page: Any, application: ServedApplication) -> None:
     raise AssertionError("the engine goes on")
 
 
+def test_a_refused_question_is_in_the_field_again(context: Any, locked_url: str) -> None:
+    """The reason is told, and the question is no part of the conversation."""
+    page = context.new_page()
+    page.goto(locked_url)
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_role("button", name="Use it").click()
+    page.locator("#model option").first.wait_for(state="attached")
+    for _ in range(2):
+        with page.expect_response("**/v1/chat/completions") as answered:
+            ask(page, seed="1.5")
+        sent = answered.value.request.post_data_json["messages"]
+        assert sent == [{"role": "user", "content": QUESTION}]
+        page.locator("#status.is-bad", has_text="seed").wait_for(timeout=20_000)
+        page.locator("#hello").wait_for()
+        assert page.get_by_label("Message").input_value() == QUESTION
+        assert page.locator(".asked, .answer").count() == 0
+    page.close()
+
+
 def test_side_by_side(page: Any) -> None:
     """Both lanes show the same text; only one of them drafted."""
     page.get_by_role("tab", name="Side by side").click()
@@ -219,6 +239,28 @@ def test_side_by_side(page: Any) -> None:
     assert texts[0] == texts[1] != ""
     assert page.locator("#lane-plain .token:not(.plain)").count() == 0
     assert page.locator("#lane-drafts .token:not(.plain)").count() > 0
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_race_with_two_texts(page: Any, is_exact: bool) -> None:
+    """Rounding is named where the model is not exact, and the maintainers where it is."""
+
+    def ask_otherwise(route: Any) -> None:
+        body = route.request.post_data_json
+        if not body["speculation"]["enabled"]:
+            body["messages"][0]["content"] = "Good morning."
+        route.continue_(post_data=json.dumps(body))
+
+    def describe_otherwise(route: Any) -> None:
+        found = route.fetch()
+        assert found.json()["is_exact"] is True
+        route.fulfill(response=found, json={**found.json(), "is_exact": is_exact})
+
+    page.route("**/v1/chat/completions", ask_otherwise)
+    page.route("**/v1/models/*", describe_otherwise)
+    page.get_by_role("tab", name="Side by side").click()
+    page.get_by_role("button", name="Race").click()
+    page.get_by_text("please report" if is_exact else "near-tie").wait_for()
 
 
 def test_the_model_is_chosen(page: Any) -> None:

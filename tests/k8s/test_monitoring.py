@@ -7,7 +7,11 @@ import re
 import promql_parser
 import pytest
 
+from deployments.gateway import Gateway
+from deployments.http_metrics import known_answers
 from deployments.metrics import METRICS
+from deployments.routes import build_api
+from hdserve.config import default_config
 from tests.k8s.manifests import of_kind, render
 from tests.k8s.monitoring import dashboard, expressions, metric_of, rules, series_named
 
@@ -70,6 +74,22 @@ def test_rules_say_what_to_do() -> None:
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "description"}
         assert re.fullmatch(r"\d+[mh]", rule["for"])
+
+
+def test_shares_are_of_requests_of_clients() -> None:
+    """Refusals are counted against every route that generates; errors against all routes but those
+    of probes and Prometheus: 503 of ``/ready`` while a model loads is no failure."""
+    routes = {route for route, _ in known_answers(build_api(Gateway(default_config(), {})))}
+    generating = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+    probed = {"/ready", "/health", "/metrics"}
+    assert generating | probed <= routes
+    expressions = {rule["alert"]: rule["expr"] for rule in rules()}
+    for alert, wanted in (("HdserveOverloaded", generating), ("HdserveErrors", routes - probed)):
+        matchers = re.findall(r'route([=!])~"([^"]*)"', expressions[alert])
+        assert len(matchers) == 2, "one a side"
+        for sign, pattern in matchers:
+            matched = {route for route in routes if re.fullmatch(pattern, route)}
+            assert (matched if sign == "=" else routes - matched) == wanted, alert
 
 
 def test_the_service_is_scraped_once() -> None:

@@ -1,0 +1,20 @@
+"""Options that take several numbers."""
+
+from __future__ import annotations
+
+from hdserve.errors import ConfigError
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The numbers in ``text``, which commas separate.
+
+    Raises:
+        ConfigError: names ``option``: one of them is none, or below 1.
+    """
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(f"{option} is a list of numbers from 1, as in 1,8,32")
+    return found
