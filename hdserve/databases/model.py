@@ -54,6 +54,9 @@ STAMPS_PER_TURNOVER = 128
 """By so many stamps the age of a row grows while as many contexts come as the table holds."""
 
 PREFIX_BLOCK_TOKENS = 32
+MIN_COUNTED_TOKENS = 4
+"""Of a running sequence, at once."""
+
 _NUM_COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: output tokens counted, or that it was recorded."""
 
@@ -294,13 +297,16 @@ class ModelDatabase:
         self._insert(seq.namespace, seq.output_token_ids, num_counted)
 
     def record_running(self, seq: RequestSequence) -> None:
-        """Count what a running sequence has said since the last call, so that others can draft it.
+        """Count what a running sequence has said since the last time, so that others can draft it:
+        a few tokens at once, which takes about as long as one.
 
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
         for a sequence that does not share its output.
         """
         num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
         if not seq.speculation.is_output_shared or num_counted is _EVERYTHING:
+            return
+        if seq.num_output_tokens - num_counted < MIN_COUNTED_TOKENS:
             return
         first = max(0, num_counted - self._longest_order)
         text = seq.token_ids[seq.num_prompt_tokens + first :]

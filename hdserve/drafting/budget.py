@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -202,7 +202,7 @@ class DraftBudget:
         seconds = self._cost.of_rows(num_other_rows + len(trees), num_proposed + 1, len(trees))
         tokens, num_kept = float(len(trees)), 0
         if num_proposed:
-            tokens, num_kept = self._cut(trees, seconds + patience.looking_s)
+            tokens, num_kept = self._cut(trees, (seconds + patience.looking_s).tolist())
         plain_s = tokens / len(trees) * (seconds[0] + patience.plain_s)
         patience.weigh(float(plain_s - seconds[num_kept]) - patience.looking_s)
         self.num_proposed_tokens += num_proposed
@@ -210,7 +210,7 @@ class DraftBudget:
         if num_other_rows == 0:
             self._last = patience, float(seconds[num_kept])
 
-    def _cut(self, trees: Sequence[DraftTree], seconds: FloatArray) -> tuple[float, int]:
+    def _cut(self, trees: Sequence[DraftTree], seconds: Sequence[float]) -> tuple[float, int]:
         """Truncate to the best number of nodes.
 
         Args:
@@ -219,24 +219,38 @@ class DraftBudget:
         Returns:
             Tokens to be expected, and the number of nodes.
         """
-        sizes = [tree.num_draft_tokens for tree in trees]
-        sources = np.fromiter(chain.from_iterable(tree.sources[1:] for tree in trees), np.intp)
-        worths = np.fromiter(chain.from_iterable(tree.scores[1:] for tree in trees), np.float64)
-        worths *= (np.array(self._accepted) / self._expected)[sources]
-        ends = [*accumulate(sizes)]
-        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        for part in parts:  # so that cutting keeps the nodes a tree named first
-            np.minimum.accumulate(worths[part], out=worths[part])
-        order = np.argsort(-worths, kind="stable")
-        tokens = np.full(len(worths) + 1, float(len(trees)))
-        tokens[1:] += worths[order].cumsum()
-        num_kept = int(np.argmax(tokens / seconds))
-        is_kept = np.zeros(len(worths), np.bool_)
-        is_kept[order[:num_kept]] = True
-        for tree, part in zip(trees, parts, strict=True):
-            tree.truncate(int(np.count_nonzero(is_kept[part])))
-        self._fade({*sources.tolist()}.difference(sources[is_kept].tolist()))
-        return float(tokens[num_kept]), num_kept
+        worths, owners = self._worths(trees)
+        order = sorted(range(len(worths)), key=worths.__getitem__, reverse=True)
+        tokens = float(len(trees))
+        best = tokens, 0
+        best_rate = tokens / seconds[0]
+        for num_kept, node in enumerate(order, 1):
+            tokens += worths[node]
+            if tokens > best_rate * seconds[num_kept]:
+                best, best_rate = (tokens, num_kept), tokens / seconds[num_kept]
+        proposed = _sources(trees)
+        sizes = Counter(owners[node] for node in order[: best[1]])
+        for index, tree in enumerate(trees):
+            tree.truncate(sizes[index])
+        self._fade(proposed - _sources(trees))
+        return best
+
+    def _worths(self, trees: Sequence[DraftTree]) -> tuple[list[float], list[int]]:
+        """Per drafted node of all trees its corrected score, never above that of a node before it,
+        so that cutting keeps the nodes a tree named first; and the index of its tree."""
+        corrections = [
+            accepted / expected
+            for accepted, expected in zip(self._accepted, self._expected, strict=True)
+        ]
+        worths: list[float] = []
+        owners: list[int] = []
+        for index, tree in enumerate(trees):
+            lowest = math.inf
+            for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
+                lowest = min(lowest, score * corrections[source])
+                worths.append(lowest)
+            owners += [index] * tree.num_draft_tokens
+        return worths, owners
 
     def _patience_with(self, num_sequences: int) -> _Patience:
         found = self._patience.get(num_sequences)
@@ -249,13 +263,17 @@ class DraftBudget:
         """Learn what the scores of ``tree`` were worth."""
         if not tree.num_draft_tokens:
             return
-        self._fade({*tree.sources[1:]})
+        self._fade(_sources([tree]))
         for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
             self._expected[source] += score
         for node in acceptance.path[1:]:
             self._accepted[tree.sources[node]] += 1.0
 
-    def _fade(self, sources: Iterable[int]) -> None:
+    def _fade(self, sources: Iterable[Source]) -> None:
         for source in sources:
             for sums in (self._expected, self._accepted):
                 sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
+
+
+def _sources(trees: Iterable[DraftTree]) -> set[Source]:
+    return {source for tree in trees for source in tree.sources[1:]}

@@ -12,7 +12,7 @@ from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogpro
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
-from hdserve.engine.sampler import HistoryTerms, choose, token_logprob, uniform
+from hdserve.engine.sampler import HistoryTerms, choose_one, token_logprob, uniform
 from hdserve.engine.verifier import verify
 from hdserve.tree import Acceptance, DraftTree
 
@@ -69,7 +69,7 @@ class SequenceDecoder:
         if self.grammar is not None:
             shaped = self.grammar.apply(shaped)
         noise = uniform(params.seed, self.seq.choice_index, position)
-        token_id = int(choose(shaped, params, [noise]))
+        token_id = choose_one(shaped, params, noise)
         if self.history is not None:
             self.history.push(token_id)
         if self.grammar is not None:

@@ -14,6 +14,7 @@ from hdserve.engine.top import argmax, can_be_read
 
 _NUM_TOP_CANDIDATES = 256
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
+_BYTES_OF_DOUBLE = 8
 
 
 def uniform(seed: int, choice_index: int, position: int) -> float:
@@ -44,7 +45,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     if params.is_greedy:
         return argmax(logits)
     if can_be_read(logits):
-        return _drawn(logits, params, uniforms)
+        return torch.tensor(_drawn(logits, params, uniforms))
     probabilities = filtered_probabilities(logits, params)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -54,27 +55,35 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     return chosen.clamp(max=logits.shape[-1] - 1)
 
 
-def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> torch.Tensor:
+def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> int:
+    """The same for one row, ``[1, vocab_size]``."""
+    if params.is_greedy or not can_be_read(logits):
+        return int(choose(logits, params, [noise]))
+    return _drawn(logits, params, [noise])[0]
+
+
+def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
     """The same by a kernel; weights of 1e-38 of the likeliest are 0."""
     num_rows, num_columns = logits.shape
     num_padded = -(-num_columns // BLOCK) * BLOCK
-    scratch, sums = torch.empty(2 * num_padded), torch.empty(NUM_BINS, dtype=torch.float64)
+    scratch = torch.empty(2 * (num_padded + NUM_BINS))
+    sums_at = scratch.data_ptr()
+    scratch_at = sums_at + NUM_BINS * _BYTES_OF_DOUBLE
+    inverse_temperature = min(1.0 / params.temperature, _HIGHEST_INVERSE_TEMPERATURE)
+    filters = params.top_k, params.top_p, params.min_p
     first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()
-    tokens = [
+    return [
         draw_token(
             first + row * row_bytes,
             num_columns,
-            min(1.0 / params.temperature, _HIGHEST_INVERSE_TEMPERATURE),
-            params.top_k,
-            params.top_p,
-            params.min_p,
+            inverse_temperature,
+            *filters,
             uniforms[row],
-            scratch.data_ptr(),
-            sums.data_ptr(),
+            scratch_at,
+            sums_at,
         )
         for row in range(num_rows)
     ]
-    return torch.tensor(tokens)
 
 
 def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

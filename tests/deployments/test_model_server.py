@@ -1,0 +1,53 @@
+"""What a replica sends, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from deployments.generation import Delta, GenerationRequest, Summary
+from hdserve.deployed_config import deployment_name
+from tests.serving import ServedApplication
+
+pytestmark = pytest.mark.ray
+
+MODEL = "hdserve-mini"
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a served model, past the gateway."""
+    model = {"name": MODEL, "model": MODEL, "num_cpus": 0.2}
+    config = {"models": [model], "model_database": {"is_enabled": False}}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
+    served = ServedApplication(tmp_path_factory.mktemp("serve"), config, cluster.address)
+    try:
+        served.wait_ready()
+        found = serve.get_deployment_handle(deployment_name(MODEL), "hdserve")
+        yield found.options(stream=True)
+    finally:
+        served.stop()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_no_delta_waits_for_the_counts_of_a_prediction(handle: Any) -> None:
+    """The summary, which has them, comes by itself."""
+    request = GenerationRequest(
+        "r",
+        messages=({"role": "user", "content": "Where is the museum?"},),
+        sampling={"max_tokens": 8, "ignore_eos": True},
+        num_choices=2,
+        prediction="The museum is in the centre of the town.",
+    )
+    *messages, last = handle.generate.remote(request)
+    assert [type(record) for record in last] == [Summary]
+    records = [record for message in messages for record in message]
+    assert {type(record) for record in records} == {Delta}
+    assert sum(len(record.token_ids) for record in records) == 16
