@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
 _MAX_PAUSE = 64
+_PATIENCE = 0.25
 _NUM_WEIGHED_STEPS = 16
 _NUM_TIMED_STEPS = 9
 _AFFORDABLE_READING = 0.06
@@ -85,14 +86,15 @@ class BatchCost:
 
 
 class _Patience:
-    """How long to go on looking for drafts that do not pay.
+    """How long to go on looking for drafts that do not pay; all times are for each sequence of a
+    step.
 
     Args:
-        step_s: a step of plain decoding; so much may be lost before the first pause.
+        step_s: a step of plain decoding; a part of it may be lost before the first pause.
     """
 
     def __init__(self, step_s: float) -> None:
-        self._gain_s = step_s
+        self._gain_s = step_s * _PATIENCE
         self._pause = 0
         self._num_steps_to_skip = 0
         self._is_looking = True
@@ -122,10 +124,15 @@ class _Patience:
 
     def weigh(self, gain_s: float) -> None:
         """Learn what drafting gained in a step, in seconds, or lost."""
-        if not self._is_looking:
+        if not self._is_looking or not self._looking_s:
             return
         self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
-        self._pause = 0 if self._gain_s >= 0 else min(_MAX_PAUSE, max(1, 2 * self._pause))
+        if self._gain_s >= 0:
+            self._pause = 0
+        elif gain_s > -self._gain_s:  # it may be about to pay again
+            self._pause //= 2
+        else:
+            self._pause = min(_MAX_PAUSE, max(1, 2 * self._pause))
         self._num_steps_to_skip = self._pause
 
 
@@ -147,8 +154,8 @@ class DraftBudget:
 
     What a step takes beside its forward is timed for steps with and without drafts: looking for
     them and learning from them has its price, too.  Where the chosen drafts of the last steps were
-    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Each
-    number of sequences has pauses of its own.
+    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Few
+    sequences and many have pauses of their own.
 
     Attributes:
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
@@ -159,8 +166,9 @@ class DraftBudget:
         self.num_kept_tokens = 0
         self._cost = cost
         self._patience: dict[int, _Patience] = {}
-        self._last: tuple[_Patience, float] | None = None
-        """Of the step that was cut last, and what its forward should take."""
+        """By the binary digits of the number of sequences."""
+        self._last: tuple[_Patience, int, float] | None = None
+        """Of the step that was cut last, its sequences, and what its forward should take."""
         self._expected = [_PRIOR_WEIGHT] * len(Source)
         self._accepted = [_PRIOR_WEIGHT] * len(Source)
 
@@ -185,8 +193,8 @@ class DraftBudget:
     def took(self, step_s: float) -> None:
         """Learn what the step took, from its beginning to its end, whose trees were cut last."""
         if self._last is not None:
-            patience, forward_s = self._last
-            patience.took(step_s - forward_s)
+            patience, num_sequences, forward_s = self._last
+            patience.took((step_s - forward_s) / num_sequences)
 
     def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
         """Truncate each of ``trees`` in place.
@@ -197,18 +205,20 @@ class DraftBudget:
         self._last = None
         if not trees:
             return
-        patience = self._patience_with(len(trees))
+        number = len(trees)
+        patience = self._patience_with(number)
+        plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
-        seconds = self._cost.of_rows(num_other_rows + len(trees), num_proposed + 1, len(trees))
-        tokens, num_kept = float(len(trees)), 0
+        seconds = self._cost.of_rows(num_other_rows + number, num_proposed + 1, number)
+        tokens, num_kept = float(number), 0
         if num_proposed:
-            tokens, num_kept = self._cut(trees, (seconds + patience.looking_s).tolist())
-        plain_s = tokens / len(trees) * (seconds[0] + patience.plain_s)
-        patience.weigh(float(plain_s - seconds[num_kept]) - patience.looking_s)
+            tokens, num_kept = self._cut(trees, (seconds + looking_s).tolist())
+        as_plain_s = tokens / number * (seconds[0] + plain_s)
+        patience.weigh(float(as_plain_s - seconds[num_kept] - looking_s) / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
         if num_other_rows == 0:
-            self._last = patience, float(seconds[num_kept])
+            self._last = patience, number, float(seconds[num_kept])
 
     def _cut(self, trees: Sequence[DraftTree], seconds: Sequence[float]) -> tuple[float, int]:
         """Truncate to the best number of nodes.
@@ -253,11 +263,11 @@ class DraftBudget:
         return worths, owners
 
     def _patience_with(self, num_sequences: int) -> _Patience:
-        found = self._patience.get(num_sequences)
-        if found is None:
-            found = _Patience(float(self._cost(num_sequences, num_sequences)))
-            self._patience[num_sequences] = found
-        return found
+        size = num_sequences.bit_length()
+        if size not in self._patience:
+            step_s = float(self._cost(num_sequences, num_sequences))
+            self._patience[size] = _Patience(step_s / num_sequences)
+        return self._patience[size]
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""
