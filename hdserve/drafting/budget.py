@@ -188,7 +188,7 @@ class DraftBudget:
 
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
-        return self._patience_with(num_sequences).is_looking()
+        return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
     def took(self, step_s: float) -> None:
         """Learn what the step took, from its beginning to its end, whose trees were cut last."""

@@ -110,7 +110,9 @@ def test_the_likelier_tree_gets_the_rows() -> None:
 def test_nothing_to_cut() -> None:
     """No trees, and trees without drafts, are left alone."""
     budget = make_budget(LINEAR)
+    assert not budget.wants_drafts(0)
     budget.trim([])
+    budget.took(1.0)
     tree = DraftTree(3, 5)
     budget.trim([tree, DraftTree(4, 0)], 7)
     assert len(tree) == 1
