@@ -210,6 +210,7 @@ class Sequence:
         request_id: unique among the running sequences of an engine.
         token_ids: the prompt, then the output so far.
         num_reused_tokens: tokens of the prompt that an earlier sequence had left in the KV cache.
+        num_unobserved_tokens: the last ones, which drafters have not been told of yet.
         max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
             model's context.
         admitted_s: monotonic time at which the engine gave it a slot; ``None`` while it waits.
@@ -229,6 +230,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_cached_tokens: int = 0
     num_reused_tokens: int = 0
+    num_unobserved_tokens: int = 0
     max_total_tokens: int = 0
     admitted_s: float | None = None
     finish_reason: FinishReason | None = None

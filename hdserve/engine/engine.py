@@ -27,6 +27,9 @@ from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
 
+_MAX_UNOBSERVED_TOKENS = 8
+"""Drafters learn from so many tokens at once while nothing is drafted."""
+
 
 class Engine:
     """Decodes many sequences together; drafts make it faster and never change a token.
@@ -224,6 +227,7 @@ class Engine:
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
         tree = DraftTree(seq.token_ids[-1], capacity if max_depth > 0 else 0, max_depth)
         if tree.capacity:
+            self._catch_up(seq)
             self._drafters.propose(seq, tree)
         return tree
 
@@ -264,7 +268,24 @@ class Engine:
         count_draft(self._stats.drafts, tree, acceptance)
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
-        self._drafters.observe(seq, tree, acceptance, outputs if self._shows_forwards else None)
+        if tree.capacity or self._drafters.needs_hidden:
+            forward = outputs if self._shows_forwards else None
+            self._drafters.observe(seq, tree, acceptance, forward)
+            return
+        seq.num_unobserved_tokens += len(acceptance.token_ids)
+        if seq.num_unobserved_tokens >= _MAX_UNOBSERVED_TOKENS:
+            self._catch_up(seq)
+
+    def _catch_up(self, seq: core.Sequence) -> None:
+        """Let drafters learn from the last tokens, which were decoded without them."""
+        number = seq.num_unobserved_tokens
+        if not number:
+            return
+        seq.num_unobserved_tokens = 0
+        root, *token_ids = seq.token_ids[-number - 1 :]
+        tree = DraftTree(root, number - 1)
+        tree.add_path(token_ids[:-1], core.Source.PLAIN)
+        self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
 
     @property
     def _shows_forwards(self) -> bool:
@@ -274,6 +295,7 @@ class Engine:
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)
+        self._catch_up(slot.seq)
         self._drafters.finish(slot.seq)
         self._forget(slot.seq)
 

@@ -481,6 +481,40 @@ def test_drafters_are_told_the_whole_story() -> None:
         check_forward(model, before, tree, forward)
 
 
+class TellingDrafter(Drafter):
+    """Drafts nothing and keeps what it is told, with the length of the sequence then."""
+
+    name = "telling"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, DraftTree, Acceptance]] = []
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        pass
+
+    def observe(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        self.told.append((len(seq.token_ids), tree, acceptance))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 21])
+def test_drafters_are_told_of_plain_steps_in_the_end(num_tokens: int) -> None:
+    """Several tokens at once, each once and in order, as a path that was accepted."""
+    drafter = TellingDrafter()
+    speculation = SpeculationParams(is_enabled=False)
+    seq = make_sequence("a", make_prompt(9), speculation, **GREEDY, max_tokens=num_tokens)
+    run(make([drafter]), [seq])
+    assert len(drafter.told) < num_tokens or num_tokens == 1
+    text = seq.token_ids[:9]
+    for num_tokens_then, tree, acceptance in drafter.told:
+        assert tree.token_ids == [text[-1], *acceptance.token_ids[:-1]]
+        assert list(acceptance.path) == list(range(len(tree)))
+        text += acceptance.token_ids
+        assert len(text) == num_tokens_then
+    assert text == seq.token_ids
+
+
 def check_forward(
     model: torch.nn.Module, before: list[int], tree: DraftTree, forward: Forward
 ) -> None:
