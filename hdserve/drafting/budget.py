@@ -146,7 +146,8 @@ class DraftBudget:
     A node's score is its probability of being accepted, so a step that keeps a set of nodes is
     worth ``number of sequences + sum of their scores`` tokens and costs what the forward costs at
     that many rows.  Nodes of all trees compete in one order; the best prefix of that order wins,
-    down to no drafts at all.
+    down to no drafts at all.  Rows of prompts in the same forward are no part of that price; they
+    make more rows cheaper or dearer.
 
     Scores of sources that do not estimate them well are corrected by what they turned out to be
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
@@ -210,6 +211,8 @@ class DraftBudget:
         plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
         seconds = self._cost.of_rows(num_other_rows + number, num_proposed + 1, number)
+        if num_other_rows:  # which take what they take, with drafts and without
+            seconds = seconds - seconds[0] + self._cost.of_rows(number, 1, number)
         tokens, num_kept = float(number), 0
         if num_proposed:
             tokens, num_kept = self._cut(trees, (seconds + looking_s).tolist())

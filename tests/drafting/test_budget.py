@@ -40,9 +40,18 @@ def make_tree(scores: list[float], source: Source = Source.OTHER, capacity: int 
 
 
 def rate(cost: ForwardCost, kept: list[list[float]], num_other_rows: int) -> float:
-    """Expected tokens per second of a step, from the definition."""
-    num_rows = num_other_rows + len(kept) + sum(map(len, kept))
-    return (len(kept) + sum(map(sum, kept))) / float(cost(num_rows))
+    """Expected tokens per second of a step, from the definition: of what it takes without the
+    other rows and their drafts, and what the drafts make it longer beside the others."""
+    num_nodes = sum(map(len, kept))
+    plain_s, without_s, with_s = (
+        float(cost(num_rows))
+        for num_rows in (
+            len(kept),
+            num_other_rows + len(kept),
+            num_other_rows + len(kept) + num_nodes,
+        )
+    )
+    return (len(kept) + sum(map(sum, kept))) / (plain_s + with_s - without_s)
 
 
 @settings(max_examples=150)
@@ -97,6 +106,16 @@ def test_rows_that_are_there_anyway_make_drafts_cheaper() -> None:
         make_budget(cost).trim([tree], num_other_rows)
         found.append(tree.num_draft_tokens)
     assert found == [0, 3]
+
+
+def test_what_prompts_take_is_not_saved_by_drafts() -> None:
+    """An accepted token saves a step of decoding, not the prompt's chunk beside it, however long
+    that takes."""
+    cost = ForwardCost({1: 1.0, 2: 1.6, 41: 25.0, 64: 38.8})
+    for num_other_rows in (0, 40):
+        tree = make_tree([0.5])
+        make_budget(cost).trim([tree], num_other_rows)
+        assert tree.num_draft_tokens == 0
 
 
 def test_the_likelier_tree_gets_the_rows() -> None:
