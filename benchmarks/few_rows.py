@@ -1,4 +1,4 @@
-"""What the few rows of a step cost: attention, products, and forwards of a model.
+"""What the few rows of a step cost: attention, products, choices, and forwards of a model.
 
     python benchmarks/few_rows.py --model hdserve-tiny
 
@@ -13,13 +13,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.config import EngineConfig, ModelConfig
-from hdserve.core import Source
+from hdserve.core import SamplingParams, Source
 from hdserve.engine.attention import packed_attention
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
@@ -28,6 +29,7 @@ from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.row_linear import multiply_rows
+from hdserve.engine.sampler import choose_one
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.tree_attention import TreeAttention
@@ -41,6 +43,13 @@ NUM_CACHED = 250
 ATTENTION_CASES = ((1, 1), (1, 4), (1, 8), (1, 17), (1, 64), (4, 1), (16, 1), (16, 4))
 ROW_COUNTS = (1, 2, 4, 8, 11, 16, 24, 32, 64)
 FORWARD_CASES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 11), (1, 17), (4, 1), (16, 1), (16, 4))
+NUM_CHOICES = 100
+VOCAB_SIZES = (8192, 152_000)
+CHOICES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "top_k 50": {"top_k": 50},
+    "top_p 0.95": {"top_p": 0.95},
+}
 
 Work = Callable[[], object]
 
@@ -116,6 +125,19 @@ def products(num_rows: int, num_rounds: int) -> dict[str, float]:
     return best_ms(contenders, num_rounds)
 
 
+def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[str, float]:
+    """A hundred choices from a row of logits each, one after the other."""
+    logits = 2.5 * torch.randn(1, vocab_size)
+    scattered = torch.stack([logits[0], logits[0]], dim=1)[:, :1].t()  # which no kernel reads
+
+    def choose(row: torch.Tensor) -> Work:
+        return lambda: [
+            choose_one(row, params, number / NUM_CHOICES) for number in range(NUM_CHOICES)
+        ]
+
+    return best_ms({"PyTorch": choose(scattered), "kernel": choose(logits)}, num_rounds)
+
+
 def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Of a compiled model, as it is served, and exact."""
     runners = {}
@@ -164,6 +186,14 @@ def main() -> None:
     show(
         f"Products of rows, {sizes}",
         ((str(count), products(count, rounds)) for count in ROW_COUNTS),
+    )
+    show(
+        f"{NUM_CHOICES} choices at temperature 1, vocabulary",
+        (
+            (f"{vocab_size}, {name}", choices(vocab_size, SamplingParams(**options), rounds))
+            for vocab_size in VOCAB_SIZES
+            for name, options in CHOICES.items()
+        ),
     )
     title = f"Forwards of {arguments.model}, sequences x rows, {NUM_CACHED} cached tokens each"
     show(title, forwards(arguments.model, rounds))
