@@ -59,7 +59,7 @@ class Shrinking:
     def describe(self) -> ModelInfo:
         self._max_model_len //= 2
         room = self._max_model_len
-        return ModelInfo("m", room, "float32", "cpu", False, 1, 1, 1, 0, 0, 0, (), "f")
+        return ModelInfo("m", room, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
 
 
 def test_the_list_of_models_knows_what_a_replica_said_last() -> None:

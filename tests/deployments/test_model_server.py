@@ -14,7 +14,7 @@ from deployments.generation import Delta, GenerationRequest, Summary
 from hdserve.deployed_config import deployment_name
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 
