@@ -138,6 +138,17 @@ def test_rows_of_all_sizes_move(dtype: torch.dtype, size: int) -> None:
         assert torch.equal(stored, expected)
 
 
+@pytest.mark.parametrize(("source", "target"), [(100, 0), (0, 100), (1500, 0), (0, 1500)])
+def test_many_rows_move_over_themselves(source: int, target: int) -> None:
+    """Rows are copied piece by piece where they overlap those they go to, in either direction."""
+    cache = make_cache(5000)
+    keys, values = fill(cache)
+    cache.copy(source, target, 3000)
+    found_keys, found_values = cache.read(0, target, 3000)
+    assert torch.equal(found_keys, by_head(keys[source : source + 3000]))
+    assert torch.equal(found_values, by_head(values[source : source + 3000]))
+
+
 def test_write_and_read_are_inverse() -> None:
     """Rows come back in order, whatever the order they were written in."""
     cache = make_cache(64)
