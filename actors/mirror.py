@@ -48,6 +48,7 @@ class MirrorStats:
         num_received_outputs: delivered to the replica, of all models followed.
         num_refilled_outputs: given back to an actor that had lost them.
         num_failures: calls of an actor that failed.
+        num_dropped_calibrations: calibration states that were too large to be shared.
         num_receiver_failures: exceptions of the receiver.
         num_queued_bytes: waiting to be published.
         last_poll_age_s: since the last successful poll of the own model's actor; before the first
@@ -61,6 +62,7 @@ class MirrorStats:
     num_received_tokens: int
     num_refilled_outputs: int
     num_failures: int
+    num_dropped_calibrations: int
     num_receiver_failures: int
     num_queued_bytes: int
     last_poll_age_s: float
@@ -95,7 +97,7 @@ class Mirror:
         self._namespace_idle_s = namespace_idle_s
         self._last_used: dict[str, float] = {}
         self._queue = OutputQueue(QUEUE_BYTES)
-        self._num_oversized = 0
+        self._num_dropped_calibrations = 0
         self._num_crashes = 0
         self._shard = shard
         self._started_s = time.monotonic()
@@ -137,7 +139,9 @@ class Mirror:
     def publish_calibration(self, namespace: str, calibration: bytes) -> None:
         """Share the calibration state of ``namespace``, at most ``MAX_CALIBRATION_BYTES``."""
         if len(calibration) > MAX_CALIBRATION_BYTES:
-            self._num_oversized += 1
+            if not self._num_dropped_calibrations:
+                logger.warning("%d bytes of calibration are too many to share", len(calibration))
+            self._num_dropped_calibrations += 1
             return
         self.use(namespace)
         self._queue.put_calibration(namespace, calibration)
@@ -180,9 +184,8 @@ class Mirror:
             num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
             num_received_tokens=sum(item.num_tokens for item in self._subscriptions),
             num_refilled_outputs=own.num_refilled_outputs,
-            num_failures=sum(link.num_failures for link in links)
-            + self._num_oversized
-            + self._num_crashes,
+            num_failures=sum(link.num_failures for link in links) + self._num_crashes,
+            num_dropped_calibrations=self._num_dropped_calibrations,
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,
             last_poll_age_s=time.monotonic() - last_s,

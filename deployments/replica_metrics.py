@@ -127,8 +127,12 @@ class ReplicaMetrics:
             ("refilled", stats.num_refilled_outputs),
         ):
             yield Sample("hdserve_mirror_outputs", count, (direction,))
-        yield Sample("hdserve_database_fallbacks", stats.num_failures, ("actor_call_failed",))
-        yield Sample("hdserve_database_fallbacks", stats.num_receiver_failures, ("not_taken",))
+        for reason, count in (
+            ("actor_call_failed", stats.num_failures),
+            ("not_taken", stats.num_receiver_failures),
+            ("calibration_too_large", stats.num_dropped_calibrations),
+        ):
+            yield Sample("hdserve_database_fallbacks", count, (reason,))
         yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 

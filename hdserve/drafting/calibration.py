@@ -12,7 +12,9 @@ from typing import Any, Self
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.drafting.arrays import (
     ABSENT_CELLS,
     BIAS_INPUT,
@@ -42,10 +44,16 @@ PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
 
+MAX_STATE_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
+"""It shares a message with the states of other drafters."""
+
 MAX_UNPACKED_BYTES = 2**24
 """A vocabulary of a million tokens takes 2 MB of it."""
 
 MAX_NUM_TOKENS = 2**53
+
+_MOST_BIASES = MAX_STATE_BYTES // 3
+"""No more would fit: each takes three bytes and a half."""
 
 _CLIP = 0.0003
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
@@ -84,7 +92,20 @@ class Calibration:
         return len(self.token_bias)
 
     def to_bytes(self) -> bytes:
-        """The state as compressed msgpack, 43 kB for a vocabulary of 32,000."""
+        """The state as compressed msgpack, at most ``MAX_STATE_BYTES``.
+
+        Cells and weights take about 21 kB of it.  The token biases grow with the vocabulary: the
+        largest that fit are kept.
+        """
+        bias = _largest(self.token_bias.astype(np.float16), _MOST_BIASES)
+        while True:
+            data = self._pack(bias)
+            num_kept = np.count_nonzero(bias)
+            if len(data) <= MAX_STATE_BYTES or not num_kept:
+                return data
+            bias = _largest(bias, num_kept * MAX_STATE_BYTES * 7 // (8 * len(data)))
+
+    def _pack(self, token_bias: npt.NDArray[np.float16]) -> bytes:
         message = {
             "format": FORMAT_VERSION,
             "vocab_size": self.vocab_size,
@@ -92,7 +113,7 @@ class Calibration:
             "p": self.cells[CELL_P].astype(np.float16).tobytes(),
             "counts": self.cells[CELL_COUNT].astype(np.uint16).tobytes(),
             "weights": self.weights.astype(np.float16).tobytes(),
-            "token_bias": self.token_bias.astype(np.float16).tobytes(),
+            "token_bias": token_bias.tobytes(),
         }
         packed: bytes = msgpack.packb(message)
         return zlib.compress(packed)
@@ -184,6 +205,16 @@ def merge_states(first: bytes, second: bytes) -> bytes:
     merged = Calibration.from_bytes(first)
     merged.merge([Calibration.from_bytes(second)])
     return merged.to_bytes()
+
+
+def _largest(values: npt.NDArray[np.float16], num: int) -> npt.NDArray[np.float16]:
+    """A copy with zeros for all but the ``num`` largest, by their absolute values."""
+    if num >= np.count_nonzero(values):
+        return values
+    kept = np.zeros_like(values)
+    places = np.argpartition(-np.abs(values), num)[:num]
+    kept[places] = values[places]
+    return kept
 
 
 def _decompress(data: bytes) -> bytes:

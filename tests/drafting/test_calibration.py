@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hdserve.drafting.arrays import CELL_COUNT, CELL_P
-from hdserve.drafting.calibration import Calibration, merge_states
+from hdserve.drafting.calibration import MAX_STATE_BYTES, Calibration, merge_states
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.errors import SnapshotError
 from tests.drafting.helpers import (
@@ -39,7 +39,24 @@ def test_state_survives_the_wire_up_to_half_precision() -> None:
     assert np.allclose(again.token_bias, state.token_bias, atol=1e-3)
     assert again.num_tokens == state.num_tokens
     assert again.to_bytes() == data
-    assert len(data) < 96 * 1024
+    assert len(data) <= MAX_STATE_BYTES
+
+
+@pytest.mark.parametrize("vocab_size", [32_000, 151_936, 262_144])
+def test_a_state_fits_its_message_however_large_the_vocabulary_is(vocab_size: int) -> None:
+    """Every token has a bias; the largest are kept, and merging two leaves them."""
+    states = []
+    for seed in range(2):
+        state = _learned(seed)
+        full = state.for_vocabulary(vocab_size)
+        full.token_bias[:] = np.random.default_rng(seed).normal(0, 0.1, vocab_size)
+        full.token_bias[:1000] = 5.0 + np.arange(1000) % 7
+        states.append(full.to_bytes())
+    for data in (*states, merge_states(*states)):
+        assert len(data) <= MAX_STATE_BYTES
+        bias = Calibration.from_bytes(data).token_bias
+        assert np.array_equal(bias[:1000], 5.0 + np.arange(1000) % 7)
+        assert np.count_nonzero(bias) > 5000
 
 
 def test_merge_weighs_by_observations() -> None:
