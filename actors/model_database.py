@@ -66,6 +66,7 @@ class ModelDatabaseActor:
         self._lock = threading.Lock()
         self._refills = Refills()
         self._readers: dict[str, float] = {}
+        self._num_refused_calibrations = 0
         self._store = self._open_store()
         self._epoch = self._store.epoch if self._store else uuid4().hex
         self._log = OutputLog(
@@ -84,11 +85,11 @@ class ModelDatabaseActor:
     def publish(self, message: bytes) -> int:
         """Add finished outputs and calibration; return how many outputs were new.
 
-        Sending a message again changes nothing.
+        Sending a message again changes nothing.  Calibration that cannot be used is counted, and
+        left out.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
-            DatabaseError: the calibration in it cannot be used.
         """
         received = Publish.decode(message, self._key.fingerprint, self._key.model)
         with self._lock:
@@ -99,9 +100,7 @@ class ModelDatabaseActor:
             for namespace in received.refilled:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
-                self._log.set_calibration(namespace, received.sender, calibration)
-                if self._store:
-                    self._store.state_changed(namespace)
+                self._take_calibration(namespace, received.sender, calibration)
         return num_new
 
     def changes_since(self, message: bytes) -> bytes:
@@ -191,6 +190,7 @@ class ModelDatabaseActor:
                 "is_writable": bool(self._store and self._store.is_writable),
                 "num_write_failures": self._store.num_failures if self._store else 0,
                 "num_refused_files": self._store.num_refused if self._store else 0,
+                "num_refused_calibrations": self._num_refused_calibrations,
                 "namespaces": {
                     name: {
                         "num_outputs": partition.num_outputs,
@@ -233,6 +233,17 @@ class ModelDatabaseActor:
                 if self._store:
                     self._store.append(namespace, appended)
         return num_new
+
+    def _take_calibration(self, namespace: str, sender: str, calibration: bytes) -> None:
+        try:
+            self._log.set_calibration(namespace, sender, calibration)
+        except DatabaseError as error:
+            if not self._num_refused_calibrations:
+                logger.warning("of %r, from %s: %s", namespace, sender, error)
+            self._num_refused_calibrations += 1
+            return
+        if self._store:
+            self._store.state_changed(namespace)
 
     def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
         """Answer with at most ``room`` bytes of outputs and calibration."""

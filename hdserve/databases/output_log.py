@@ -165,15 +165,14 @@ class OutputLog:
     def set_calibration(self, namespace: str, origin: str, blob: bytes) -> None:
         """Keep ``blob`` as the calibration state of ``namespace``, merged if that was asked for.
 
+        What is kept gives way where it cannot be merged and ``blob`` can, as after an upgrade.
+
         Raises:
-            DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or the merge failed.
+            DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
         """
         partition = self.partition(namespace)
         if self._merge_calibration and partition.calibration:
-            try:
-                blob = self._merge_calibration(partition.calibration, blob)
-            except Exception as error:
-                raise DatabaseError(f"calibration cannot be merged: {error}") from error
+            blob = _merged(self._merge_calibration, partition.calibration, blob)
         if len(blob) > MAX_CALIBRATION_BYTES:
             raise DatabaseError(
                 f"calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
@@ -200,3 +199,18 @@ class OutputLog:
             partition.evict()
         while self.num_bytes > self._max_total_bytes:
             max(self._partitions.values(), key=lambda largest: largest.num_bytes).evict()
+
+
+def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:
+    """
+    Raises:
+        DatabaseError: ``new`` cannot be merged, not even with itself.
+    """
+    try:
+        return merge(kept, new)
+    except Exception as reason:
+        try:
+            merge(new, new)
+        except Exception as error:
+            raise DatabaseError(f"calibration cannot be merged: {reason}") from error
+        return new

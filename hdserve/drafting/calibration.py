@@ -100,7 +100,7 @@ class Calibration:
         bias = _largest(self.token_bias.astype(np.float16), _MOST_BIASES)
         while True:
             data = self._pack(bias)
-            num_kept = np.count_nonzero(bias)
+            num_kept = int(np.count_nonzero(bias))
             if len(data) <= MAX_STATE_BYTES or not num_kept:
                 return data
             bias = _largest(bias, num_kept * MAX_STATE_BYTES * 7 // (8 * len(data)))

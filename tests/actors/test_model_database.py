@@ -12,7 +12,7 @@ from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish,
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.errors import SnapshotError
 
 KEY = DatabaseKey("a-model", "f" * 32)
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
@@ -313,16 +313,33 @@ def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, capl
     assert not actor.snapshot_now()
 
 
-def test_calibration_that_cannot_be_used_does_not_lose_the_outputs(config):
-    def merge(kept: bytes, new: bytes) -> bytes:
-        raise ValueError("no")
+def merge_usable(kept: bytes, new: bytes) -> bytes:
+    """Calibration is usable if it begins with a v."""
+    if not kept.startswith(b"v") or not new.startswith(b"v"):
+        raise ValueError("of another form")
+    return max(kept, new)
 
-    actor = ModelDatabaseActor(KEY, config, merge)
-    actor.publish(Publish("w", calibrations={"n": b"one"}).encode(KEY))
+
+def test_calibration_that_cannot_be_used_fails_nothing_else(config):
+    """The message is acknowledged: its outputs and its other calibration are kept."""
+    actor = ModelDatabaseActor(KEY, config, merge_usable)
+    actor.publish(Publish("w", calibrations={"n": b"v1", "m": b"v1"}).encode(KEY))
     segment = Segment.from_outputs("w", 0, [np.ones(3, np.uint32)])
-    with pytest.raises(DatabaseError, match="cannot be merged"):
-        actor.publish(Publish("w", {"n": segment}, {"n": b"two"}).encode(KEY))
-    assert Reader(actor, "r", "n").read() == [0]
+    calibrations = {"n": b"junk", "large": bytes(MAX_CALIBRATION_BYTES + 1), "m": b"v2"}
+    assert actor.publish(Publish("w", {"n": segment}, calibrations).encode(KEY)) == 1
+    changes = Reader(actor, "r", "n", "m").poll().changes
+    assert (changes["n"].calibration, changes["m"].calibration) == (b"v1", b"v2")
+    assert len(changes["n"].segment) == 1
+    assert actor.info()["num_refused_calibrations"] == 2
+
+
+def test_kept_calibration_of_another_form_gives_way(config):
+    """What an older version left behind does not keep newer replicas from sharing theirs."""
+    actor = ModelDatabaseActor(KEY, config, merge_usable)
+    for calibration in (b"older", b"v2", b"v1"):
+        actor.publish(Publish("w", calibrations={"n": calibration}).encode(KEY))
+    assert Reader(actor, "r", "n").poll().changes["n"].calibration == b"v2"
+    assert actor.info()["num_refused_calibrations"] == 0
 
 
 def test_calibration_survives_a_restart(config):
