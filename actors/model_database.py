@@ -64,6 +64,7 @@ class ModelDatabaseActor:
         self._key = key
         self._config = config
         self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()
         self._refills = Refills()
         self._readers: dict[str, float] = {}
         self._num_refused_calibrations = 0
@@ -135,9 +136,10 @@ class ModelDatabaseActor:
         """Forget ``namespace``: here, on disk, and in each mirror with its next poll.
 
         Raises:
-            DatabaseError: it is forgotten, but files of it could not be deleted.
+            DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
+                again.
         """
-        with self._lock:
+        with self._sync_lock, self._lock:
             self._log.flush(namespace)
             self._refills.forget(namespace)
             if self._store:
@@ -171,8 +173,8 @@ class ModelDatabaseActor:
 
     def snapshot_now(self) -> bool:
         """Bring everything to the disk; ``False`` if it could not be, or there is none."""
-        with self._lock:
-            return self._store is not None and self._store.sync(self._log)
+        with self._sync_lock:
+            return self._store is not None and self._store.sync(self._log, self._lock)
 
     def info(self) -> dict[str, Any]:
         """What is kept, for tools and metrics."""
@@ -203,7 +205,7 @@ class ModelDatabaseActor:
 
     def close(self) -> None:
         """Write everything and let go of the directory."""
-        with self._lock:
+        with self._sync_lock, self._lock:
             if self._store:
                 self._store.sync(self._log)
                 self._store.close()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,20 +30,18 @@ from filelock import FileLock, Timeout
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog
+from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
     RestoredFile,
     directory_name,
-    encode_chunk,
     encode_log_head,
-    encode_state,
     read_chunk,
     read_log,
     read_state,
     versioned_files,
 )
 from hdserve.databases.output_log import OutputLog
-from hdserve.databases.partition import Appended, Partition
-from hdserve.databases.segment import Segment
+from hdserve.databases.partition import Appended
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
@@ -53,24 +51,7 @@ VERSIONS_PER_GENERATION = 2**32
 """Each opening numbers its outputs from a new multiple, so a version never names two outputs."""
 
 _MAX_EPOCHS = 64
-
-
-@dataclass(slots=True)
-class _Namespace:
-    """What is on disk of one namespace, by the first version of each file."""
-
-    directory: Path
-    logs: set[int] = field(default_factory=set)
-    chunks: set[int] = field(default_factory=set)
-    unsaved: set[int] = field(default_factory=set)
-    is_state_saved: bool = True
-    is_synced: bool = True
-
-    def log_path(self, version: int) -> Path:
-        return self.directory / f"{version:016x}.log"
-
-    def chunk_path(self, version: int) -> Path:
-        return self.directory / f"{version:016x}.chunk"
+_NO_LOCK = nullcontext()
 
 
 class OutputStore:
@@ -110,7 +91,7 @@ class OutputStore:
         self.num_refused = 0
         self.epoch = uuid4().hex
         self._key = key
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, NamespaceFiles] = {}
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         try:
@@ -173,37 +154,39 @@ class OutputStore:
     def flush(self, namespace: str, log: OutputLog) -> None:
         """Delete the files of ``namespace`` at once, those set aside included.
 
-        Call it after ``log.flush``.  The flushed version is written first, so that files which a
-        crash leaves behind are not read again.
+        Call it after ``log.flush``.
 
         Raises:
-            DatabaseError: they could not be deleted.
+            DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
+        files = self._files(namespace)
+        files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
         if not self.is_writable:
             raise DatabaseError(f"{self.directory} is in use by another process")
-        files = self._files(namespace)
         try:
-            self._write_state(namespace, files, log.partition(namespace))
-            for path in files.directory.iterdir():
-                if path.name != "state":
-                    path.unlink()
-            snapshot.sync_directory(files.directory)
+            self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
             raise DatabaseError(f"{files.directory} cannot be deleted: {error}") from error
-        self._namespaces[namespace] = _Namespace(files.directory)
 
-    def sync(self, log: OutputLog) -> bool:
-        """Bring everything to the disk; ``False`` if some of it failed and is tried again."""
-        if not self.is_writable and not self._take_over(log):
-            return False
+    def sync(self, log: OutputLog, lock: AbstractContextManager[object] = _NO_LOCK) -> bool:
+        """Bring everything to the disk; ``False`` if some of it failed and is tried again.
+
+        Args:
+            lock: what guards ``log`` and this object; not held while the disk is waited for, so
+                appends go on.  Nothing else may sync or flush meanwhile.
+        """
+        with lock:
+            if not self.is_writable and not self._take_over(log):
+                return False
+            namespaces = list(self._namespaces)
         is_complete = True
-        for namespace, files in self._namespaces.items():
-            partition = log.partition(namespace)
+        for namespace in namespaces:
             try:
-                self._sync_namespace(namespace, files, partition)
+                self._sync_namespace(namespace, log, lock)
             except OSError as error:
                 is_complete = False
-                self._count_failure(error)
+                with lock:
+                    self._count_failure(error)
         return is_complete
 
     def _acquire(self, timeout_s: float) -> bool:
@@ -243,13 +226,18 @@ class OutputStore:
     def _open_generation(self) -> tuple[int, tuple[str, ...]]:
         """Number this opening and remember its epoch."""
         generation, epochs = self._read_generation()
-        highest = max(
-            (version for _, version in versioned_files(self.directory.glob("*/*"))), default=0
-        )
+        versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
+        highest = max([*versions, *([] if generation else self._flushed_versions())], default=0)
         self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
         if self.is_writable:
             self._write_generation(epochs)
         return self.generation, epochs
+
+    def _flushed_versions(self) -> Iterator[int]:
+        """Of all namespaces: new outputs must have higher ones."""
+        for path in self.directory.glob("*/state"):
+            with suppress(SnapshotError):
+                yield read_state(path, self._key)[1]
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
@@ -277,19 +265,20 @@ class OutputStore:
         self, directory: Path, flushed_version: int
     ) -> Iterator[tuple[int, RestoredFile]]:
         """First version and content of each usable file, in order."""
-        for path, version in sorted(
-            versioned_files(directory.iterdir()), key=lambda item: (item[1], item[0].suffix)
-        ):
-            is_log = path.suffix == ".log"
-            if version < flushed_version or (is_log and path.with_suffix(".chunk").exists()):
-                self._unlink(path)
+        places = NamespaceFiles(directory)
+        for version in sorted({number for _, number in versioned_files(directory.iterdir())}):
+            log, chunk = places.log_path(version), places.chunk_path(version)
+            is_flushed = version < flushed_version
+            if is_flushed:
+                self._unlink(chunk)
+            if is_flushed or chunk.exists():
+                self._unlink(log)
+            found = None if is_flushed else self._read_either(log, chunk)
+            if found is None:
                 continue
-            try:
-                restored = (read_log if is_log else read_chunk)(path, self._key)
-            except SnapshotError as error:
-                self._set_aside(path, error)
-                continue
+            path, restored = found
             files = self._files(restored.namespace)
+            is_log = path == log
             if restored.flaw:
                 self._set_aside(path, SnapshotError(restored.flaw))
                 files.unsaved.add(version)
@@ -297,6 +286,20 @@ class OutputStore:
                 (files.logs if is_log else files.chunks).add(version)
             files.is_synced = files.is_synced and not is_log
             yield version, restored
+
+    def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
+        """The file that is there, if it is usable.
+
+        While this process only reads, another one may make the log a chunk, or delete it.
+        """
+        for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
+            try:
+                return path, read(path, self._key)
+            except SnapshotError as error:
+                if path.exists():
+                    self._set_aside(path, error)
+                    return None
+        return None
 
     def _restore_state(self, path: Path, log: OutputLog) -> int:
         """Take calibration and flushed version from ``path``; return the latter."""
@@ -315,50 +318,30 @@ class OutputStore:
             partition.calibration_version = self.first_version
         return flushed_version
 
-    def _sync_namespace(self, namespace: str, files: _Namespace, partition: Partition) -> None:
-        oldest = min(files.chunks | files.logs, default=partition.first_version)
-        if not files.is_synced or oldest < partition.first_version:
-            self._sync_outputs(namespace, files, partition)
-        if not files.is_state_saved:
-            self._write_state(namespace, files, partition)
-
-    def _write_state(self, namespace: str, files: _Namespace, partition: Partition) -> None:
-        files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        data = encode_state(namespace, partition.flushed_version, partition.calibration, self._key)
-        snapshot.write_file(files.directory / "state", data)
-        files.is_state_saved = True
-
-    def _sync_outputs(self, namespace: str, files: _Namespace, partition: Partition) -> None:
-        if partition.tail_version in files.unsaved:
-            partition.seal()
-        segments = dict(partition.segments())
-        for version in sorted((files.logs | files.unsaved) - {partition.tail_version}):
-            if version in segments:
-                self._write_chunk(namespace, files, version, segments[version])
-            self._unlink(files.log_path(version))
-            files.logs.discard(version)
-            files.unsaved.discard(version)
-        for version in sorted(files.chunks - segments.keys()):
-            self._unlink(files.chunk_path(version))
-            files.chunks.discard(version)
-        for version in files.logs:
-            AppendLog(files.log_path(version)).sync()
-        if files.directory.exists():
-            snapshot.sync_directory(files.directory)
-        files.is_synced = True
-
-    def _write_chunk(
-        self, namespace: str, files: _Namespace, version: int, segment: Segment
+    def _sync_namespace(
+        self, namespace: str, log: OutputLog, lock: AbstractContextManager[object]
     ) -> None:
-        data = encode_chunk(namespace, segment, self._key)
-        files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        snapshot.write_file(files.chunk_path(version), data)
-        files.chunks.add(version)
+        """
+        Raises:
+            OSError: something could not be written, and is taken again by the next sync.
+        """
+        with lock:
+            work = self._files(namespace).take_work(log.partition(namespace))
+        if work is None:
+            return
+        try:
+            work.write(namespace, self._key)
+        except OSError:
+            with lock:
+                work.undo()
+            raise
+        with lock:
+            work.finish()
 
-    def _files(self, namespace: str) -> _Namespace:
+    def _files(self, namespace: str) -> NamespaceFiles:
         files = self._namespaces.get(namespace)
         if files is None:
-            files = _Namespace(self.directory / directory_name(namespace))
+            files = NamespaceFiles(self.directory / directory_name(namespace))
             self._namespaces[namespace] = files
         return files
 

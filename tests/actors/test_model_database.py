@@ -1,5 +1,8 @@
 """What the actor answers, called as a plain object; ``test_mirror.py`` runs it in Ray."""
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +297,56 @@ def test_count_and_info_tell_what_is_inside(config):
     assert info["namespaces"]["n"]["num_outputs"] == 1
     assert info["is_writable"]
     assert actor.snapshot_now()
+
+
+def test_nobody_waits_for_the_disk_of_a_snapshot(config, monkeypatch):
+    """The disk stands still until the outputs that come meanwhile are taken."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3))
+    is_waiting, goes_on = threading.Event(), threading.Event()
+    sync_file = os.fsync
+
+    def wait(descriptor: int) -> None:
+        is_waiting.set()
+        assert goes_on.wait(30)
+        sync_file(descriptor)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    with ThreadPoolExecutor(2) as threads:
+        snapshot = threads.submit(actor.snapshot_now)
+        try:
+            assert is_waiting.wait(30)
+            assert threads.submit(actor.publish, message(1, 3)).result(10) == 1
+            assert not snapshot.done()
+        finally:
+            goes_on.set()
+        assert snapshot.result(30)
+    assert actor.snapshot_now()
+    assert Reader(restarted(actor, config), "r", "n").read() == [0, 1]
+
+
+def test_a_flush_waits_for_a_snapshot_and_is_not_undone_by_it(config, monkeypatch):
+    """The chunk that is being written when the flush comes is gone afterwards."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, *[MAX_OUTPUT_TOKENS] * 10))
+    is_waiting, goes_on = threading.Event(), threading.Event()
+    sync_file = os.fsync
+
+    def wait(descriptor: int) -> None:
+        is_waiting.set()
+        assert goes_on.wait(30)
+        sync_file(descriptor)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    with ThreadPoolExecutor(2) as threads:
+        snapshot = threads.submit(actor.snapshot_now)
+        assert is_waiting.wait(30)
+        flush = threads.submit(actor.flush, "n")
+        goes_on.set()
+        assert snapshot.result(30)
+        flush.result(30)
+    assert [path.name for path in config.snapshot_dir.rglob("*/*/*/*")] == ["state"]
+    assert Reader(restarted(actor, config), "r", "n").read() == []
 
 
 def test_without_a_directory_nothing_is_kept():

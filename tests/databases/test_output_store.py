@@ -354,6 +354,88 @@ def test_a_successor_whose_numbers_are_taken_does_not_write(tmp_path):
     assert sorted(Database(tmp_path).numbers("n")) == [1, 3]
 
 
+def test_a_flush_that_could_not_reach_the_disk_is_made_good(tmp_path):
+    """The predecessor's files go when it ends, with what it had set aside; what came after the
+    flush stays."""
+    first = Database(tmp_path)
+    first.append("n", *range(40))
+    first.sync()
+    first.files(".chunk")[0].with_suffix(".refused").write_bytes(b"")
+    second = Database(tmp_path)
+    second.log.flush("n")
+    with pytest.raises(DatabaseError, match="in use"):
+        second.store.flush("n", second.log)
+    second.append("n", *range(50, 90))
+    first.store.close()
+    assert second.sync()
+    assert second.files(".refused") == []
+    assert second.restart().numbers("n") == list(range(50, 90))
+
+
+def test_a_flush_is_repeated_when_files_could_not_be_deleted(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    obstacle = database.files(".log")[0].parent / "obstacle"
+    obstacle.mkdir()
+    database.log.flush("n")
+    with pytest.raises(DatabaseError, match="cannot be deleted"):
+        database.store.flush("n", database.log)
+    database.append("n", 40)
+    assert not database.sync()
+    obstacle.rmdir()
+    assert database.sync()
+    assert [path.suffix for path in database.files("")] == [".log", ""]
+    assert database.restart().numbers("n") == [40]
+
+
+def test_a_rotten_generation_file_costs_nothing_that_came_after_a_flush(tmp_path):
+    database = Database(tmp_path).restart().restart()
+    database.append("n", 1)
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    (tmp_path / "generation").write_bytes(b"rotten")
+    database = database.restart()
+    database.append("n", 2)
+    assert database.sync()
+    assert database.restart().numbers("n") == [2]
+
+
+class LogOfASlowReader(OutputLog):
+    """A writer goes on while its files are read."""
+
+    def __init__(self, writer: Database) -> None:
+        super().__init__(10**6, 10**6)
+        self._writer = writer
+
+    def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
+        if not self.namespaces():
+            self._writer.append("n", *range(60, 120))
+            self._writer.sync()
+        super().restore(namespace, first_version, segment)
+
+
+def test_a_log_that_becomes_a_chunk_while_it_is_read_is_not_lost(tmp_path):
+    writer = Database(tmp_path)
+    writer.append("n", *range(60))
+    writer.sync()
+    (tail,) = writer.files(".log")
+    log = LogOfASlowReader(writer)
+    reader = OutputStore(tmp_path, KEY, is_read_only=True)
+    reader.restore(log)
+    assert not tail.exists()
+    assert log.partition("n").num_outputs >= 60
+    assert reader.num_refused == 0
+
+
+def test_an_evicted_file_is_no_refused_one_to_a_reader(tmp_path):
+    writer = Database(tmp_path, max_bytes=3000)
+    writer.append("n", *range(60))
+    writer.sync()
+    reader = OutputStore(tmp_path, KEY, is_read_only=True)
+    reader.restore(LogOfASlowReader(writer))
+    assert reader.num_refused == 0
+
+
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatabaseError, match="cannot be used"):

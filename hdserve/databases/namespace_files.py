@@ -1,0 +1,133 @@
+"""The files of one namespace, and what a sync writes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hdserve.databases import snapshot
+from hdserve.databases.append_log import AppendLog
+from hdserve.databases.output_files import encode_chunk, encode_state, versioned_files
+from hdserve.databases.partition import Partition
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+
+
+@dataclass(slots=True)
+class NamespaceFiles:
+    """What is on disk of one namespace, by the first version of each file.
+
+    Attributes:
+        unsaved: chunks of which something could not be written.
+        is_flush_due: files from before the flushed version are still to be deleted.
+    """
+
+    directory: Path
+    logs: set[int] = field(default_factory=set)
+    chunks: set[int] = field(default_factory=set)
+    unsaved: set[int] = field(default_factory=set)
+    is_state_saved: bool = True
+    is_synced: bool = True
+    is_flush_due: bool = False
+
+    def log_path(self, version: int) -> Path:
+        return self.directory / f"{version:016x}.log"
+
+    def chunk_path(self, version: int) -> Path:
+        return self.directory / f"{version:016x}.chunk"
+
+    def take_work(self, partition: Partition) -> SyncWork | None:
+        """What a sync has to write, if anything; counts as written from now on."""
+        oldest = min(self.chunks | self.logs, default=partition.first_version)
+        if self.is_synced and self.is_state_saved and oldest >= partition.first_version:
+            return None
+        if partition.tail_version in self.unsaved:
+            partition.seal()
+        segments = dict(partition.segments())
+        ended = (self.logs | self.unsaved) - {partition.tail_version}
+        work = SyncWork(
+            files=self,
+            chunks={version: segments[version] for version in sorted(ended & segments.keys())},
+            ended_logs=ended,
+            evicted_chunks=self.chunks - segments.keys(),
+            open_logs=self.logs - ended,
+            flushed_version=partition.flushed_version,
+            calibration=partition.calibration,
+            is_state_written=not self.is_state_saved,
+            is_flushed=self.is_flush_due,
+        )
+        self.is_synced = self.is_state_saved = True
+        self.is_flush_due = False
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWork:
+    """What one sync does for a namespace, as it was at one moment.
+
+    Only ``write`` waits for the disk, and it touches nothing that an append does: an append goes
+    on in the tail, whose log is not among the ``ended_logs``.
+    """
+
+    files: NamespaceFiles
+    chunks: dict[int, Segment]
+    ended_logs: set[int]
+    evicted_chunks: set[int]
+    open_logs: set[int]
+    flushed_version: int
+    calibration: bytes
+    is_state_written: bool
+    is_flushed: bool
+
+    def write(self, namespace: str, key: DatabaseKey) -> None:
+        """Bring it to the disk itself; the state first, so that files which a crash leaves behind
+        after a flush are not read again.
+
+        Raises:
+            OSError: some of it could not be written; call ``undo``.
+        """
+        files = self.files
+        if self.is_state_written:
+            files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = encode_state(namespace, self.flushed_version, self.calibration, key)
+            snapshot.write_file(files.directory / "state", state)
+        if self.is_flushed:
+            self._delete_flushed()
+        for version, segment in self.chunks.items():
+            files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            data = encode_chunk(namespace, segment, key)
+            snapshot.write_file(files.chunk_path(version), data)
+        for version in self.ended_logs:
+            files.log_path(version).unlink(missing_ok=True)
+        for version in self.evicted_chunks:
+            files.chunk_path(version).unlink(missing_ok=True)
+        for version in self.open_logs:
+            AppendLog(files.log_path(version)).sync()
+        if files.directory.exists():
+            snapshot.sync_directory(files.directory)
+
+    def finish(self) -> None:
+        """It is written."""
+        files = self.files
+        files.chunks |= self.chunks.keys()
+        files.chunks -= self.evicted_chunks
+        files.logs -= self.ended_logs
+        files.unsaved -= self.ended_logs
+
+    def undo(self) -> None:
+        """It could not be written, at least not all, and is to be taken again."""
+        files = self.files
+        files.chunks |= self.chunks.keys()
+        files.is_synced = False
+        files.is_state_saved = files.is_state_saved and not self.is_state_written
+        files.is_flush_due = files.is_flush_due or self.is_flushed
+
+    def _delete_flushed(self) -> None:
+        """Delete what stands before the flushed version, and what was set aside."""
+        paths = [path for path in self.files.directory.iterdir() if path.name != "state"]
+        newer = {
+            path for path, version in versioned_files(paths) if version >= self.flushed_version
+        }
+        for path in paths:
+            if path not in newer:
+                path.unlink(missing_ok=True)
