@@ -80,10 +80,15 @@ class StatisticsDatabaseActor:
     def register(self, fingerprint: str, directory: str) -> Corpus:
         """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
 
+        What stood in ``directory`` before is offered no longer.
+
         Raises:
             DatabaseError: the actor's node has no such database.
         """
         corpus = describe(fingerprint, Path(directory).absolute())
+        for other in list(self._corpora.values()):
+            if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
+                self._forget(other.corpus_id)
         return self._corpora.setdefault(corpus.corpus_id, corpus)
 
     def catalogue(self, fingerprint: str) -> list[Corpus]:
@@ -149,6 +154,10 @@ class StatisticsDatabaseActor:
         if reminder is not None:
             self._choices.setdefault(model, reminder)
         return self._choices.get(model)
+
+    def _forget(self, corpus_id: str) -> None:
+        for known in (self._corpora, self._checksums, self._look_ups):
+            known.pop(corpus_id, None)
 
     def _known(self, corpus_id: str) -> Corpus:
         try:
@@ -219,7 +228,8 @@ def ensure_local(
 
     A corpus that this node has where the actor has it (image, wheel, volume) is used there.
     Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
-    replicas ask, checked, and moved into place together.
+    replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
+    with an error in the log.
 
     Args:
         directories: corpora of this node, to be registered first; each is used even if the
@@ -228,7 +238,8 @@ def ensure_local(
             slow network volume.
 
     Raises:
-        DatabaseError: a corpus could not be fetched, or a directory is no statistics database.
+        DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
+            or is no statistics database.
     """
     own = [describe(fingerprint, Path(directory).absolute()) for directory in directories]
     for attempt in range(1, _NUM_ATTEMPTS + 1):
@@ -256,11 +267,21 @@ def _ensure_local(
     found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
     paths = []
     for corpus in found.values():
-        directory = Path(corpus.directory)
-        if is_always_copied or not _holds(directory, corpus):
-            directory = _fetch(actor, corpus, cache_dir)
-        paths.append(directory)
+        try:
+            paths.append(_local(actor, corpus, cache_dir, is_always_copied))
+        except DatabaseError as error:
+            if corpus in own:
+                raise
+            logger.error("done without the corpus %s: %s", corpus.directory, error)
     return paths
+
+
+def _local(actor: Any, corpus: Corpus, cache_dir: Path, is_always_copied: bool) -> Path:
+    """Where this node has a corpus, which is fetched if need be."""
+    directory = Path(corpus.directory)
+    if is_always_copied or not _holds(directory, corpus):
+        return _fetch(actor, corpus, cache_dir)
+    return directory
 
 
 def _holds(directory: Path, corpus: Corpus) -> bool:

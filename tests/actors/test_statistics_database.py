@@ -119,6 +119,18 @@ def test_a_corpus_that_changed_is_not_handed_out(corpus):
         actor.checksums(corpus_id)
 
 
+def test_a_directory_is_offered_as_it_was_registered_last(corpus):
+    actor = StatisticsDatabaseActor()
+    before = actor.register("f", str(corpus))
+    actor.checksums(before.corpus_id)
+    (corpus / "empty.bin").write_bytes(b"x")
+    after = actor.register("f", str(corpus))
+    assert actor.catalogue("f") == [after]
+    assert actor.checksums(after.corpus_id).keys() == after.sizes.keys()
+    with pytest.raises(DatabaseError, match="no corpus"):
+        actor.checksums(before.corpus_id)
+
+
 def test_look_ups_go_through_what_the_actor_was_given(corpus, open_sums):
     actor = StatisticsDatabaseActor(open_sums)
     corpus_id = actor.register("f", str(corpus)).corpus_id
@@ -172,8 +184,27 @@ class TestInRay:
         path.write_bytes(b"\0" * NUM_BYTES)
         cache = tmp_path / "cache"
         with pytest.raises(DatabaseError, match="wrong checksum"):
-            ensure_local(fingerprint, cache, is_always_copied=True)
+            ensure_local(fingerprint, cache, directories=[corpus], is_always_copied=True)
         assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+    def test_one_corpus_that_fails_does_not_take_the_others_along(
+        self, corpus, fingerprint, tmp_path, caplog
+    ):
+        """One that was rebuilt in its place and not registered again."""
+        other = make_corpus(tmp_path / "other", seed=1)
+        assert ensure_local(fingerprint, tmp_path, directories=[corpus, other]) == [corpus, other]
+        (corpus / "empty.bin").write_bytes(b"x")
+        assert ensure_local(fingerprint, tmp_path / "cache") == [other]
+        assert f"done without the corpus {corpus}" in caplog.text
+
+    def test_a_corpus_that_was_rebuilt_in_its_place_is_fetched_by_other_nodes(
+        self, corpus, fingerprint, tmp_path
+    ):
+        assert ensure_local(fingerprint, tmp_path, directories=[corpus]) == [corpus]
+        (corpus / "empty.bin").write_bytes(b"x")
+        assert ensure_local(fingerprint, tmp_path, directories=[corpus]) == [corpus]
+        (copy,) = ensure_local(fingerprint, tmp_path / "cache", is_always_copied=True)
+        assert contents(copy) == contents(corpus)
 
     def test_a_damaged_copy_is_fetched_again(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"
