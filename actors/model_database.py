@@ -22,12 +22,12 @@ import ray
 from actors.refills import Refills
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.archive import next_message, take_message
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.seen_outputs import OriginRanges
-from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
@@ -39,7 +39,6 @@ MAX_POLLS_PER_S = 200.0
 """Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
 
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
-EXPORT_BYTES = 4 * 2**20
 
 _MIN_REPLY_ROOM = 2**12
 
@@ -146,17 +145,14 @@ class ModelDatabaseActor:
                 self._store.flush(namespace, self._log)
 
     def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
-        """Outputs of ``namespace`` from ``cursor`` on.
+        """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
 
         Returns:
             A message for ``import_``, the cursor of the next one, and whether this is the last.
         """
         with self._lock:
-            changes = self._log.changes_since({namespace: cursor}, max_bytes=EXPORT_BYTES)
-        change = changes.get(namespace)
-        segment = change.segment if change else Segment.empty()
-        message = Publish("export", {namespace: segment}).encode(self._key)
-        return message, change.cursor if change else cursor, not change or change.is_complete
+            message, cursor, is_last = next_message(self._log, namespace, cursor)
+        return message.encode(self._key), cursor, is_last
 
     def import_(self, message: bytes) -> int:
         """Add what ``export`` gave, here or in the database of another model of this tokenizer.
@@ -166,10 +162,11 @@ class ModelDatabaseActor:
 
         Raises:
             SnapshotError: it is corrupt or of another tokenizer.
+            DatabaseError: the calibration in it is too large.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
         with self._lock:
-            return self._append(received)
+            return take_message(received, self._log, self._store)
 
     def snapshot_now(self) -> bool:
         """Bring everything to the disk; ``False`` if it could not be, or there is none."""

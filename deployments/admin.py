@@ -62,7 +62,7 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.get("/{model:path}/export")
     async def export(model: str, namespace: str | None = None) -> StreamingResponse:
-        """All outputs, or those of a namespace, as an archive of ``hdserve database``."""
+        """All, or what there is of a namespace, as an archive of ``hdserve database``."""
         database = await _existing(gateway, model)
         namespaces = [namespace] if namespace else list((await database.info())["namespaces"])
         records = database.export(namespaces)
@@ -70,7 +70,7 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.post("/{model:path}/import")
     async def import_(model: str, request: Request) -> dict[str, int]:
-        """Add what an archive holds, but what is there already or was flushed here."""
+        """Add what an archive holds, but what is there already; calibration where there is none."""
         database = await _existing(gateway, model)
         return {"num_new_outputs": await database.import_(request.stream())}
 
@@ -166,12 +166,13 @@ class _Database:
         Raises:
             InvalidRequest: the archive is corrupt, cut off or of another tokenizer.
         """
-        buffer, num_new = b"", 0
+        buffer, num_new = bytearray(), 0
         async for chunk in chunks:
             buffer += chunk
             try:
                 while (taken := take_record(buffer)) is not None:
-                    body, buffer = taken
+                    body, end = taken
+                    del buffer[:end]
                     num_new += await self._import_message(body)
             except SnapshotError as error:
                 raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
@@ -186,9 +187,9 @@ class _Database:
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
         num_new = 0
-        for namespace, segment in received.outputs.items():
-            part = Publish(received.sender, {namespace: segment}).encode(self._key)
-            num_new += await _ask((await self._actor(namespace)).import_.remote(part))
+        for namespace, part in received.by_namespace():
+            actor = await self._actor(namespace)
+            num_new += await _ask(actor.import_.remote(part.encode(self._key)))
         return num_new
 
     async def _actor(self, namespace: str) -> Any:

@@ -76,24 +76,26 @@ def pack_record(body: bytes) -> bytes:
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
-def take_record(data: bytes) -> tuple[bytes, bytes] | None:
-    """The first record of a log that comes in pieces, and what follows it; ``None`` as long as it
-    is not complete.
+def take_record(data: bytes | bytearray, position: int = 0) -> tuple[bytes, int] | None:
+    """The record that begins at ``position``, and where it ends; ``None`` as long as it is not
+    complete.
 
     Raises:
         SnapshotError: it is corrupt.
     """
-    if len(data) < _FRAME.size:
+    start = position + _FRAME.size
+    if len(data) < start:
         return None
-    length, checksum = _FRAME.unpack_from(data)
-    end = _FRAME.size + length
+    length, checksum = _FRAME.unpack_from(data, position)
     if length > MAX_RECORD_BYTES:
-        raise SnapshotError(f"corrupt: impossible length {length}")
+        raise SnapshotError(f"corrupt at byte {position}: impossible length {length}")
+    end = start + length
     if len(data) < end:
         return None
-    if zlib.crc32(data[_FRAME.size : end]) != checksum:
-        raise SnapshotError("corrupt: the checksum is wrong")
-    return data[_FRAME.size : end], data[end:]
+    body = bytes(data[start:end])
+    if zlib.crc32(body) != checksum:
+        raise SnapshotError(f"corrupt at byte {position}: the checksum is wrong")
+    return body, end
 
 
 def read_records(path: Path, max_bytes: int) -> Records:
@@ -111,19 +113,14 @@ def read_records(path: Path, max_bytes: int) -> Records:
     bodies: list[bytes] = []
     position = 0
     while position < len(data):
-        if position + _FRAME.size > len(data):
+        try:
+            taken = take_record(data, position)
+        except SnapshotError as error:
+            return Records(bodies, error=error.message)
+        if taken is None:
             return Records(bodies, is_torn=True)
-        length, checksum = _FRAME.unpack_from(data, position)
-        start = position + _FRAME.size
-        if length > MAX_RECORD_BYTES:
-            return Records(bodies, error=f"corrupt at byte {position}: impossible length {length}")
-        if start + length > len(data):
-            return Records(bodies, is_torn=True)
-        body = data[start : start + length]
-        if zlib.crc32(body) != checksum:
-            return Records(bodies, error=f"corrupt at byte {position}: the checksum is wrong")
+        body, position = taken
         bodies.append(body)
-        position = start + length
     return Records(bodies)
 
 

@@ -1,8 +1,9 @@
 """Model databases as they lie on disk: listed, copied into one file, and taken from one.
 
-An archive is an append log of :class:`~hdserve.databases.messages.Publish` messages, each with
-its own checksum, model and tokenizer fingerprint.  It carries what a model generated from one
-cluster to another; an output that is taken twice counts once.
+An archive is an append log of :class:`~hdserve.databases.messages.Publish` messages, each of one
+namespace, with its own checksum, model and tokenizer fingerprint.  It carries what a model
+generated from one cluster to another; an output that is taken twice counts once.  A database in
+use is carried by the same messages, which its actor makes and takes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
@@ -169,7 +172,7 @@ def import_archive(
         store.restore(log)
         num_new = 0
         for message in messages:
-            num_new += _take(message, log, store)
+            num_new += take_message(message, log, store)
             on_progress(sum(map(len, message.outputs.values())))
         if not store.sync(log) or store.num_failures:
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
@@ -178,31 +181,52 @@ def import_archive(
         store.close()
 
 
-def _take(message: Publish, log: OutputLog, store: OutputStore) -> int:
+def next_message(log: OutputLog, namespace: str, cursor: int) -> tuple[Publish, int, bool]:
+    """What an archive says of ``namespace``, from a cursor on that begins with 0.
+
+    Returns:
+        A message, with the calibration if it is the first; the cursor of the next one, and whether
+        this is the last.
+    """
+    found = log.changes_since({namespace: cursor}, max_bytes=MESSAGE_BYTES).get(namespace)
+    if found is None:
+        return Publish(_SENDER, {namespace: Segment.empty()}), cursor, True
+    calibration = b"" if cursor else found.calibration
+    calibrations = {namespace: calibration} if calibration else {}
+    message = Publish(_SENDER, {namespace: found.segment}, calibrations)
+    return message, found.cursor, found.is_complete
+
+
+def take_message(message: Publish, log: OutputLog, store: OutputStore | None) -> int:
+    """Add what an archive holds; calibration where there is none yet.
+
+    Returns:
+        How many outputs were new.
+
+    Raises:
+        DatabaseError: the calibration is too large.
+    """
     num_new = 0
     for namespace, segment in message.outputs.items():
-        for appended in log.append(namespace, segment):
+        for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):
             num_new += len(appended.segment)
-            store.append(namespace, appended)
+            if store:
+                store.append(namespace, appended)
     for namespace, calibration in message.calibrations.items():
         if not log.partition(namespace).calibration:
             log.set_calibration(namespace, _SENDER, calibration)
-            store.state_changed(namespace)
+            if store:
+                store.state_changed(namespace)
     return num_new
 
 
 def _messages(log: OutputLog) -> Iterator[Publish]:
     """At least one, so that an empty archive says whose it is."""
-    calibrations = {
-        name: log.partition(name).calibration
-        for name in log.namespaces()
-        if log.partition(name).calibration
-    }
-    yield Publish(_SENDER, calibrations=calibrations)
-    for name in log.namespaces():
-        for _, segment in log.partition(name).segments():
-            for part in segment.split(MESSAGE_BYTES):
-                yield Publish(_SENDER, {name: part})
+    for namespace in log.namespaces() or [DEFAULT_NAMESPACE]:
+        cursor, is_last = 0, False
+        while not is_last:
+            message, cursor, is_last = next_message(log, namespace, cursor)
+            yield message
 
 
 def _records(archive: Path) -> list[bytes]:

@@ -18,7 +18,7 @@ namespace in ``refilled``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,13 @@ class Publish:
             "refilled": list(self.refilled),
         }
         return snapshot.encode(payload, kind="publish", key=key)
+
+    def by_namespace(self) -> Iterator[tuple[str, Publish]]:
+        """Each namespace with a message of what this one says of it."""
+        for name in {**self.outputs, **self.calibrations}:
+            outputs = {name: self.outputs[name]} if name in self.outputs else {}
+            calibrations = {name: self.calibrations[name]} if name in self.calibrations else {}
+            yield name, Publish(self.sender, outputs, calibrations)
 
     @classmethod
     def decode(cls, data: bytes, fingerprint: str, model: str | None) -> Publish:

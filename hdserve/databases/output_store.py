@@ -296,7 +296,7 @@ class OutputStore:
             try:
                 return path, read(path, self._key)
             except SnapshotError as error:
-                if path.exists():
+                if not isinstance(error.__cause__, FileNotFoundError):
                     self._set_aside(path, error)
                     return None
         return None

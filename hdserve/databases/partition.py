@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,7 @@ class Partition:
         self._tail_version = first_version
         self._tail_bytes = 0
         self._seen = SeenOutputs()
+        self._seen_since_flush = SeenOutputs()
 
     @property
     def first_version(self) -> int:
@@ -80,7 +81,9 @@ class Partition:
 
     def append(self, segment: Segment) -> Iterator[Appended]:
         """Add the outputs of ``segment`` that were not seen before."""
-        for part in self._seen.add(segment).split(self._chunk_bytes):
+        new = self._seen.add(segment)
+        self._seen_since_flush.add(new)
+        for part in new.split(self._chunk_bytes):
             if self._tail_bytes + part.num_bytes > self._chunk_bytes:
                 self.seal()
             self._tail.append(part)
@@ -93,10 +96,23 @@ class Partition:
     def restore(self, first_version: int, segment: Segment) -> None:
         """Add a chunk as it was before a restart; chunks come in ascending order."""
         segment = self._seen.add(segment)
+        self._seen_since_flush.add(segment)
         if len(segment):
             self.chunks.append((first_version, segment))
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
+
+    def as_imported(self, segment: Segment) -> Segment:
+        """What an operator wants to have here, flushed or not.
+
+        A name that was flushed is never taken again, here or by a replica, so after a flush what
+        is not here gets names of its own: the same ones whenever it is imported.
+        """
+        if not self.flushed_version:
+            return segment
+        missing = SeenOutputs(self._seen_since_flush.ranges()).add(segment)
+        origins = tuple(f"{origin}@{self.flushed_version}" for origin in missing.origins)
+        return replace(missing, origins=origins)
 
     def seal(self) -> None:
         """Make the tail a chunk."""
@@ -119,6 +135,7 @@ class Partition:
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
+        self._seen_since_flush = SeenOutputs()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
         self.calibration = b""

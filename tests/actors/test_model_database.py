@@ -12,7 +12,7 @@ from actors.model_database import ModelDatabaseActor, actor_name
 from actors.refills import LEASE_S, Refills
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
@@ -285,6 +285,26 @@ def test_export_goes_into_the_database_of_another_model_of_the_tokenizer(config)
     foreign = ModelDatabaseActor(OTHER_TOKENIZER, ModelDatabaseConfig())
     with pytest.raises(SnapshotError, match="another tokenizer"):
         foreign.import_(data)
+
+
+def test_what_was_flushed_comes_back_by_an_import_and_reaches_every_replica(config):
+    """The one that generated it too, though all of them were told to forget it."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4, sender="r"))
+    actor.publish(Publish("r", calibrations={"n": b"state"}).encode(KEY))
+    origin, kept = Reader(actor, "r", "n"), OutputLog(10**6, 10**6)
+    kept.append("n", Segment.from_outputs("r", 0, [np.zeros(3, np.uint32), np.ones(4, np.uint32)]))
+    origin.read()
+    archive, _, is_last = actor.export("n")
+    assert is_last
+    actor.flush("n")
+    assert origin.poll().changes["n"].is_flushed
+    kept.flush("n")
+    assert [actor.import_(archive) for _ in range(2)] == [2, 0]
+    change = origin.poll().changes["n"]
+    assert change.calibration == b"state"
+    (appended,) = kept.append("n", change.segment)
+    assert [output.tolist() for output in appended.segment.outputs()] == [[0] * 3, [1] * 4]
 
 
 def test_count_and_info_tell_what_is_inside(config):

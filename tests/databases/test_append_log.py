@@ -14,13 +14,13 @@ from hdserve.errors import SnapshotError
 def test_records_survive_any_cuts(bodies: list[bytes], size: int) -> None:
     """Whatever the pieces, the records are those that were packed."""
     data = b"".join(map(pack_record, bodies))
-    buffer, found = b"", []
+    buffer, position, found = bytearray(), 0, []
     for start in range(0, len(data), size):
         buffer += data[start : start + size]
-        while (taken := take_record(buffer)) is not None:
-            body, buffer = taken
+        while (taken := take_record(buffer, position)) is not None:
+            body, position = taken
             found.append(body)
-    assert (found, buffer) == (bodies, b"")
+    assert (found, position) == (bodies, len(data))
 
 
 def test_corrupt_records_are_refused() -> None:

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from hdserve.cli import app
 from hdserve.databases import archive as archives
 from hdserve.databases.output_files import database_directory
-from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
-from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.snapshot import MAX_MESSAGE_BYTES, DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
 KEY = DatabaseKey("a-model", "f" * 32)
@@ -63,6 +63,45 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     )
     assert archives.import_archive(archive, new, KEY) == 0
     assert contents(new) == contents(tmp_path / "old")
+
+
+def test_what_was_flushed_can_be_imported_again_and_counts_once(tmp_path: Path) -> None:
+    """Beside what came after the flush, which is there already."""
+    store = fill(tmp_path)
+    log = OutputLog(10**9, 10**9, first_version=store.first_version)
+    store.restore(log)
+    archives.export_database(tmp_path, KEY, tmp_path / "before")
+    log.flush("tenant")
+    store.flush("tenant", log)
+    for appended in log.append("tenant", Segment.from_outputs("r2", 30, [np.ones(7, np.uint32)])):
+        store.append("tenant", appended)
+    store.sync(log)
+    store.close()
+    archives.export_database(tmp_path, KEY, tmp_path / "after")
+    imported = [
+        archives.import_archive(tmp_path / name, tmp_path, KEY)
+        for name in ("before", "before", "after")
+    ]
+    assert imported == [30, 0, 0]
+    assert len(contents(tmp_path)["tenant"]) == 31
+
+
+def test_an_archive_of_many_calibrations_can_be_imported(tmp_path: Path) -> None:
+    """Together they are larger than a message may be."""
+    store = OutputStore(database_directory(tmp_path, KEY), KEY)
+    log = OutputLog(10**9, 10**9, first_version=store.first_version)
+    calibration = bytes(MAX_CALIBRATION_BYTES)
+    namespaces = [f"tenant-{number}" for number in range(MAX_MESSAGE_BYTES // len(calibration) + 1)]
+    for namespace in namespaces:
+        log.set_calibration(namespace, "r", calibration)
+        store.state_changed(namespace)
+    assert store.sync(log)
+    store.close()
+    archives.export_database(tmp_path, KEY, tmp_path / "a.archive")
+    archives.import_archive(tmp_path / "a.archive", tmp_path / "new", KEY)
+    found = archives.describe(tmp_path / "new", KEY).namespaces
+    assert [item.name for item in found] == sorted(namespaces)
+    assert all(item.has_calibration for item in found)
 
 
 def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def _take_head(path: Path) -> tuple[bytes, bytes]:
         return data, b""
     taken = append_log.take_record(data)
     assert taken is not None
-    return taken
+    head, end = taken
+    return head, data[end:]
 
 
 def _write_head(path: Path, head: bytes, rest: bytes) -> None:
