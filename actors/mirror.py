@@ -12,6 +12,7 @@ No failure of an actor, of Ray or of the receiver gets out of it.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import threading
 import time
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 4 * 2**20
 NAMESPACE_IDLE_S = 3600.0
+MAX_FOLLOWED_NAMESPACES = 4096
 _RESTART_S = 1.0
 
 
@@ -78,7 +80,8 @@ class Mirror:
         draft_from: further models of the same tokenizer to read.
         merge_calibration: passed to the actor if this mirror is the one that starts it.
         replica_id: for logs; a random suffix makes it unique to this object.
-        namespace_idle_s: a namespace that was not used for so long is no longer followed.
+        namespace_idle_s: a namespace that was not used for so long is no longer followed; of those
+            beyond the ``MAX_FOLLOWED_NAMESPACES`` used last none is.
     """
 
     def __init__(
@@ -200,8 +203,11 @@ class Mirror:
         return Subscription(link, key, self.replica_id, nothing, self._used_namespaces, receiver)
 
     def _used_namespaces(self) -> list[str]:
+        """Those to follow: the last ones that were used, no more than fit a poll."""
         since_s = time.monotonic() - self._namespace_idle_s
-        return [name for name, used_s in list(self._last_used.items()) if used_s >= since_s]
+        used = [item for item in list(self._last_used.items()) if item[1] >= since_s]
+        latest = heapq.nlargest(MAX_FOLLOWED_NAMESPACES, used, key=lambda item: item[1])
+        return [name for name, _ in latest]
 
     def _wake(self, event: asyncio.Event) -> None:
         try:

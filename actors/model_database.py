@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from actors.refills import Refills
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
-from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -93,6 +94,7 @@ class ModelDatabaseActor:
         """
         received = Publish.decode(message, self._key.fingerprint, self._key.model)
         with self._lock:
+            received = self._without_flushed(received)
             num_new = self._append(received)
             now_s = time.monotonic()
             for namespace in received.outputs:
@@ -224,6 +226,21 @@ class ModelDatabaseActor:
         except OSError as error:
             logger.error("%s cannot be read: %s", self._store.directory, error)
 
+    def _without_flushed(self, received: Publish) -> Publish:
+        """Without what a refill would bring back that was flushed after its sender was asked."""
+        if not received.epoch:
+            return received
+        current = {
+            name
+            for name, cursor in received.cursors.items()
+            if received.epoch == self._epoch and cursor >= self._log.partition(name).flushed_version
+        }
+        return replace(
+            received,
+            outputs={name: part for name, part in received.outputs.items() if name in current},
+            refilled=tuple(name for name in received.refilled if name in current),
+        )
+
     def _append(self, received: Publish) -> int:
         num_new = 0
         for namespace, segment in received.outputs.items():
@@ -247,12 +264,10 @@ class ModelDatabaseActor:
     def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
         """Answer with at most ``room`` bytes of outputs and calibration."""
         is_reset = self._is_unknown_epoch(poll.epoch)
-        positions = poll.positions
+        positions, idle = poll.positions, poll.idle
         if is_reset:
-            positions = {
-                name: Position(cursor=min(position.cursor, 1))
-                for name, position in positions.items()
-            }
+            positions = {name: position.restarted() for name, position in positions.items()}
+            idle = {name: min(cursor, 1) for name, cursor in idle.items()}
         changes = self._log.changes_since(
             {name: position.cursor for name, position in positions.items()},
             max_bytes=room,
@@ -261,6 +276,7 @@ class ModelDatabaseActor:
                 name: position.calibration_version for name, position in positions.items()
             },
         )
+        changes |= self._log.flushes_since(idle)
         pace_s = self._next_poll_s(all(change.is_complete for change in changes.values()))
         return Reply(self._epoch, pace_s, is_reset, changes, refill)
 

@@ -8,7 +8,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import replace
 from typing import Protocol
 
 from numpy import uint32
@@ -23,6 +24,9 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
+
+IDLE_PER_POLL = 256
+"""How many namespaces that are not followed a poll asks about, whether they were flushed."""
 
 _MIN_RETRY_S = 0.1
 
@@ -47,7 +51,7 @@ class Subscription:
         reader: the replica's id; its own outputs are not delivered to it.
         kept: outputs that were published or delivered; what is new is decided here, and what
             the actor has lost is given back from here.
-        namespaces: gives those to follow.
+        namespaces: gives those to follow; of others that are held here only flushes are heard.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Subscription:
         self._receiver = receiver
         self._epoch = ""
         self._positions: dict[str, Position] = {}
+        self._idle: list[str] = []
         self._num_polls = 0
         self._last_complete_poll = 0
         self._progress = threading.Condition()
@@ -100,7 +105,8 @@ class Subscription:
             number = self._num_polls
         names = self._namespaces()
         random.shuffle(names)
-        poll = Poll(self._reader, self._epoch, {name: self._position(name) for name in names})
+        positions = {name: self._position(name) for name in names}
+        poll = Poll(self._reader, self._epoch, positions, self._next_idle(positions))
         data = await self.link.call("changes_since", poll.encode(self.key))
         reply = Reply.decode(data, self.key)
         self._take(reply)
@@ -128,9 +134,19 @@ class Subscription:
         num_held = self._kept.partition(namespace).num_outputs
         return Position(known.cursor, known.calibration_version, num_held)
 
+    def _next_idle(self, used: Container[str]) -> dict[str, int]:
+        """The next of the namespaces that are held here and not followed now: they take turns."""
+        if not self._idle:
+            self._idle = list({*self._positions, *self._kept.namespaces()})
+        turn, self._idle = self._idle[:IDLE_PER_POLL], self._idle[IDLE_PER_POLL:]
+        cursors = {name: self._positions.get(name, Position()).cursor for name in turn}
+        return {name: max(cursor, 1) for name, cursor in cursors.items() if name not in used}
+
     def _take(self, reply: Reply) -> None:
         if reply.is_reset:
-            self._positions.clear()
+            self._positions = {
+                name: position.restarted() for name, position in self._positions.items()
+            }
         self._epoch = reply.epoch
         for namespace, change in reply.changes.items():
             self._positions[namespace] = Position(change.cursor, change.calibration_version)
@@ -166,9 +182,11 @@ class Subscription:
         """Give back what the actor has lost and this replica still holds."""
         parts = self._kept.missing_from(namespace, seen).split(PUBLISH_BYTES)
         logger.info("giving %d messages of %r back to the actor", len(parts), namespace)
+        cursors = {namespace: self._positions.get(namespace, Position()).cursor}
+        refill = Publish(self._reader, epoch=self._epoch, cursors=cursors)
         for part in parts:
-            message = Publish(self._reader, {namespace: part})
+            message = replace(refill, outputs={namespace: part})
             await self.link.call("publish", message.encode(self.key))
             self.num_refilled_outputs += len(part)
-        done = Publish(self._reader, refilled=(namespace,))
+        done = replace(refill, refilled=(namespace,))
         await self.link.call("publish", done.encode(self.key))

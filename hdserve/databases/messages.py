@@ -13,7 +13,8 @@
 restarted, and the actor learns from the replica's cursor whether outputs were lost.  If so,
 ``refill`` asks that replica for what it has and the actor has not; it answers with ordinary
 ``Publish`` messages of outputs in the name of their origins, the last of which lists the
-namespace in ``refilled``.
+namespace in ``refilled``.  They say where the replica stands, and count for nothing if the
+namespace was flushed since: it has not heard of that yet.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ class Publish:
         outputs: by namespace.
         calibrations: by namespace.
         refilled: namespaces of which the sender has now sent all it had.
+        epoch: of the reply that asked for a refill; empty where this is none.
+        cursors: where the sender of a refill stands in each namespace of it.
     """
 
     sender: str
     outputs: Mapping[str, Segment] = field(default_factory=dict)
     calibrations: Mapping[str, bytes] = field(default_factory=dict)
     refilled: tuple[str, ...] = ()
+    epoch: str = ""
+    cursors: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -57,6 +62,8 @@ class Publish:
             "outputs": {name: segment.to_wire() for name, segment in self.outputs.items()},
             "calibrations": dict(self.calibrations),
             "refilled": list(self.refilled),
+            "epoch": self.epoch,
+            "cursors": dict(self.cursors),
         }
         return snapshot.encode(payload, kind="publish", key=key)
 
@@ -81,6 +88,8 @@ class Publish:
             outputs={name: Segment.from_wire(wire) for name, wire in outputs.items()},
             calibrations=fields.mapping("calibrations", bytes),
             refilled=tuple(fields.items("refilled", str)),
+            epoch=fields.get("epoch", str, ""),
+            cursors=fields.cursors("cursors"),
         )
 
 
@@ -98,6 +107,10 @@ class Position:
     calibration_version: int = 0
     num_held: int = 0
 
+    def restarted(self) -> Position:
+        """The same reader's position in a run that does not know its version numbers."""
+        return Position(cursor=min(self.cursor, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Poll:
@@ -107,11 +120,13 @@ class Poll:
         reader: the replica's id; outputs of this origin are not sent back.
         epoch: of the last reply; empty before the first.
         positions: by namespace.
+        idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
     """
 
     reader: str
     epoch: str = ""
     positions: Mapping[str, Position] = field(default_factory=dict)
+    idle: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -121,6 +136,7 @@ class Poll:
                 name: [position.cursor, position.calibration_version, position.num_held]
                 for name, position in self.positions.items()
             },
+            "idle": dict(self.idle),
         }
         return snapshot.encode(payload, kind="poll", key=key)
 
@@ -137,6 +153,7 @@ class Poll:
             reader=fields.get("reader", str),
             epoch=fields.get("epoch", str),
             positions={name: Position(*_integers(item, 3)) for name, item in positions.items()},
+            idle=fields.cursors("idle"),
         )
 
 
@@ -196,13 +213,16 @@ class Reply:
 
 
 class _Fields:
-    """A decoded payload whose fields are checked as they are taken."""
+    """A decoded payload whose fields are checked as they are taken.
+
+    A field with a default may be missing: an earlier version does not send it.
+    """
 
     def __init__(self, payload: Any) -> None:
         self._payload = payload if isinstance(payload, dict) else {}
 
-    def get(self, name: str, expected: type) -> Any:
-        value = self._payload.get(name)
+    def get(self, name: str, expected: type, default: Any = None) -> Any:
+        value = self._payload.get(name, default)
         if type(value) is not expected:
             raise SnapshotError(f"corrupt: {name} is missing or has another type")
         return value
@@ -212,10 +232,15 @@ class _Fields:
         _check_types(name, values, expected)
         return values
 
-    def mapping(self, name: str, expected: type) -> dict[str, Any]:
-        values: dict[str, Any] = self.get(name, dict)
+    def mapping(self, name: str, expected: type, default: Any = None) -> dict[str, Any]:
+        values: dict[str, Any] = self.get(name, dict, default)
         _check_types(name, values, str)
         _check_types(name, values.values(), expected)
+        return values
+
+    def cursors(self, name: str) -> dict[str, int]:
+        values = self.mapping(name, int, {})
+        _integers(list(values.values()), len(values))
         return values
 
 

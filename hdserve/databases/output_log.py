@@ -139,6 +139,16 @@ class OutputLog:
                 changes[namespace] = change
         return changes
 
+    def flushes_since(self, cursors: Mapping[str, int]) -> dict[str, Changes]:
+        """Which namespaces a reader, who wants nothing else of them, must forget."""
+        changes = {}
+        for namespace, cursor in cursors.items():
+            partition = self._partitions.get(namespace)
+            if partition is not None and partition.is_flushed_since(cursor):
+                flushed = partition.flushed_version
+                changes[namespace] = Changes(Segment.empty(), flushed, True, is_flushed=True)
+        return changes
+
     def _changes(
         self,
         partition: Partition,
@@ -158,7 +168,7 @@ class OutputLog:
             calibration = partition.calibration
             room -= len(calibration)
             is_first = is_first and not calibration
-        is_flushed = 0 < cursor < partition.flushed_version
+        is_flushed = partition.is_flushed_since(cursor)
         segment, cursor, is_complete = partition.since(cursor, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 

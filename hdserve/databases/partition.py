@@ -141,6 +141,10 @@ class Partition:
         self.calibration = b""
         self.calibration_version += 1
 
+    def is_flushed_since(self, cursor: int) -> bool:
+        """Whether a reader that stands there has something to forget."""
+        return 0 < cursor < self.flushed_version
+
     def segments(self) -> list[tuple[int, Segment]]:
         """``(first version, outputs)`` of all chunks and of the tail."""
         if len(self._tail) > 1:
