@@ -331,7 +331,7 @@ class OutputStore:
             return
         try:
             work.write(namespace, self._key)
-        except OSError:
+        except BaseException:
             with lock:
                 work.undo()
             raise
