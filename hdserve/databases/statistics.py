@@ -153,12 +153,17 @@ class StatisticsDatabase:
         """Read the whole table and compare its checksum.
 
         Raises:
-            SnapshotError: the table is not what was written.
+            SnapshotError: the table is not what was written, or cannot be read.
         """
-        if self.directory is not None:
-            path = self.directory / TABLE_NAME
-            if file_crc32(path) != self.info.crc32:
-                raise SnapshotError(f"{path}: is corrupt (checksum)")
+        if self.directory is None:
+            return
+        path = self.directory / TABLE_NAME
+        try:
+            found = file_crc32(path)
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be read: {error}") from error
+        if found != self.info.crc32:
+            raise SnapshotError(f"{path}: is corrupt (checksum)")
 
 
 class StatisticsBuilder:

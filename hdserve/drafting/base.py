@@ -85,9 +85,11 @@ class Drafter(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Do what takes long before the first request: compile, touch memory."""
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:  # noqa: B027 - optional
-        """Draft from this corpus from now on, instead of ``resources.statistics``; between two
-        steps, for running sequences, too."""
+    def use_statistics(  # noqa: B027 - optional
+        self, statistics: StatisticsDatabase | None
+    ) -> None:
+        """Draft from this corpus, or from none, from now on, instead of ``resources.statistics``;
+        between two steps, for running sequences, too."""
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` was admitted; its ``token_ids`` are the prompt."""

@@ -99,8 +99,8 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
-        """Draft from another corpus from now on."""
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
+        """Draft from another corpus, or none, from now on."""
         for drafter in self._drafters:
             self.run(drafter.name, "use_statistics", drafter.use_statistics, statistics)
 

@@ -89,8 +89,8 @@ class Engine:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
-        """Draft from another corpus from now on."""
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
+        """Draft from another corpus, or none, from now on."""
         self._drafters.use_statistics(statistics)
 
     @property

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
+from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
@@ -237,6 +238,33 @@ def test_another_corpus_is_drafted_from_at_once(before: list[list[int]]) -> None
     drafter.use_statistics(statistics)
     for seq in (running, begun()):
         assert propose(drafter, seq, 8).token_ids[1] == 40
+
+
+def test_no_corpus_is_drafted_from_any_more() -> None:
+    """Once it was taken away; by the sequence that runs, too."""
+    drafter = Hierarchy(make_resources(statistics=[[5, 20, 21]]))
+    seq = make_sequence([5, 30, 31], databases=frozenset({"statistics"}))
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(31, 0), [5])
+    assert propose(drafter, seq, 8).num_draft_tokens
+    drafter.use_statistics(None)
+    assert not propose(drafter, seq, 8).num_draft_tokens
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_a_damaged_corpus_costs_only_guesses(total: int) -> None:
+    """Counts above the total of their row."""
+    text = list(range(100, 160))
+    resources = make_resources(statistics=[text])
+    assert resources.statistics is not None
+    rows = resources.statistics.rows
+    rows[:, FIRST_SLOT:] |= np.uint32(MAX_COUNT << 20)
+    rows[:, 2] = total
+    drafter = Hierarchy(resources)
+    for begin in range(1, 50):
+        for tree in generate(drafter, make_sequence(text[:begin]), text[begin:]):
+            check_tree(tree)
+    assert np.isfinite(drafter.calibration("default").weights).all()
 
 
 @pytest.mark.parametrize("switched_off", ["context", "model", "statistics"])
