@@ -115,6 +115,12 @@ class ReplicaMetrics:
         for name, num_entries, num_bytes in found:
             yield Sample("hdserve_database_entries", num_entries, (name,))
             yield Sample("hdserve_database_bytes", num_bytes, (name,))
+        databases = self._host.databases.values()
+        for unit, count in (
+            ("contexts", sum(database.num_given_up for database in databases)),
+            ("namespaces", sum(database.num_dropped for database in databases)),
+        ):
+            yield Sample("hdserve_database_evictions", count, (unit,))
 
     def _mirror_samples(self) -> Iterator[Sample]:
         if self._sharing is None:

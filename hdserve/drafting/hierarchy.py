@@ -222,7 +222,7 @@ class Hierarchy(Drafter):
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
         drafter.finish(seq)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         self._resources = replace(self._resources, statistics=statistics)
         self._sources.use_statistics(statistics)
         self._levels = self._available_levels()
@@ -363,8 +363,7 @@ class Hierarchy(Drafter):
         assert database is not None
         num_nodes = min(len(tree), len(scratch.top_tokens))
         recycled = database.recycling(seq.namespace)
-        if request.sources.recycled is not recycled:
-            self._connect(request, seq)
+        self._refresh(request, seq)
         tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
         with np.errstate(invalid="ignore"):
             shares = np.exp(logits - logits[:, :1])
