@@ -210,6 +210,9 @@ class ModelDatabase:
             :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
         orders: context lengths in tokens, ascending.
+
+    Attributes:
+        version: changes whenever an array of any namespace came, went or was replaced.
     """
 
     def __init__(
@@ -223,15 +226,14 @@ class ModelDatabase:
         self.share_prompts = share_prompts
         self._orders = tuple(orders)
         self._longest_order = max(orders)
-        self._num_replaced = 0
-        self._partitions: Room[Partition] = Room(max_bytes - max_bytes // RECYCLED_SHARE)
-        self._recycled: Room[RecycledDatabase] = Room(max_bytes // RECYCLED_SHARE)
+        self.version = 0
+        recycled_bytes = max_bytes // RECYCLED_SHARE
+        self._partitions: Room[Partition] = Room(max_bytes - recycled_bytes, self._note_change)
+        self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
         self._prefixes: dict[str, set[int]] = {}
 
-    @property
-    def version(self) -> int:
-        """Changes whenever an array of any namespace came, went or was replaced."""
-        return self._num_replaced + self._partitions.version + self._recycled.version
+    def _note_change(self) -> None:
+        self.version += 1
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -382,7 +384,7 @@ class ModelDatabase:
         partition = self._partitions.use(namespace, self._new_partition)
         version = partition.version
         yield partition
-        self._num_replaced += partition.version - version
+        self.version += partition.version - version
         self._partitions.note(namespace)
 
     def _new_partition(self, max_bytes: int) -> Partition:

@@ -46,20 +46,20 @@ class Room(Generic[PartT]):
 
     Args:
         max_bytes: the bound; a new part may take all of it.
+        on_change: called whenever a part came, went or was limited.
 
     Attributes:
         num_bytes: memory in use, as far as it was noted.
         num_given_up: contexts that namespaces gave up for others.
         num_dropped: namespaces dropped to make room.
-        version: changes whenever a part came, went or was limited.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, on_change: Callable[[], None]) -> None:
         self.max_bytes = max_bytes
+        self._on_change = on_change
         self.num_bytes = 0
         self.num_given_up = 0
         self.num_dropped = 0
-        self.version = 0
         self._parts: dict[str, PartT] = {}
         self._sizes: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class Room(Generic[PartT]):
         part = self._parts.pop(namespace, None)
         if part is None:
             part = make(self.max_bytes)
-            self.version += 1
+            self._on_change()
         elif part.max_bytes < self.max_bytes:
             self._let_grow(namespace, part)
         self._parts[namespace] = part
@@ -94,7 +94,7 @@ class Room(Generic[PartT]):
         allowed = min(self.max_bytes, self._sizes.get(namespace, 0) + num_free)
         if num_free > self.max_bytes // FREE_SHARE and allowed > part.max_bytes:
             part.limit(allowed)
-            self.version += 1
+            self._on_change()
 
     def note(self, namespace: str) -> None:
         """A part may have grown: make room for it."""
@@ -114,19 +114,19 @@ class Room(Generic[PartT]):
         part, size = self._parts[namespace], self._sizes[namespace]
         less = max(self.num_bytes - self.max_bytes, size // STEP)
         self.num_given_up += part.limit(max(MIN_PART_BYTES, size - less))
-        self.version += 1
+        self._on_change()
         self._sizes[namespace] = part.num_bytes
         self.num_bytes += part.num_bytes - size
 
     def drop(self, namespace: str) -> None:
         """Forget a namespace."""
-        self.version += 1
+        self._on_change()
         self._parts.pop(namespace, None)
         self.num_bytes -= self._sizes.pop(namespace, 0)
 
     def clear(self) -> None:
         """Forget all namespaces."""
-        self.version += 1
+        self._on_change()
         self._parts.clear()
         self._sizes.clear()
         self.num_bytes = 0
