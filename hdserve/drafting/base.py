@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,13 @@ class Forward(Protocol):
         Only for drafters that set ``needs_hidden``.
         """
         ...
+
+
+class Held(NamedTuple):
+    """What a drafter holds for running sequences: contexts, and bytes."""
+
+    num_entries: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,11 @@ class Drafter(ABC):
         have it.
         """
         return {}
+
+    def held(self) -> Held:
+        """What is held for running sequences now; for metrics, called now and then between two
+        steps."""
+        return Held()
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no

@@ -455,3 +455,21 @@ def test_no_request_waits_for_the_compiler() -> None:
     command = [sys.executable, "-c", COMPILED_IN_THE_FIRST_REQUEST]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_what_running_requests_hold_is_known() -> None:
+    """Their contexts while they run, and the memory that waits for the next ones after it."""
+    drafter = Hierarchy(make_resources())
+    assert drafter.held() == (0, 0)
+    sequences = [make_sequence(list(range(size))) for size in (50, 400)]
+    sizes = [drafter.held()]
+    for seq in sequences:
+        drafter.start(seq)
+        sizes.append(drafter.held())
+    assert sizes == sorted(sizes)
+    assert sizes[2].num_entries > 400 * 3
+    assert sizes[2].num_bytes - sizes[1].num_bytes > 400 * 64
+    for seq in sequences:
+        drafter.finish(seq)
+    assert drafter.held().num_entries == 0
+    assert drafter.held().num_bytes > 0
