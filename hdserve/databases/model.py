@@ -355,7 +355,7 @@ class ModelDatabase:
         conversation is counted once and not once per turn.
         """
         known = self._prefixes.setdefault(namespace, set())
-        if len(known) > MAX_PREFIX_BLOCKS:
+        if len(known) > MAX_PREFIX_BLOCKS or self.partition(namespace) is None:
             known.clear()
         block_hash, begin = 0, 0
         for start in range(0, len(token_ids) - PREFIX_BLOCK_TOKENS + 1, PREFIX_BLOCK_TOKENS):
