@@ -208,6 +208,11 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ("budget_kept_tokens", "Drafted tokens the budget kept."),
         ("mirror_outputs", "Outputs shared with the cluster.", "direction"),
         ("database_fallbacks", "Times a database was done without.", "reason"),
+        (
+            "database_evictions",
+            "What namespaces of the model databases gave up, so that others have room.",
+            "unit",
+        ),
     ):
         yield MetricInfo(f"hdserve_{name}", "counter", text, tuple(labels))
     yield MetricInfo(

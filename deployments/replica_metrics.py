@@ -62,7 +62,7 @@ class ReplicaMetrics:
 
     def _ask_engine(self, engine: Engine) -> tuple[Sample, ...]:
         """In the engine's thread, which owns the databases."""
-        samples = (*self._engine_samples(engine), *self._database_samples())
+        samples = (*self._engine_samples(engine), *self._database_samples(engine))
         return (*samples, *self._lookup_samples(engine))
 
     def _lookup_samples(self, engine: Engine) -> Iterator[Sample]:
@@ -100,9 +100,10 @@ class ReplicaMetrics:
         yield Sample("hdserve_budget_proposed_tokens", stats.num_proposed_tokens)
         yield Sample("hdserve_budget_kept_tokens", stats.num_kept_tokens)
 
-    def _database_samples(self) -> Iterator[Sample]:
+    def _database_samples(self, engine: Engine) -> Iterator[Sample]:
         own, *others = self._host.databases.values()
         found = [
+            ("context", *engine.held_by_drafters()),
             ("model", own.num_entries, own.num_text_bytes),
             ("recycled", own.num_recycled_entries, own.num_recycled_bytes),
         ]
@@ -115,6 +116,12 @@ class ReplicaMetrics:
         for name, num_entries, num_bytes in found:
             yield Sample("hdserve_database_entries", num_entries, (name,))
             yield Sample("hdserve_database_bytes", num_bytes, (name,))
+        databases = self._host.databases.values()
+        for unit, count in (
+            ("contexts", sum(database.num_given_up for database in databases)),
+            ("namespaces", sum(database.num_dropped for database in databases)),
+        ):
+            yield Sample("hdserve_database_evictions", count, (unit,))
 
     def _mirror_samples(self) -> Iterator[Sample]:
         if self._sharing is None:

@@ -75,14 +75,16 @@ def choice_key(config: ModelConfig, fingerprint: str) -> str:
 
 
 class ChosenStatistics:
-    """Follows what the administrator chooses, in a thread of its own.
+    """Checks the database a replica begins with and follows what the administrator chooses, in a
+    thread of its own.
 
-    A database is opened and read there, all of it, so that it is right and in memory when the
-    engine's thread takes it over between two steps.  One that cannot be used is logged, and what
-    was there is drafted from.
+    The first is drafted from at once and given up if it turns out to be damaged.  One that is
+    chosen is opened and read here, all of it, so that it is right and in memory when the engine's
+    thread takes it over between two steps; one that cannot be used is logged, and what was there is
+    drafted from.
 
     Args:
-        root: where databases may be; ``None`` follows nothing.
+        root: where databases may be chosen; ``None`` follows nothing.
     """
 
     def __init__(self, host: ModelHost, engine: AsyncEngine, root: Path | None) -> None:
@@ -97,8 +99,7 @@ class ChosenStatistics:
         self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
 
     def start(self) -> None:
-        if self._root is not None:
-            self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         self._is_closed.set()
@@ -117,12 +118,13 @@ class ChosenStatistics:
                 _below(self._root, directory), tokenizer=self._fingerprint
             )
             database.verify()
-        except (SnapshotError, OSError) as error:
+        except SnapshotError as error:
             raise InvalidRequest(f"cannot be used: {error}", "directory") from error
         return database
 
     def _run(self) -> None:
-        while not self._is_closed.wait(_POLL_INTERVAL_S):
+        self._check_first()
+        while self._root is not None and not self._is_closed.wait(_POLL_INTERVAL_S):
             try:
                 self._follow()
                 self._has_failed = False
@@ -130,6 +132,17 @@ class ChosenStatistics:
                 if not self._has_failed:
                     logger.warning("choices of statistics databases are not seen: %s", error)
                 self._has_failed = True
+
+    def _check_first(self) -> None:
+        """Read all of the database the replica began with."""
+        database = self._host.statistics
+        if database is None:
+            return
+        try:
+            database.verify()
+        except SnapshotError as error:
+            logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
+            self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
     def _follow(self) -> None:
         choice = current_choice(self._key, self._tried)

@@ -186,7 +186,8 @@ class ModelDatabaseConfig(StrictModel):
     """Whether replicas share what they generate."""
 
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Most bytes of text one model and namespace keeps, in the actor and in each replica."""
+    """Most bytes of text of one model: in the actor that of each namespace, in a replica that of
+    all together, the largest of which gives way first."""
 
     max_total_bytes: int = Field(default=2**30, ge=2**16)
     """Most bytes of text all namespaces of one model keep in the actor."""

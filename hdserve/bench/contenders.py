@@ -17,6 +17,9 @@ from transformers import GenerationConfig
 from hdserve import core
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
+from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.states import pack_states
 from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
@@ -76,7 +79,7 @@ class Contender(ABC):
         self.name = name
 
     def begin_round(self) -> None:  # noqa: B027 - optional
-        """Bring the databases to the state a round begins with."""
+        """Bring the databases and what was learned to the state a round begins with."""
 
     @abstractmethod
     def run(
@@ -109,6 +112,9 @@ class EngineContender(Contender):
         if self.is_drafting:
             self._host.own_database.clear()
             self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, self._filled)
+            shipped = Calibration.prior(self._host.model.vocab_size).to_bytes()
+            states = pack_states({Hierarchy.name: shipped})
+            self._engine.adopt_drafter_states(core.DEFAULT_NAMESPACE, states)
 
     def run(
         self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]

@@ -92,7 +92,8 @@ def run_rounds(
 
     Args:
         journal: where rounds are kept and restored from.  A round is kept whole, since its ratios
-            are of one process; after an interruption the drafters calibrate themselves anew.
+            are of one process.  It begins with the calibration that ships, so that no round knows
+            the prompts from the round before.
         progress: called after each run, restored ones included.
     """
     journal = journal or Journal(None, {})

@@ -28,8 +28,9 @@ from hdserve.databases.ngram import (
     new_size,
 )
 
-MAX_TABLE_BYTES = 64 << 20
-"""Largest table of one request; a longer text forgets its rarest contexts."""
+MAX_TABLE_BYTES = 8 << 20
+"""Largest table of one request: 30,000 to 50,000 tokens.  A longer text forgets its rarest
+contexts; repetitions of five tokens are found in all of it."""
 
 ROWS_PER_TOKEN = 4
 """About how many contexts a token of text adds."""
@@ -53,6 +54,9 @@ class ContextPool:
 
     Args:
         max_bytes: most memory of tables that nobody uses.
+
+    Attributes:
+        num_bytes: of it in use.
     """
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:
@@ -121,6 +125,11 @@ class ContextDatabase:
     def num_bytes(self) -> int:
         """Memory in use."""
         return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.places.nbytes
+
+    @property
+    def num_entries(self) -> int:
+        """Contexts held, counted as they come; at most what the table has room for."""
+        return min(int(self.size[NUM_ADDED]), len(self.table.rows))
 
     @property
     def is_table_full(self) -> bool:

@@ -125,9 +125,8 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
     """Texts or token ids, each with whether it is a turn of the assistant."""
     if "messages" in row:
         for message in row["messages"]:
-            content = message.get("content")
-            if content:
-                yield str(content), message.get("role") == "assistant"
+            if text := _text_of(message.get("content")):
+                yield text, message.get("role") == "assistant"
     elif "response" in row:
         for key in ("prompt", "response"):
             tokens = row[key]
@@ -138,3 +137,12 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
         yield row["text"], False
     else:
         raise ValueError("a row needs `text`, `messages`, or `prompt` and `response`")
+
+
+def _text_of(content: Any) -> str:
+    """Of a message: a text, a list of parts that are text, or nothing."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list) or any(part.get("type") != "text" for part in content):
+        raise ValueError("the content of a message is neither text nor a list of texts")
+    return "".join(part["text"] for part in content)

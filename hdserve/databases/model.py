@@ -35,6 +35,7 @@ from hdserve.databases.ngram import (
     rebase_stamps,
 )
 from hdserve.databases.recycled import RecycledDatabase
+from hdserve.databases.room import Room
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
@@ -68,6 +69,7 @@ class Partition:
     """The tables of one namespace.
 
     Attributes:
+        max_bytes: what it takes at most, see :meth:`limit`.
         table: the n-grams.
         log, places, log_state: the text itself, for copies of any length, see ``history``.
         version: changes whenever one of the arrays was replaced.
@@ -75,8 +77,7 @@ class Partition:
 
     def __init__(self, max_bytes: int, orders: Sequence[int] = MODEL_ORDERS) -> None:
         self.max_bytes = max_bytes
-        log_tokens = max(MIN_LOG_TOKENS, max_bytes // LOG_SHARE // LOG_BYTES_PER_TOKEN)
-        self._max_log_tokens = 1 << (log_tokens.bit_length() - 1)
+        self._max_log_tokens = _log_tokens(max_bytes)
         table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
         self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
@@ -96,13 +97,32 @@ class Partition:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        in_log = min(int(self.log_state[LOG_END]), len(self.log))
-        return self.table.num_bytes + in_log * 4 + self.places.nbytes
+        return self.table.num_bytes + self._log_bytes
+
+    @property
+    def _log_bytes(self) -> int:
+        return min(self.log_end, len(self.log)) * 4 + self.places.nbytes
 
     @property
     def log_end(self) -> int:
         """The position after the last token of the log."""
         return int(self.log_state[LOG_END])
+
+    def limit(self, max_bytes: int) -> int:
+        """Take no more than ``max_bytes`` from now on, at most what it was made for; the least
+        valuable contexts and the oldest text are forgotten.
+
+        Returns:
+            How many contexts were given up.
+        """
+        self.max_bytes = max_bytes
+        self._max_log_tokens = _log_tokens(max_bytes)
+        if len(self.log) > self._max_log_tokens:
+            self._resize_log(self._max_log_tokens)
+        num_given_up = self.table.limit(max_bytes - self._log_bytes, self._stamp)
+        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
+        self.version += 1
+        return num_given_up
 
     def texts_since(self, position: int) -> list[list[int]]:
         """The texts in the log from ``position`` on, as far as they are still there."""
@@ -144,11 +164,10 @@ class Partition:
 
     def _append(self, tokens: Tokens) -> None:
         tokens = tokens[-self._max_log_tokens // 2 :]
-        while len(self.log) < self._max_log_tokens and (
-            int(self.log_state[LOG_END]) + len(tokens) > len(self.log)
-        ):
-            self._enlarge_log()
-        begin = int(self.log_state[LOG_END])
+        begin = self.log_end
+        in_use = begin - int(self.log_state[LOG_OLDEST])
+        while len(self.log) < self._max_log_tokens and in_use + len(tokens) > len(self.log):
+            self._resize_log(min(self._max_log_tokens, len(self.log) * 4))
         end = begin + len(tokens)
         capacity = len(self.log)
         first = begin & (capacity - 1)
@@ -156,17 +175,28 @@ class Partition:
         self.log[first : first + num_first] = tokens[:num_first]
         self.log[: len(tokens) - num_first] = tokens[num_first:]
         self.log_state[LOG_END] = end
-        self.log_state[LOG_OLDEST] = max(0, end - capacity)
+        self._forget_before(end - capacity)
         index_tokens(self.log, self.places, max(begin, MATCH_TOKENS), end)
 
-    def _enlarge_log(self) -> None:
-        in_use = min(int(self.log_state[LOG_END]), len(self.log))
-        capacity = min(self._max_log_tokens, len(self.log) * 4)
+    def _resize_log(self, capacity: int) -> None:
+        """Keep the last ``capacity`` tokens, a power of two; positions stay what they are."""
+        self._forget_before(self.log_end - capacity)
+        begin, end = int(self.log_state[LOG_OLDEST]), self.log_end
+        positions = np.arange(begin, end)
         log, places = np.zeros(capacity, np.int32), new_places(capacity)
-        log[:in_use] = self.log[:in_use]
-        index_tokens(log, places, MATCH_TOKENS, int(self.log_state[LOG_END]))
+        log[positions & (capacity - 1)] = self.log[positions & (len(self.log) - 1)]
+        index_tokens(log, places, begin + MATCH_TOKENS, end)
         self.log, self.places = log, places
         self.version += 1
+
+    def _forget_before(self, position: int) -> None:
+        self.log_state[LOG_OLDEST] = max(int(self.log_state[LOG_OLDEST]), position)
+
+
+def _log_tokens(max_bytes: int) -> int:
+    """Most tokens in the log of a partition, a power of two."""
+    num_tokens = max(MIN_LOG_TOKENS, max_bytes // LOG_SHARE // LOG_BYTES_PER_TOKEN)
+    return 1 << (num_tokens.bit_length() - 1)
 
 
 class ModelDatabase:
@@ -176,8 +206,8 @@ class ModelDatabase:
 
     Args:
         max_bytes: bound of all namespaces together; the least valuable contexts and the oldest
-            text are forgotten first.  When a namespace finds no room, the one that has not been
-            used for longest is dropped.
+            text are forgotten first, those of the largest namespace, see
+            :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
         orders: context lengths in tokens, ascending.
 
@@ -194,27 +224,31 @@ class ModelDatabase:
     ) -> None:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
-        self.version = 0
         self._orders = tuple(orders)
         self._longest_order = max(orders)
-        self._partitions: dict[str, Partition] = {}
-        self._recycled: dict[str, RecycledDatabase] = {}
+        self.version = 0
+        recycled_bytes = max_bytes // RECYCLED_SHARE
+        self._partitions: Room[Partition] = Room(max_bytes - recycled_bytes, self._note_change)
+        self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
         self._prefixes: dict[str, set[int]] = {}
+
+    def _note_change(self) -> None:
+        self.version += 1
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces that hold text, least recently fed first."""
-        return tuple(self._partitions)
+        return self._partitions.namespaces
 
     @property
     def num_tokens(self) -> int:
         """Tokens inserted and not dropped with their namespace."""
-        return sum(partition.num_tokens for partition in self._partitions.values())
+        return sum(partition.num_tokens for partition in self._partitions)
 
     @property
     def num_entries(self) -> int:
         """Texts inserted and not dropped with their namespace."""
-        return sum(partition.num_texts for partition in self._partitions.values())
+        return sum(partition.num_texts for partition in self._partitions)
 
     @property
     def num_bytes(self) -> int:
@@ -224,7 +258,27 @@ class ModelDatabase:
     @property
     def num_text_bytes(self) -> int:
         """Of it for what was generated."""
-        return sum(partition.num_bytes for partition in self._partitions.values())
+        return self._partitions.num_bytes
+
+    @property
+    def num_recycled_bytes(self) -> int:
+        """Of it for what the model thought likely."""
+        return self._recycled.num_bytes
+
+    @property
+    def num_recycled_entries(self) -> int:
+        """Contexts for which is kept what the model thought likely."""
+        return sum(recycled.num_entries for recycled in self._recycled)
+
+    @property
+    def num_given_up(self) -> int:
+        """Contexts of text that namespaces gave up for other namespaces."""
+        return self._partitions.num_given_up
+
+    @property
+    def num_dropped(self) -> int:
+        """Namespaces whose text was dropped because there are so many."""
+        return self._partitions.num_dropped
 
     def partition(self, namespace: str) -> Partition | None:
         """The tables of a namespace; ``None`` while nothing was inserted."""
@@ -235,35 +289,10 @@ class ModelDatabase:
         return self._recycled.get(namespace)
 
     def recycling(self, namespace: str) -> RecycledDatabase:
-        """The same, made if there is none.  That of the namespace which was not fed for longest is
-        dropped when all together outgrow their share."""
-        found = self._recycled.pop(namespace, None)
-        if found is None:
-            found = RecycledDatabase(self._recycled_bytes)
-            self.version += 1
-        self._recycled[namespace] = found
-        while len(self._recycled) > 1 and self.num_recycled_bytes > self._recycled_bytes:
-            del self._recycled[next(iter(self._recycled))]
-            self.version += 1
+        """The same, made if there is none, to be fed; its rows may be another array now."""
+        found = self._recycled.use(namespace, RecycledDatabase)
+        self._recycled.note(namespace)
         return found
-
-    @property
-    def _text_bytes(self) -> int:
-        return self.max_bytes - self._recycled_bytes
-
-    @property
-    def _recycled_bytes(self) -> int:
-        return self.max_bytes // RECYCLED_SHARE
-
-    @property
-    def num_recycled_bytes(self) -> int:
-        """Of it for what the model thought likely."""
-        return sum(recycled.num_bytes for recycled in self._recycled.values())
-
-    @property
-    def num_recycled_entries(self) -> int:
-        """Contexts for which is kept what the model thought likely."""
-        return sum(recycled.num_entries for recycled in self._recycled.values())
 
     def insert(self, namespace: str, token_ids: TokenIds) -> None:
         """Add one finished output of the model.
@@ -326,7 +355,7 @@ class ModelDatabase:
         conversation is counted once and not once per turn.
         """
         known = self._prefixes.setdefault(namespace, set())
-        if len(known) > MAX_PREFIX_BLOCKS:
+        if len(known) > MAX_PREFIX_BLOCKS or self.partition(namespace) is None:
             known.clear()
         block_hash, begin = 0, 0
         for start in range(0, len(token_ids) - PREFIX_BLOCK_TOKENS + 1, PREFIX_BLOCK_TOKENS):
@@ -340,34 +369,26 @@ class ModelDatabase:
 
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""
-        self.version += 1
         if namespace is None:
             self._partitions.clear()
             self._recycled.clear()
             self._prefixes.clear()
         else:
-            self._partitions.pop(namespace, None)
-            self._recycled.pop(namespace, None)
+            self._partitions.drop(namespace)
+            self._recycled.drop(namespace)
             self._prefixes.pop(namespace, None)
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[Partition]:
-        """The partition of a namespace, to be fed."""
-        partition = self._used(namespace)
+        """The partition of a namespace, made if there is none, to be fed."""
+        partition = self._partitions.use(namespace, self._new_partition)
         version = partition.version
         yield partition
         self.version += partition.version - version
+        self._partitions.note(namespace)
 
-    def _used(self, namespace: str) -> Partition:
-        """The partition of a namespace, made if there is none, moved to the end of the order."""
-        partition = self._partitions.pop(namespace, None)
-        if partition is None:
-            partition = Partition(self._text_bytes, self._orders)
-            self.version += 1
-        self._partitions[namespace] = partition
-        while len(self._partitions) > 1 and self.num_text_bytes > self._text_bytes:
-            self.clear(next(iter(self._partitions)))
-        return partition
+    def _new_partition(self, max_bytes: int) -> Partition:
+        return Partition(max_bytes, self._orders)
 
 
 def _text(token_ids: TokenIds) -> Tokens:

@@ -39,6 +39,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from hdserve.databases.kernel_cache import keep_compiled
+from hdserve.databases.pages import give_back_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,15 +210,21 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
 
 
 @inlined
+def row_value(rows: Rows, row: int, stamp: int) -> int:
+    """What a row is worth when rows are stamped ``stamp``: its total, halved as it ages."""
+    row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
+    age = max(0, stamp - row_stamp)
+    total = np.int64(rows[row, 2] & _TOTAL_MASK)
+    return (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
+
+
+@inlined
 def least_valuable(rows: Rows, start: int, stamp: int) -> int:
     """The row to give up in the full bucket that begins at ``start``."""
     victim = start
     lowest = np.int64(1 << 62)
     for row in range(start, start + BUCKET_ROWS):
-        row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
-        age = max(0, stamp - row_stamp)
-        total = np.int64(rows[row, 2] & _TOTAL_MASK)
-        value = (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
+        value = row_value(rows, row, stamp)
         if value < lowest:
             lowest = value
             victim = row
@@ -265,25 +272,27 @@ def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
 
 
 @inlined
-def halve(rows: Rows, row: int) -> int:
-    """Halve all counts of a row, so that what is recent weighs more; returns the new total."""
+def halve(rows: Rows, row: int, times: int) -> int:
+    """Halve all counts of a row ``times`` times, so that what is recent weighs more; returns the
+    new total."""
     kept = FIRST_SLOT
     for slot in range(FIRST_SLOT, ROW_WORDS):
         word = rows[row, slot]
-        count = (word >> _COUNT_SHIFT) >> _ODD
+        count = (word >> _COUNT_SHIFT) >> np.uint32(times)
         rows[row, slot] = _ZERO
         if count > _ZERO:
             rows[row, kept] = count * _COUNT_ONE | (word & _TOKEN_MASK)
             kept += 1
-    return np.int64(rows[row, 2] & _TOTAL_MASK) >> 1
+    return np.int64(rows[row, 2] & _TOTAL_MASK) >> times
 
 
 @inlined
 def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> None:
-    """Count ``token`` ``count`` times (at most ``MAX_COUNT // 2``) in the row of its context."""
+    """Count ``token`` ``count`` times in the row of its context: at most ``MAX_COUNT // 2`` times,
+    or what fits beside the counts that are there."""
     total = np.int64(rows[row, 2] & _TOTAL_MASK)
     if total + count > MAX_TOTAL:
-        total = halve(rows, row)
+        total = halve(rows, row, 1)
     token_word = np.uint32(token)
     slot = slot_of(rows, row, token_word)
     if slot < 0:
@@ -296,7 +305,7 @@ def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> Non
         rows[row, slot] = token_word
     new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
     if new_count > MAX_COUNT:
-        total = halve(rows, row)
+        total = halve(rows, row, 1)
         slot = slot_of(rows, row, token_word)
         new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
     while slot > FIRST_SLOT and np.int64(rows[row, slot - 1] >> _COUNT_SHIFT) <= new_count:
@@ -304,6 +313,12 @@ def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> Non
         slot -= 1
     rows[row, slot] = np.uint32(new_count) * _COUNT_ONE | token_word
     set_total(rows, row, total + count, stamp)
+
+
+@inlined
+def _copy_within(rows: Rows, source: int, target: int) -> None:
+    for word in range(ROW_WORDS):
+        rows[target, word] = rows[source, word]
 
 
 @inlined
@@ -323,13 +338,48 @@ def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
         is_moved = np.int64(rows[row, 1]) & highest != 0
         place = target if is_moved else kept
         if place != row:
-            for word in range(ROW_WORDS):
-                rows[place, word] = rows[row, word]
+            _copy_within(rows, row, place)
             rows[row, 0] = _ZERO
         if is_moved:
             target += 1
         else:
             kept += 1
+
+
+@inlined
+def remove_bucket(rows: Rows, size: Ints, stamp: int) -> int:
+    """Take the last bucket out of use: its rows go back to the bucket they were divided from, as
+    far as they are worth more than what stands there; returns how many rows were given up."""
+    removed = size[NUM_BUCKETS] - 1
+    size[NUM_BUCKETS] = removed
+    source = removed * BUCKET_ROWS
+    target = (removed - highest_bit(removed)) * BUCKET_ROWS
+    free, end = target, target + BUCKET_ROWS
+    while free < end and rows[free, 0] != _ZERO:
+        free += 1
+    num_given_up = 0
+    for row in range(source, source + BUCKET_ROWS):
+        if rows[row, 0] == _ZERO:
+            break
+        if free < end:
+            _copy_within(rows, row, free)
+            free += 1
+            continue
+        num_given_up += 1
+        victim = least_valuable(rows, target, stamp)
+        if row_value(rows, row, stamp) > row_value(rows, victim, stamp):
+            _copy_within(rows, row, victim)
+    return num_given_up
+
+
+@jit
+def remove_buckets(rows: Rows, size: Ints, num_buckets: int, stamp: int) -> int:
+    """Take buckets out of use until ``num_buckets`` are left, at least one; all rows count, however
+    old.  Returns how many rows were given up."""
+    num_given_up = 0
+    while size[NUM_BUCKETS] > max(1, num_buckets):
+        num_given_up += remove_bucket(rows, size, stamp)
+    return num_given_up
 
 
 @inlined
@@ -403,25 +453,41 @@ def insert_tokens(
         grow(rows, size, min_stamp)
 
 
+@inlined
+def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int) -> int:
+    """How often two rows must be halved to be added without an overflow."""
+    total = np.int64(source[source_row, 2] & _TOTAL_MASK)
+    total += np.int64(target[target_row, 2] & _TOTAL_MASK)
+    count = np.int64(source[source_row, FIRST_SLOT] >> _COUNT_SHIFT)
+    count += np.int64(target[target_row, FIRST_SLOT] >> _COUNT_SHIFT)
+    times = 0
+    while count >> times > MAX_COUNT or total >> times > MAX_TOTAL:
+        times += 1
+    return times
+
+
 @jit
 def merge_tables(
     source: Rows, num_buckets: int, target: Rows, target_size: Ints, stamp: int
 ) -> None:
-    """Add every row of ``source`` to ``target``, counts added."""
+    """Add every row of ``source`` to ``target``, counts added.  Rows that would overflow are halved
+    first, both of them and their totals, so that all shares stay what they are."""
     for index in range(num_buckets * BUCKET_ROWS):
         if source[index, 0] == _ZERO:
             continue
         context_hash = np.uint64(source[index, 0]) | (np.uint64(source[index, 1]) << _SHIFT_32)
         row = claim_row(target, target_size, context_hash, stamp, 0)
-        old_total = np.int64(target[row, 2] & _TOTAL_MASK)
-        total = np.int64(source[index, 2] & _TOTAL_MASK) + old_total
-        for slot in range(FIRST_SLOT, ROW_WORDS):
-            word = source[index, slot]
-            count = np.int64(word >> _COUNT_SHIFT)
-            if count == 0:
-                break
-            count_token(target, row, np.int64(word & _TOKEN_MASK), min(count, 2047), stamp)
-        set_total(target, row, min(total, MAX_TOTAL), stamp)
+        times = halvings_to_fit(source, index, target, row)
+        total = np.int64(source[index, 2] & _TOTAL_MASK) >> times
+        if times > 0:
+            set_total(target, row, halve(target, row, times), stamp)
+        total += np.int64(target[row, 2] & _TOTAL_MASK)
+        for back in range(NUM_SLOTS):  # the likeliest last, which puts it before its equals
+            word = source[index, ROW_WORDS - 1 - back]
+            count = np.int64(word >> _COUNT_SHIFT) >> times
+            if count > 0:
+                count_token(target, row, np.int64(word & _TOKEN_MASK), count, stamp)
+        set_total(target, row, total, stamp)
         grow(target, target_size, 0)
 
 
@@ -453,19 +519,21 @@ class NgramTable:
         reserve_bytes: address space to begin with; :meth:`reserve_more` adds to it.
 
     Attributes:
-        rows: ``uint32[reserved rows, 16]``, see the module's docstring.
-        size: ``int64[2]``: buckets in use, contexts added since the table was empty.
+        max_buckets: most buckets in use, see :meth:`limit`.
+        rows: ``uint32[reserved rows, 16]``, as far as they may be used; see the module's docstring.
+        size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
     """
 
     def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
-        self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
-        self.rows = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
+        self._most_buckets = self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
+        self._reserve = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
+        self.rows = self._reserve
         self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
 
     @property
     def num_reserved(self) -> int:
         """Buckets there is address space for."""
-        return len(self.rows) // BUCKET_ROWS
+        return len(self._reserve) // BUCKET_ROWS
 
     @property
     def num_buckets(self) -> int:
@@ -488,10 +556,31 @@ class NgramTable:
 
     def reserve_more(self) -> None:
         """Move to rows of four times the size (a plain copy of what is in use)."""
-        rows = new_rows(min(self.max_buckets, self.num_reserved * 4))
+        rows = new_rows(min(self._most_buckets, self.num_reserved * 4))
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self.rows[:in_use]
-        self.rows = rows
+        self._reserve = rows
+        self.rows = rows[: self.max_buckets * BUCKET_ROWS]
+
+    def limit(self, max_bytes: int, stamp: int) -> int:
+        """Take no more than ``max_bytes`` from now on, at most what the table was made for and at
+        least a bucket: the least valuable rows are given up, their memory goes back to the system,
+        and ``rows`` is another array.
+
+        Args:
+            stamp: the age mark of rows that are touched now.
+
+        Returns:
+            How many contexts were given up.
+        """
+        self.max_buckets = min(self._most_buckets, max(1, max_bytes // BUCKET_BYTES))
+        num_before = self.num_buckets
+        num_given_up = remove_buckets(self.rows, self.size, self.max_buckets, stamp)
+        self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
+        self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
+        if self.num_buckets < num_before:
+            give_back_pages(self._reserve[self.num_buckets * BUCKET_ROWS :])
+        return int(num_given_up)
 
 
 @jit

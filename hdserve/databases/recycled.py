@@ -72,14 +72,19 @@ class RecycledDatabase:
     Attributes:
         table: grows up to ``max_bytes``; the address space is taken at once.
         stamp: the age mark for rows written now.
+        version: changes whenever the rows are another array.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.table = NgramTable(max_bytes, max_bytes)
         self.stamp = 1
-        num_rows = self.table.max_buckets * ROWS_PER_BUCKET
-        self._stamp_interval = max(1, num_rows // STAMPS_PER_TURNOVER)
+        self.version = 0
         self._next_stamp_at = self._stamp_interval
+
+    @property
+    def _stamp_interval(self) -> int:
+        return max(1, self.table.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
 
     @property
     def num_bytes(self) -> int:
@@ -90,6 +95,14 @@ class RecycledDatabase:
     def num_entries(self) -> int:
         """Contexts held, counted as they come; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
+
+    def limit(self, max_bytes: int) -> int:
+        """Take no more than ``max_bytes`` from now on; returns how many contexts were given up."""
+        self.max_bytes = max_bytes
+        num_given_up = self.table.limit(max_bytes, self.stamp)
+        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
+        self.version += 1
+        return num_given_up
 
     def advance_stamp(self) -> None:
         """Let rows age as the table turns over; to be called now and then."""

@@ -136,7 +136,7 @@ class StatisticsDatabase:
             if found != expected:
                 raise SnapshotError(f"{path}: has {found} bytes, {expected} were written")
             with path.open("rb") as file:
-                if _sample_crc32(file.fileno(), found) != info.sample_crc32:
+                if ends_crc32(file.fileno(), found) != info.sample_crc32:
                     raise SnapshotError(f"{path}: is corrupt (checksum)")
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
@@ -153,12 +153,17 @@ class StatisticsDatabase:
         """Read the whole table and compare its checksum.
 
         Raises:
-            SnapshotError: the table is not what was written.
+            SnapshotError: the table is not what was written, or cannot be read.
         """
-        if self.directory is not None:
-            path = self.directory / TABLE_NAME
-            if file_crc32(path) != self.info.crc32:
-                raise SnapshotError(f"{path}: is corrupt (checksum)")
+        if self.directory is None:
+            return
+        path = self.directory / TABLE_NAME
+        try:
+            found = file_crc32(path)
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be read: {error}") from error
+        if found != self.info.crc32:
+            raise SnapshotError(f"{path}: is corrupt (checksum)")
 
 
 class StatisticsBuilder:
@@ -310,7 +315,7 @@ class StatisticsBuilder:
         if path is not None:
             checksum = file_crc32(path)
             with path.open("rb") as file:
-                sample = _sample_crc32(file.fileno(), path.stat().st_size)
+                sample = ends_crc32(file.fileno(), path.stat().st_size)
         return StatisticsInfo(
             format_version=FORMAT_VERSION,
             tokenizer=self.tokenizer,
@@ -362,6 +367,7 @@ def file_crc32(path: Path, progress: Callable[[int], None] | None = None) -> int
     return value
 
 
-def _sample_crc32(file: int, num_bytes: int) -> int:
+def ends_crc32(file: int, num_bytes: int) -> int:
+    """The CRC-32 of the first and the last mebibyte of a file of ``num_bytes``."""
     value = zlib.crc32(os.pread(file, _SAMPLE_BYTES, 0))
     return zlib.crc32(os.pread(file, _SAMPLE_BYTES, max(0, num_bytes - _SAMPLE_BYTES)), value)

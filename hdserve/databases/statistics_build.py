@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hdserve.config import StrictModel
 from hdserve.databases.corpus import Segment, read_segments
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsInfo
+from hdserve.databases.statistics import StatisticsBuilder, StatisticsInfo, ends_crc32
 from hdserve.databases.statistics_checkpoint import Checkpoint
 from hdserve.errors import DatabaseError
 
@@ -31,13 +31,16 @@ class BuildProgress(StrictModel):
     """How far an unfinished build has come.
 
     Attributes:
-        files: sizes in bytes of the corpora by name, to tell whether they are the same.
-        excluded_sources: what was left out.
+        files: by name, size in bytes and checksum of the ends of each corpus, to tell whether
+            they are the same.
+        turn_end, excluded_sources, max_bytes: as the build was told.
         num_segments: segments read so far, over all files in order.
     """
 
-    files: dict[str, int]
+    files: dict[str, tuple[int, int]]
+    turn_end: tuple[int, ...]
     excluded_sources: tuple[str, ...]
+    max_bytes: int
     num_segments: int
 
 
@@ -80,25 +83,35 @@ class StatisticsBuild:
         self._tokenizer = tokenizer
         self._turn_end = list(turn_end)
         self._excluded_sources = tuple(excluded_sources)
+        self._max_bytes = max_bytes
         self._checkpoint_tokens = checkpoint_tokens
         self._on_progress = on_progress
         self._checkpoint = Checkpoint(directory, BuildProgress)
         self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
         try:
-            self._files = {str(path): path.stat().st_size for path in paths}
+            self._files = {str(path): _size_and_checksum(path) for path in paths}
         except OSError as error:
             raise DatabaseError(f"cannot be read: {error}") from error
         self.num_resumed_segments = self._resume()
         self.num_excluded: Counter[str] = Counter()
+
+    def _progress(self, num_segments: int) -> BuildProgress:
+        return BuildProgress(
+            files=self._files,
+            turn_end=tuple(self._turn_end),
+            excluded_sources=self._excluded_sources,
+            max_bytes=self._max_bytes,
+            num_segments=num_segments,
+        )
 
     def _resume(self) -> int:
         saved = self._checkpoint.load()
         if saved is None:
             return 0
         progress, database = saved
-        if (progress.files, progress.excluded_sources) != (self._files, self._excluded_sources):
+        if progress != self._progress(progress.num_segments):
             raise DatabaseError(
-                f"{self._checkpoint.directory}: an unfinished build of other files; "
+                f"{self._checkpoint.directory}: an unfinished build of other files or settings; "
                 "finish or delete it"
             )
         self._builder.restore(database)
@@ -123,7 +136,7 @@ class StatisticsBuild:
                     self._on_progress(path, batch[-1].position, self._builder.num_tokens)
                 if self._builder.num_tokens >= next_checkpoint:
                     next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
-                    self._save(num_segments)
+                    self._checkpoint.save(self._builder, self._progress(num_segments))
         info = self._builder.write(self._directory)
         self._checkpoint.remove()
         return info
@@ -149,13 +162,11 @@ class StatisticsBuild:
                 licence=segment.licence,
             )
 
-    def _save(self, num_segments: int) -> None:
-        progress = BuildProgress(
-            files=self._files,
-            excluded_sources=self._excluded_sources,
-            num_segments=num_segments,
-        )
-        self._checkpoint.save(self._builder, progress)
+
+def _size_and_checksum(path: Path) -> tuple[int, int]:
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        return num_bytes, ends_crc32(file.fileno(), num_bytes)
 
 
 def _batches(segments: Iterable[Segment], size: int) -> Iterable[list[Segment]]:

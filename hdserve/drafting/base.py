@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,13 @@ class Forward(Protocol):
         Only for drafters that set ``needs_hidden``.
         """
         ...
+
+
+class Held(NamedTuple):
+    """What a drafter holds for running sequences: contexts, and bytes."""
+
+    num_entries: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +92,11 @@ class Drafter(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Do what takes long before the first request: compile, touch memory."""
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:  # noqa: B027 - optional
-        """Draft from this corpus from now on, instead of ``resources.statistics``; between two
-        steps, for running sequences, too."""
+    def use_statistics(  # noqa: B027 - optional
+        self, statistics: StatisticsDatabase | None
+    ) -> None:
+        """Draft from this corpus, or from none, from now on, instead of ``resources.statistics``;
+        between two steps, for running sequences, too."""
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` was admitted; its ``token_ids`` are the prompt."""
@@ -118,6 +127,11 @@ class Drafter(ABC):
         have it.
         """
         return {}
+
+    def held(self) -> Held:
+        """What is held for running sequences now; for metrics, called now and then between two
+        steps."""
+        return Held()
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no

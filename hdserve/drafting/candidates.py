@@ -90,8 +90,8 @@ _TOTAL_MASK = np.uint32(0xFFFF)
 
 @inlined
 def share_bucket(share: float) -> int:
-    """0 to 7 by the share of a row's count."""
-    return SHARE_BUCKETS[np.uint64(share * np.float32(SHARE_STEPS))]
+    """0 to 7 by the share of a row's count; a damaged row may say that it is above 1."""
+    return SHARE_BUCKETS[np.uint64(min(share, np.float32(1.0)) * np.float32(SHARE_STEPS))]
 
 
 @inlined

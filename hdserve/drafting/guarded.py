@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdserve import core
-from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.base import Drafter, Forward, Held
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-CALLS = ("warm_up", "start", "propose", "observe", "finish", "lookup_times_s", "state", "adopt")
+CALLS = (
+    *("warm_up", "start", "propose", "observe", "finish"),
+    *("lookup_times_s", "held", "state", "adopt"),
+)
 """What is called of a drafter."""
 
 _AROUND = (("all", "adopt"), ("engine", "on_finish"))
@@ -99,8 +102,8 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
-        """Draft from another corpus from now on."""
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
+        """Draft from another corpus, or none, from now on."""
         for drafter in self._drafters:
             self.run(drafter.name, "use_statistics", drafter.use_statistics, statistics)
 
@@ -113,6 +116,16 @@ class GuardedDrafters:
 
     def _add_times(self, drafter: Drafter, seq: core.Sequence, found: Counter[core.Source]) -> None:
         found.update(drafter.lookup_times_s(seq))
+
+    def held(self) -> Held:
+        """What all drafters hold for running sequences."""
+        found: list[Held] = []
+        for drafter in self._drafters:
+            self.run(drafter.name, "held", self._add_held, drafter, found)
+        return Held(sum(one.num_entries for one in found), sum(one.num_bytes for one in found))
+
+    def _add_held(self, drafter: Drafter, found: list[Held]) -> None:
+        found.append(drafter.held())
 
     def states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if there is anything new."""

@@ -41,7 +41,7 @@ from hdserve.drafting.arrays import (
     Databases,
     new_scratch,
 )
-from hdserve.drafting.base import Drafter, DraftResources, Forward
+from hdserve.drafting.base import Drafter, DraftResources, Forward, Held
 from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
@@ -160,7 +160,7 @@ class Hierarchy(Drafter):
         self._sources = DraftSources(resources)
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
-        self._num_running = 0
+        self._contexts: set[ContextDatabase] = set()
         self._num_shared_tokens: dict[str, int] = {}
 
     def _available_levels(self) -> int:
@@ -222,7 +222,7 @@ class Hierarchy(Drafter):
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
         drafter.finish(seq)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         self._resources = replace(self._resources, statistics=statistics)
         self._sources.use_statistics(statistics)
         self._levels = self._available_levels()
@@ -241,7 +241,7 @@ class Hierarchy(Drafter):
         request = _Request(context, calibration, state)
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
-        self._num_running += 1
+        self._contexts.add(context)
 
     def _levels_of(self, seq: Sequence) -> int:
         levels = self._levels
@@ -324,6 +324,13 @@ class Hierarchy(Drafter):
                 found[source] = found.get(source, 0.0) + time.perf_counter() - started
         return found
 
+    def held(self) -> Held:
+        """The contexts of running sequences; the bytes include the tables for the next ones."""
+        return Held(
+            sum(context.num_entries for context in self._contexts),
+            sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
+        )
+
     def observe(
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
     ) -> None:
@@ -341,7 +348,7 @@ class Hierarchy(Drafter):
         request.calibration.num_tokens += num_new
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
-        if self._num_running > 1 and self._resources.model_database is not None:
+        if len(self._contexts) > 1 and self._resources.model_database is not None:
             self._resources.model_database.record_running(seq)
         if forward is not None and self._recycles(seq, tree):
             self._recycle(request, seq, tree, forward, num_new)
@@ -363,8 +370,7 @@ class Hierarchy(Drafter):
         assert database is not None
         num_nodes = min(len(tree), len(scratch.top_tokens))
         recycled = database.recycling(seq.namespace)
-        if request.sources.recycled is not recycled:
-            self._connect(request, seq)
+        self._refresh(request, seq)
         tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
         with np.errstate(invalid="ignore"):
             shares = np.exp(logits - logits[:, :1])
@@ -404,4 +410,4 @@ class Hierarchy(Drafter):
         request: _Request | None = seq.drafter_state.pop(self.name, None)
         if request is not None:
             request.context.release()
-            self._num_running -= 1
+            self._contexts.discard(request.context)

@@ -126,7 +126,7 @@ class HierarchyPaper(Drafter):
             ngrams.add(text, 0)
         self._model[namespace] = (partition, partition.log_end, ngrams)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         self._resources = replace(self._resources, statistics=statistics)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:

@@ -42,9 +42,9 @@ class _Partitions(NamedTuple):
     others: Partition | None
     recycled: RecycledDatabase | None
 
-    def versions(self) -> tuple[int, int]:
+    def versions(self) -> tuple[int, ...]:
         """They change when an array was replaced."""
-        return (self.model.version if self.model else 0, self.others.version if self.others else 0)
+        return tuple(0 if part is None else part.version for part in self)
 
 
 class NamespaceSources:
@@ -91,8 +91,8 @@ class DraftSources:
         self._known: dict[str, NamespaceSources] = {}
         self._num_replaced = 0
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
-        """Have another corpus in the sources of every namespace."""
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
+        """Have another corpus, or none, in the sources of every namespace."""
         self._resources = replace(self._resources, statistics=statistics)
         self._known.clear()
         self._num_replaced += 1

@@ -11,6 +11,7 @@ from typing import Any
 from hdserve import core
 from hdserve.core import FinishReason, SamplingParams, StepOutput
 from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.drafting.base import Held
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.chunk import Chunk
@@ -89,8 +90,8 @@ class Engine:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
 
-    def use_statistics(self, statistics: StatisticsDatabase) -> None:
-        """Draft from another corpus from now on."""
+    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
+        """Draft from another corpus, or none, from now on."""
         self._drafters.use_statistics(statistics)
 
     @property
@@ -126,6 +127,10 @@ class Engine:
             stats.num_proposed_tokens = self._budget.num_proposed_tokens
             stats.num_kept_tokens = self._budget.num_kept_tokens
         return stats
+
+    def held_by_drafters(self) -> Held:
+        """Contexts and bytes that drafters hold for running sequences."""
+        return self._drafters.held()
 
     def lookup_times_s(self) -> dict[core.Source, float]:
         """How long a draft for one of the running sequences takes from each source alone."""

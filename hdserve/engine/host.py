@@ -145,8 +145,8 @@ class ModelHost:
         """Drop what ``model`` has generated in ``namespace``."""
         self.databases[model].clear(namespace)
 
-    def use_statistics(self, engine: Engine, statistics: StatisticsDatabase) -> None:
-        """Draft from another corpus from now on; in the engine's thread."""
+    def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
+        """Draft from another corpus, or none, from now on; in the engine's thread."""
         self.statistics = statistics
         engine.use_statistics(statistics)
 

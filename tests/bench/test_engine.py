@@ -102,6 +102,32 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
         assert all(one.num_steps == one.drafts.num_steps > 0 for one in measured)
 
 
+def test_a_round_knows_nothing_of_the_round_before() -> None:
+    """Cold ones all draft the same, with the calibration that ships."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False},
+        "drafting": {"adapts_budget": False},
+    }
+    host = ModelHost(ModelConfig.model_validate(config))
+    prompts = [
+        EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
+        for text in TEXTS
+    ]
+    runs = run_rounds(
+        [EngineContender("hierarchy", host, is_drafting=True, state="cold")],
+        [Task("all", prompts)],
+        batch_size=1,
+        max_tokens=60,
+        sampling={"temperature": 0.0},
+        num_rounds=3,
+    )
+    first, *others = runs["hierarchy", "all"]
+    assert first.drafts.num_draft_tokens > 0
+    assert all(other.drafts == first.drafts for other in others)
+
+
 def make_task(name: str, size: int, *, is_recorded: bool = False) -> Task:
     prompts = [
         EncodedPrompt(PromptRow(f"{name}{index}", name, ""), (index,), False)

@@ -61,8 +61,8 @@ def test_stamps_start_anew_when_they_are_used_up() -> None:
     assert not again.rows.any()
 
 
-@pytest.mark.parametrize("num_tokens", [3000, 40_000])
-def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int) -> None:
+@pytest.mark.parametrize(("num_tokens", "mib"), [(3000, 3), (8192, 9), (40_000, 11), (131_072, 14)])
+def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int, mib: int) -> None:
     """What is not inserted at once follows in pieces, and memory stays below the bound."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 1000, num_tokens).tolist()
@@ -73,7 +73,8 @@ def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int) -> None
     while not database.is_complete:
         database.continue_prompt()
     assert _row_tokens(database, [2001, 2002]) == [2003]
-    assert database.num_bytes <= context.MAX_TABLE_BYTES + 12 * 2 * len(database.tokens)
+    assert database.num_bytes <= mib << 20
+    assert database.num_entries <= len(database.table.rows)
 
 
 def test_enlarging_keeps_tokens_and_contexts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.ngram import most_frequent
+from hdserve.databases.ngram import grow, most_frequent, put
 
 
 def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
@@ -105,16 +105,97 @@ def test_frequent_text_survives_a_flood() -> None:
     assert _next(database, "a", [11, 12])[:1] == [13]
 
 
-def test_namespace_that_is_not_fed_gives_way() -> None:
-    max_bytes = 1 << 19
-    database = ModelDatabase(max_bytes)
+def _feed(database: ModelDatabase, namespace: str, num_texts: int, seed: int = 0) -> list[int]:
+    """Insert random texts; returns the last."""
+    rng = np.random.default_rng(seed)
+    text: list[int] = []
+    for _ in range(num_texts):
+        text = rng.integers(0, 5000, 200).tolist()
+        database.insert(namespace, text)
+    return text
+
+
+def _share_known(database: ModelDatabase, namespace: str, text: list[int]) -> float:
+    """Of the tokens of a text, the share that is drafted first after the two before."""
+    places = range(len(text) - 2)
+    known = (_next(database, namespace, text[at : at + 2])[:1] == [text[at + 2]] for at in places)
+    return sum(known) / len(places)
+
+
+def test_a_busy_namespace_takes_nothing_from_quiet_ones() -> None:
+    """It gives way itself, and keeps what it said last."""
+    database = ModelDatabase(4 << 20)
+    quiet = [f"quiet {number}" for number in range(5)]
+    texts = {name: _feed(database, name, 1, seed) for seed, name in enumerate(quiet)}
+    before = [_share_known(database, name, text) for name, text in texts.items()]
+    last = _feed(database, "busy", 300, 9)
+    assert database.namespaces == (*quiet, "busy")
+    assert [_share_known(database, name, text) for name, text in texts.items()] == before
+    assert min(before) > 0.5
+    assert _share_known(database, "busy", last) > 0.5
+    assert database.num_dropped == 0
+    assert database.num_bytes <= 4 << 20
+
+
+def test_busy_namespaces_share_the_room() -> None:
+    """However the first one filled it; texts read back from the logs are whole."""
+    database = ModelDatabase(4 << 20)
+    _feed(database, "first", 300, 1)
+    for seed in range(300):
+        texts = {name: _feed(database, name, 1, seed) for name in ("second", "third")}
+    sizes = []
+    for name in ("first", "second", "third"):
+        partition = database.partition(name)
+        assert partition is not None
+        sizes.append(partition.num_bytes)
+        assert all(len(text) == 200 for text in partition.texts_since(0)[1:])
+    assert min(sizes) > max(sizes) / 2
+    assert sum(sizes) == database.num_text_bytes <= 4 << 20
+    assert all(_share_known(database, name, text) > 0.5 for name, text in texts.items())
+    assert database.num_dropped == 0
+    assert database.num_given_up > 0
+
+
+def test_a_namespace_grows_again_when_there_is_room() -> None:
+    database = ModelDatabase(2 << 20)
+    for seed in range(200):
+        for name in ("a", "b"):
+            _feed(database, name, 1, seed)
+    partition = database.partition("a")
+    assert partition is not None
+    before = partition.num_bytes
+    database.clear("b")
+    text = _feed(database, "a", 200)
+    assert partition.num_bytes > before * 1.5
+    assert partition.texts_since(0)[-1] == text
+    assert database.num_bytes <= 2 << 20
+
+
+def test_namespaces_are_dropped_when_there_are_too_many() -> None:
+    """Those that were not used for longest, and it is counted."""
+    database = ModelDatabase(1 << 19)
+    for number in range(200):
+        database.insert(str(number), [1, 2, 3])
+    left = len(database.namespaces)
+    assert database.namespaces == tuple(str(number) for number in range(200 - left, 200))
+    assert left > 20
+    assert database.num_dropped == 200 - left
+    assert database.num_bytes <= 1 << 19
+    database.clear()
+    assert database.num_bytes == 0
+
+
+def test_a_busy_namespace_takes_no_recycled_contexts_from_quiet_ones() -> None:
+    database = ModelDatabase(4 << 20)
     rng = np.random.default_rng(0)
-    for namespace in ("old", "new"):
-        for _ in range(40):
-            database.insert(namespace, rng.integers(0, 30_000, 200).tolist())
-    database.insert("new", [1])
-    assert database.num_bytes <= max_bytes
-    assert "new" in database.namespaces
+    for name in ("quiet", *["busy"] * 400):
+        recycled = database.recycling(name)
+        for context in rng.integers(0, 1 << 62, 40):
+            put(recycled.table.rows, recycled.table.size, np.uint64(context), 1, recycled.stamp, 0)
+            grow(recycled.table.rows, recycled.table.size, 0)
+    assert database.recycled("quiet") is not None
+    assert database.recycling("busy").num_bytes > 1 << 17
+    assert database.num_recycled_bytes <= (4 << 20) / 16
 
 
 def test_clear_forgets() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases import ngram
 from hdserve.databases.ngram import NgramTable
-from tests.databases.reference import ReferenceTable, read_table
+from tests.databases.reference import ReferenceTable, Row, read_table
 
 ORDERS = [0, 1, 2, 4]
 TEXTS = st.lists(
@@ -101,6 +105,91 @@ def test_merged_tables_hold_the_sum(texts: list[list[int]]) -> None:
         if len(counts) <= ngram.NUM_SLOTS:
             found = ngram.most_frequent(first.rows, first.size, [before], ngram.NUM_SLOTS)
             assert dict(found) == counts
+
+
+@pytest.mark.parametrize("num_texts", [1, 4, 10])
+def test_merged_tables_keep_shares_and_ranks(num_texts: int) -> None:
+    """Also of contexts that are counted more often than a row can hold."""
+    rng = np.random.default_rng(num_texts)
+    counted, merged = NgramTable(1 << 20), NgramTable(1 << 20)
+    for _ in range(num_texts):
+        text = np.full(12_000, 1)
+        text[1::2] = rng.choice([2, 3, 4, 5], 6000, p=[0.6, 0.25, 0.1, 0.05])
+        one = NgramTable(1 << 20)
+        for table in (one, counted):
+            _insert(table, text.tolist(), 1, [1])
+        ngram.merge_tables(one.rows, one.num_buckets, merged.rows, merged.size, 1)
+    shares = [_shares(table, [1]) for table in (merged, counted)]
+    assert list(shares[0]) == list(shares[1]) == [2, 3, 4, 5]
+    assert list(shares[0].values()) == pytest.approx(list(shares[1].values()), abs=0.01)
+    assert num_texts > 1 or read_table(merged.rows, 16) == read_table(counted.rows, 16)
+
+
+def _shares(table: NgramTable, context: list[int]) -> dict[int, float]:
+    row = np.zeros((1, ngram.ROW_WORDS), np.uint32)
+    assert ngram.copy_row(table.rows, table.size, np.array(context[::-1], np.int32), row)
+    found = ngram.most_frequent(table.rows, table.size, context, ngram.NUM_SLOTS)
+    return {token: count / int(row[0, 2] & 0xFFFF) for token, count in found}
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=TEXTS, num_buckets=st.integers(1, 70), num_more=st.integers(0, 70))
+def test_a_limited_table_loses_only_what_has_no_room(
+    texts: list[list[int]], num_buckets: int, num_more: int
+) -> None:
+    """Every context that is left is found where it belongs; the others are counted as given up,
+    and are worth no more than any that is left in their bucket."""
+    table = NgramTable(256 * ngram.BUCKET_BYTES, reserve_bytes=1 << 16)
+    for stamp, text in enumerate(texts, 1):
+        _insert(table, text, stamp * 40, ORDERS)
+    before = {(row.low, row.high): row for row in _rows(table)}
+    newest = len(texts) * 40
+    num_given_up = table.limit(num_buckets * ngram.BUCKET_BYTES, newest)
+    assert table.num_buckets <= num_buckets
+    kept = {(row.low, row.high): row for row in _rows(table)}
+    assert all(before[key] == row for key, row in kept.items())
+    assert len(before) == len(kept) + num_given_up
+    reference = ReferenceTable(table.num_buckets, table.num_buckets)
+    least: dict[int, int] = {}
+    for (_, high), row in kept.items():
+        value = reference._value(row, newest)
+        bucket = reference.bucket_of(high)
+        least[bucket] = min(value, least.get(bucket, value))
+    for key in before.keys() - kept.keys():
+        assert reference._value(before[key], newest) <= least[reference.bucket_of(key[1])]
+    for (low, high), row in kept.items():
+        index = ngram.find_row(table.rows, table.num_buckets, np.uint64(low | high << 32), 0)
+        assert int(table.rows[index, 2]) == row.total | row.stamp << 16
+    table.limit((num_buckets + num_more) * ngram.BUCKET_BYTES, newest)
+    for text in texts:
+        _insert(table, text, newest + 1, ORDERS)
+    assert table.num_buckets <= num_buckets + num_more
+
+
+def _rows(table: NgramTable) -> list[Row]:
+    return [row for bucket in read_table(table.rows, table.num_buckets) for row in bucket]
+
+
+def test_a_limited_table_gives_its_memory_back() -> None:
+    """And reads what comes later as if it had always been that small."""
+    table = NgramTable(64 << 20, reserve_bytes=64 << 20)
+    rng = np.random.default_rng(0)
+    _insert(table, rng.integers(0, 1 << 20, 100_000).tolist(), 1, [1, 2, 3])
+    before = _resident_bytes()
+    num_freed = table.num_bytes - (1 << 20)
+    assert num_freed > 20 << 20
+    table.limit(1 << 20, 1)
+    assert before - _resident_bytes() > num_freed * 0.9
+    table.limit(64 << 20, 1)
+    text = rng.integers(0, 1 << 20, 100_000).tolist()
+    _insert(table, text, 1, [1, 2])
+    assert table.num_bytes > 10 << 20
+    assert ngram.most_frequent(table.rows, table.size, text[-3:-1], 1)[0][0] == text[-1]
+
+
+def _resident_bytes() -> int:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return num_pages * mmap.PAGESIZE
 
 
 def test_old_stamps_are_rebased() -> None:

@@ -94,34 +94,89 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert not (directory / CHECKPOINT_NAME).exists()
 
 
-def test_unfinished_build_of_other_files_is_not_mixed(tmp_path: Path) -> None:
-    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
-    other = _write_rows(tmp_path / "other.jsonl", [{"text": "b"}])
+def _interrupted(directory: Path, corpus: Path, **options: object) -> None:
+    """A build that was killed after a checkpoint."""
 
     def interrupt(path: Path, position: int, num_tokens: int) -> None:
         if num_tokens > 30_000:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        _run(tmp_path / "s", corpus, on_progress=interrupt, checkpoint_tokens=5000)
-    with pytest.raises(DatabaseError, match="unfinished build of other files"):
+        _run(directory, corpus, on_progress=interrupt, checkpoint_tokens=5000, **options)
+
+
+def test_unfinished_build_of_other_files_is_not_mixed(tmp_path: Path) -> None:
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
+    other = _write_rows(tmp_path / "other.jsonl", [{"text": "b"}])
+    _interrupted(tmp_path / "s", corpus)
+    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
         _run(tmp_path / "s", other)
     with pytest.raises(DatabaseError, match="other settings"):
-        StatisticsBuild(tmp_path / "s", (corpus,), Bytes(), 301, max_bytes=1 << 22)
+        StatisticsBuild(tmp_path / "s", (corpus,), Bytes(), 301, turn_end=(256,), max_bytes=1 << 22)
     (tmp_path / "s" / CHECKPOINT_NAME / TABLE_NAME).write_bytes(b"")
     with pytest.raises(DatabaseError, match="cannot be resumed"):
         _run(tmp_path / "s", corpus)
 
 
 @pytest.mark.parametrize(
+    "others", [{"turn_end": (257,)}, {"max_bytes": 1 << 23}, {"excluded_sources": ("x",)}]
+)
+def test_unfinished_build_with_other_settings_is_not_mixed(
+    tmp_path: Path, others: dict[str, object]
+) -> None:
+    corpus = _write_rows(tmp_path / "rows.jsonl", [_sourced("y", "a" * 50)] * 1000)
+    _interrupted(tmp_path / "s", corpus)
+    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+        _run(tmp_path / "s", corpus, **others)
+
+
+def test_unfinished_build_of_a_rewritten_file_is_not_mixed(tmp_path: Path) -> None:
+    """Of the same name and size."""
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
+    _interrupted(tmp_path / "s", corpus)
+    _write_rows(corpus, [{"text": "b" * 50}] * 1000)
+    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+        _run(tmp_path / "s", corpus)
+    _write_rows(corpus, [{"text": "a" * 50}] * 1000)
+    _run(tmp_path / "s", corpus)
+
+
+@pytest.mark.parametrize(
     "line",
-    ["{", "[1]", "{}", '{"text": 3}', '{"messages": 3}', '{"prompt": [1], "response": ["a"]}'],
+    [
+        "{",
+        "[1]",
+        "{}",
+        '{"text": 3}',
+        '{"messages": 3}',
+        '{"messages": [{"content": 3}]}',
+        '{"messages": [{"content": {"text": "a"}}]}',
+        '{"messages": [{"content": ["a"]}]}',
+        '{"messages": [{"content": [{"type": "text", "text": 3}]}]}',
+        '{"messages": [{"content": [{"type": "text"}]}]}',
+        '{"messages": [{"content": [{"type": "image_url", "image_url": {}}]}]}',
+        '{"prompt": [1], "response": ["a"]}',
+    ],
 )
 def test_wrong_rows_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(DatabaseError, match="line 2"):
         list(read_segments(path))
+
+
+def test_parts_of_a_message_are_one_text(tmp_path: Path) -> None:
+    """As clients of the chat API send them; what has no text is left out."""
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": []},
+        {"role": "assistant", "content": parts[:1]},
+    ]
+    path = _write_rows(tmp_path / "chat.jsonl", [{"messages": messages}])
+    found = [(segment.content, segment.is_turn) for segment in read_segments(path)]
+    assert found == [("abcd", False), ("ab", True)]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -179,17 +234,3 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
-
-
-@pytest.mark.parametrize("source", ["x", "y"])
-def test_unfinished_build_with_other_exclusions_is_not_mixed(tmp_path: Path, source: str) -> None:
-    corpus = _write_rows(tmp_path / "rows.jsonl", [_sourced(source, "a" * 50)] * 1000)
-
-    def interrupt(path: Path, position: int, num_tokens: int) -> None:
-        if num_tokens > 30_000:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        _run(tmp_path / "s", corpus, on_progress=interrupt, checkpoint_tokens=5000)
-    with pytest.raises(DatabaseError, match="unfinished build of other files"):
-        _run(tmp_path / "s", corpus, excluded_sources=("x",))

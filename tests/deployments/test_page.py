@@ -306,6 +306,9 @@ def test_databases_and_replicas(page: Any) -> None:
         statistics = rows.nth(1).locator("td").all_inner_texts()
         assert int(statistics[0].replace(",", "")) > 1000
         assert re.fullmatch(r"[\d.,]+ [KM]iB", statistics[1])
+        entries, size = rows.nth(3).locator("td").all_inner_texts()[:2]
+        assert re.fullmatch(r"[\d,]+", entries)
+        assert re.fullmatch(r"[\d.,]+ ([KM]i)?B", size)
         replicas = page.get_by_role("region", name=f"Replicas of {model}").locator("tbody tr")
         assert replicas.count() == 1
 

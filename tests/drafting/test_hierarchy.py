@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
+from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
@@ -239,6 +240,33 @@ def test_another_corpus_is_drafted_from_at_once(before: list[list[int]]) -> None
         assert propose(drafter, seq, 8).token_ids[1] == 40
 
 
+def test_no_corpus_is_drafted_from_any_more() -> None:
+    """Once it was taken away; by the sequence that runs, too."""
+    drafter = Hierarchy(make_resources(statistics=[[5, 20, 21]]))
+    seq = make_sequence([5, 30, 31], databases=frozenset({"statistics"}))
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(31, 0), [5])
+    assert propose(drafter, seq, 8).num_draft_tokens
+    drafter.use_statistics(None)
+    assert not propose(drafter, seq, 8).num_draft_tokens
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_a_damaged_corpus_costs_only_guesses(total: int) -> None:
+    """Counts above the total of their row."""
+    text = list(range(100, 160))
+    resources = make_resources(statistics=[text])
+    assert resources.statistics is not None
+    rows = resources.statistics.rows
+    rows[:, FIRST_SLOT:] |= np.uint32(MAX_COUNT << 20)
+    rows[:, 2] = total
+    drafter = Hierarchy(resources)
+    for begin in range(1, 50):
+        for tree in generate(drafter, make_sequence(text[:begin]), text[begin:]):
+            check_tree(tree)
+    assert np.isfinite(drafter.calibration("default").weights).all()
+
+
 @pytest.mark.parametrize("switched_off", ["context", "model", "statistics"])
 def test_databases_can_be_switched_off(switched_off: str) -> None:
     resources = make_resources([5, 6, 5, 7], statistics=[[5, 20, 21]])
@@ -427,3 +455,21 @@ def test_no_request_waits_for_the_compiler() -> None:
     command = [sys.executable, "-c", COMPILED_IN_THE_FIRST_REQUEST]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_what_running_requests_hold_is_known() -> None:
+    """Their contexts while they run, and the memory that waits for the next ones after it."""
+    drafter = Hierarchy(make_resources())
+    assert drafter.held() == (0, 0)
+    sequences = [make_sequence(list(range(size))) for size in (50, 400)]
+    sizes = [drafter.held()]
+    for seq in sequences:
+        drafter.start(seq)
+        sizes.append(drafter.held())
+    assert sizes == sorted(sizes)
+    assert sizes[2].num_entries > 400 * 3
+    assert sizes[2].num_bytes - sizes[1].num_bytes > 400 * 64
+    for seq in sequences:
+        drafter.finish(seq)
+    assert drafter.held().num_entries == 0
+    assert drafter.held().num_bytes > 0

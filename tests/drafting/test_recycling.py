@@ -11,10 +11,12 @@ import pytest
 from hdserve.bench.replay import verify_recorded
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
+from hdserve.databases.ngram import BUCKET_ROWS
 from hdserve.drafting.base import DraftResources
+from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.recycled import RecycledDrafter
 from hdserve.tree import DraftTree
-from tests.drafting.helpers import VOCAB_SIZE, make_sequence, propose
+from tests.drafting.helpers import VOCAB_SIZE, check_tree, make_sequence, propose
 
 
 class BigramModel:
@@ -171,3 +173,34 @@ def test_nothing_follows_an_ending_token(model: BigramModel) -> None:
     drafted = [(tree.token_ids[parent], parent) for tree in trees for parent in tree.parents[1:]]
     assert drafted
     assert not any(token == ending and parent > 0 for token, parent in drafted)
+
+
+def test_namespaces_give_way_while_they_are_drafted_for(model: BigramModel) -> None:
+    """Tables grow and are limited in turns under running sequences, and stay within their rows."""
+    database = ModelDatabase(1 << 19)
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, database))
+    rng = np.random.default_rng(0)
+    names = ("a", "b", "c")
+    sequences = {name: make_sequence([3], namespace=name) for name in names}
+    for seq in sequences.values():
+        drafter.start(seq)
+    busy = "a"
+    for number in range(3000):
+        if number % 500 == 0:
+            busy = names[number // 500 % 3]
+        seq = sequences[busy if rng.random() < 0.9 else names[rng.integers(3)]]
+        tree = propose(drafter, seq)
+        check_tree(tree)
+        chosen = rng.integers(0, VOCAB_SIZE, 4).tolist()
+        acceptance = verify_recorded(tree, chosen)
+        seq.token_ids += acceptance.token_ids
+        drafter.observe(seq, tree, acceptance, model.verify(tree))
+        if number % 10 == 0:
+            database.insert(seq.namespace, seq.output_token_ids[-60:])
+        for name in names:
+            for part in (database.recycled(name), database.partition(name)):
+                if part is not None:
+                    assert part.table.num_buckets * BUCKET_ROWS <= len(part.table.rows)
+    assert database.num_given_up > 0
+    assert set(database.namespaces) == set(names)
+    assert database.num_bytes <= 1 << 19

@@ -1,0 +1,74 @@
+"""The statistics database a replica begins with is drafted from at once, and read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.statistics import ChosenStatistics
+from hdserve.config import ModelConfig
+from hdserve.databases.statistics import TABLE_NAME, StatisticsBuilder
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.host import ModelHost
+from hdserve.engine.tokenizer import load_tokenizer
+
+MODEL = "hdserve-tiny"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a database larger than what is checked when it is opened."""
+    tokenizer = load_tokenizer(MODEL)
+    builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=8 << 20)
+    text = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 20_000)
+    builder.add("test", text.tolist())
+    builder.write(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def host(directory: Path, request: pytest.FixtureRequest) -> ModelHost:
+    if request.param:
+        with (directory / TABLE_NAME).open("r+b") as table:
+            table.seek(3 << 20)
+            table.write(b"\1\2\3")
+    return ModelHost(ModelConfig(name=MODEL, model=MODEL, statistics=str(directory)))
+
+
+@pytest.fixture
+def engine(host: ModelHost) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(host.make_engine, 4)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
+def test_a_damaged_one_is_given_up(
+    host: ModelHost, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert host.statistics is not None, "only the ends are checked when it is opened"
+    with caplog.at_level(logging.ERROR):
+        ChosenStatistics(host, engine, None).start()
+        deadline_s = time.monotonic() + 60
+        while host.statistics is not None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert host.statistics is None
+    assert f"{MODEL}: drafting without statistics" in caplog.text
+
+
+@pytest.mark.parametrize("host", [False], ids=["right"], indirect=True)
+def test_a_right_one_stays(host: ModelHost, engine: AsyncEngine) -> None:
+    ChosenStatistics(host, engine, None).start()
+    for thread in threading.enumerate():
+        if thread.name == "hdserve-statistics":
+            thread.join(60)
+    asyncio.run(engine.ask(lambda engine: engine.use_statistics(host.statistics)))
+    assert host.statistics is not None
