@@ -105,7 +105,7 @@ class EngineConfig(StrictModel):
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 1.6 times as fast on a CPU: ``true``
     compiles it before the first request; ``auto`` compiles it beside the first requests of a
-    server on a CPU that has a C++ compiler, unless forwards run at exact shapes."""
+    server on a CPU that has a C++ compiler, unless forwards run at exact shapes already."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the

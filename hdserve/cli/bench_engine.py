@@ -83,7 +83,7 @@ def engine(
     files = {"prompts": prompts, "fill": fill, "replay": replay}
     options = {
         "dtype": dtype,
-        "exact": exact,
+        "exact": exact or "auto",
         "compile": _compiles(exact) if compile_ is None else compile_,
         "max_num_sequences": max(sizes),
         "prefix_caching": False,  # every round asks the same prompts again

@@ -85,12 +85,16 @@ def _attend_packed(
         attended = by_kernel.to(value.dtype)
     if not plan.spans:
         return attended
-    if plan.is_exact:
+    if plan.shapes.is_exact and not plan.shapes.splits_prompts:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
-        queries = query.narrow(2, span.first_row, span.chunk.num_rows)
+        num_rows = span.chunk.num_rows
+        queries = query.narrow(2, span.first_row, num_rows)
+        if num_rows == 1 and plan.shapes.splits_prompts:  # by itself it would be rounded otherwise
+            queries = queries.expand(-1, -1, 2, -1)
         found = _attend(plan.cache, layer, span, queries, mask, scale, softcap)
-        attended.narrow(1, span.first_row, span.chunk.num_rows).copy_(found.transpose(1, 2))
+        found = found.narrow(2, 0, num_rows).transpose(1, 2)
+        attended.narrow(1, span.first_row, num_rows).copy_(found)
     return attended
 
 

@@ -13,7 +13,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.compilation import BeginToCompile
-from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
@@ -26,7 +26,6 @@ from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduler
-from hdserve.engine.shapes import Shapes
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import ConfigError
 
@@ -52,8 +51,8 @@ def build_engine(
 
     Args:
         compiled: the model, if it has been compiled.
-        begin_to_compile: compiles it beside the first requests; not used where forwards run at
-            exact shapes, so that the same request never gives something else.
+        begin_to_compile: compiles it beside the first requests; not used where forwards have to be
+            exact from the first request on, so that the same one never gives something else.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
@@ -68,9 +67,11 @@ def build_engine(
     check_packed_forward(runner)
     if compiled is not None and runner.needs_hidden:
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
-    runner.compiled = None if runner.needs_hidden else compiled
-    max_rows = _max_rows(config.engine, max_draft_tokens)
-    runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
+    runner.compile_with(None if runner.needs_hidden else compiled)
+    changes_over = begin_to_compile is not None and not runner.needs_hidden
+    exact = config.engine.exact
+    if exact is True or not (changes_over and can_pack(model.module)):
+        runner.shapes = choose_shapes(runner, _max_rows(config.engine, max_draft_tokens), exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
         budget = DraftBudget(
@@ -81,6 +82,7 @@ def build_engine(
         max_num_sequences=config.engine.max_num_sequences,
         pace=PrefillPace(config.engine.prefill_chunk_tokens, config.engine.prefill_slowdown),
         num_extra_rows=max_draft_tokens,
+        keeps_answers=not runner.shapes.splits_prompts,
     )
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",
@@ -92,10 +94,9 @@ def build_engine(
         cache.num_rows,
     )
     faster = None
-    if begin_to_compile is not None and not runner.needs_hidden and runner.shapes == Shapes():
-        faster = begin_to_compile(
-            model, 1 + max_draft_tokens, config.engine.max_num_sequences, budget is not None
-        )
+    if changes_over and not runner.shapes.is_exact:
+        assert begin_to_compile is not None
+        faster = begin_to_compile(model, config.engine, 1 + max_draft_tokens, budget is not None)
     return Engine(
         runner,
         scheduler,

@@ -11,20 +11,24 @@ from dataclasses import dataclass
 
 import torch
 
+from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.drafting.budget import BatchCost
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.compiled_forward import CompiledForward, can_pack
+from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import MEASURED_COLUMNS, measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, Segment, align
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
 
 _NUM_CACHE_ROWS = 64
+_NUM_TRIAL_ROWS = 512
 _NUM_CACHED_TOKENS = 12
 _TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
 _TOLERANCE_FLOAT32 = 1e-3
@@ -35,16 +39,18 @@ class Faster:
     """What an engine can change over to between two steps.
 
     Attributes:
+        shapes: at which its forwards run.
         cost: of its forwards; ``None`` where nobody asked.
     """
 
     compiled: CompiledForward
+    shapes: Shapes
     cost: BatchCost | None
 
 
-BeginToCompile = Callable[[LoadedModel, int, int, bool], Future[Faster]]
-"""Told the model, the rows of the largest draft tree, the most sequences, and whether to measure
-the cost of forwards."""
+BeginToCompile = Callable[[LoadedModel, EngineConfig, int, bool], Future[Faster]]
+"""Told the model, the rows of the largest draft tree, and whether to measure the cost of
+forwards."""
 
 
 def compile_model(model: LoadedModel) -> CompiledForward:
@@ -57,9 +63,10 @@ def compile_model(model: LoadedModel) -> CompiledForward:
     """
     started = time.monotonic()
     name = type(model.module).__name__
-    compiled = CompiledForward(model.module)
+    compiled = CompiledForward(model.module, is_packed=can_pack(model.module))
     try:
-        difference = _difference(model, compiled)
+        with compiled.compiling():
+            difference = _difference(model, compiled)
     except Exception as error:  # of a compiler, any
         raise UnsupportedModel(f"{name} cannot be compiled: {error}") from error
     if difference > _TOLERANCE.get(model.dtype, _TOLERANCE_FLOAT32):
@@ -69,21 +76,23 @@ def compile_model(model: LoadedModel) -> CompiledForward:
 
 
 def compile_beside(
-    model: LoadedModel, max_rows: int, max_num_sequences: int, measures_cost: bool
+    model: LoadedModel, config: EngineConfig, max_rows: int, measures_cost: bool
 ) -> Future[Faster]:
-    """Compile in a thread of its own, and measure what forwards cost then."""
+    """Compile in a thread of its own, find out whether forwards are exact then, and measure what
+    they cost."""
     found: Future[Faster] = Future()
 
     def run() -> None:
         try:
             compiled = compile_model(model)
-            cost = None
-            if measures_cost:
-                num_rows = max_num_sequences * align(MEASURED_COLUMNS + max_rows)
-                runner = _runner(model, num_rows)
-                runner.compiled = compiled
-                cost = measure_forward_cost(runner, max_rows, max_num_sequences)
-            found.set_result(Faster(compiled, cost))
+            number = config.max_num_sequences
+            num_rows = max(number * align(MEASURED_COLUMNS + max_rows), _NUM_TRIAL_ROWS)
+            runner = _runner(model, num_rows)
+            runner.compile_with(compiled)
+            if compiled.is_packed:
+                runner.shapes = choose_shapes(runner, max_rows, config.exact)
+            cost = measure_forward_cost(runner, max_rows, number) if measures_cost else None
+            found.set_result(Faster(compiled, runner.shapes, cost))
         except Exception as error:
             found.set_exception(error)
 
@@ -115,7 +124,7 @@ def _difference(model: LoadedModel, compiled: CompiledForward) -> float:
     for chunk in work:
         logits = []
         for forward in (None, compiled):
-            runner.compiled = forward
+            runner.compile_with(forward)
             (outputs,) = runner.forward([chunk])
             assert outputs is not None
             logits.append(outputs.logits)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, cast
 
 import torch
+import torch._inductor.config
 
 from hdserve.engine.batch import ForwardBatch
+from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.row_linear import is_plain
+from hdserve.engine.shapes import Shapes
 
 _OPTIONS: Final[dict[str, Any]] = {
     "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
@@ -17,6 +22,17 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 """Of ``torch.compile``.  The modules never change, so nothing has to watch them."""
 
+_PACKING: Final[dict[str, Any]] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",
+}
+"""Of the compiler: products by loops of its own over weights that it has put into the order in
+which the processor's tiles take them (docs/adr/0014)."""
+
+_MAX_PACKED_BYTES = 1 << 31
+"""Of weights, which are stored twice then."""
+
 _MIN_ROWS = 2
 """Rows, and rows with logits, of the smaller forwards of the graph of many rows."""
 
@@ -24,6 +40,16 @@ _MIN_ROWS = 2
 def can_compile() -> bool:
     """Whether there is the C++ compiler that makes a model's code on a CPU."""
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def can_pack(module: torch.nn.Module) -> bool:
+    """Whether products by tiles of the processor (AMX) are to be had for the model's weights."""
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    num_bytes = sum(layer.weight.nbytes for layer in layers)
+    return 0 < num_bytes <= _MAX_PACKED_BYTES and all(
+        is_plain(layer) and multiplies_tiles(layer.weight.device, layer.weight.dtype)
+        for layer in layers
+    )
 
 
 class CompiledForward:
@@ -36,9 +62,16 @@ class CompiledForward:
     Args:
         module: a causal language model of transformers that attends by
             :func:`~hdserve.engine.attention.packed_attention`.
+        is_packed: whether the graph has weights of its own, in another order; see
+            :func:`can_pack`.  Then there is one graph, which has at least two rows.
+
+    Attributes:
+        shapes: of its forwards.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, is_packed: bool = False) -> None:
+        self.is_packed = is_packed
+        self.shapes = Shapes((_MIN_ROWS,)) if is_packed else Shapes()
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
@@ -46,6 +79,11 @@ class CompiledForward:
             isolate_recompiles=True,
             options=_OPTIONS,
         )
+
+    def compiling(self) -> AbstractContextManager[object]:
+        """To be entered around the forwards for which graphs are made, in their thread."""
+        options = _PACKING if self.is_packed else {}
+        return cast("AbstractContextManager[object]", torch._inductor.config.patch(options))
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within

@@ -40,7 +40,8 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     if exact is False:
         return runner.shapes
     for candidates in _candidates(runner, max_rows):
-        if exact == "auto" and not _is_affordable(runner, candidates):
+        is_free = candidates.splits_prompts
+        if exact == "auto" and not is_free and not _is_affordable(runner, candidates):
             break  # the next ones take longer
         found = find_exact_shapes(runner, candidates)
         if found is not None:
@@ -57,6 +58,9 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
+    """Those that cost least first."""
+    if runner.compiled is not None and runner.compiled.is_packed:
+        yield replace(runner.compiled.shapes, is_exact=True, splits_prompts=True)
     if has_row_linear(runner.model.module):
         yield Shapes(is_exact=True)
     yield exact_candidates(max_rows)
@@ -75,12 +79,13 @@ def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
 
 def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether a sequence's last token gives the same logits at all of several row counts, in the
-    first and in the last row, after a short and a long context."""
+    first and in the last row, after a short and a long context that ends with a chunk of as many
+    tokens."""
     found: dict[int, torch.Tensor] = {}
     for count in _TRIED_COUNTS:
         lengths = _context_lengths(runner, count)
         with _at(runner, shapes):
-            logits = _logits_at(runner, count)
+            logits = _logits_at(runner, count, num_last=count)
         for length, rows in zip(lengths, logits, strict=True):
             wanted = found.setdefault(length, rows[0])
             if not all(torch.equal(row, wanted) for row in rows):
@@ -94,12 +99,13 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
     Where the cache has no room, the long context and then the largest counts are left out.
-    Candidates that allow any count are tried at several, all of which must agree.
+    Candidates that allow any count, or split prompts, are tried at several, all of which must
+    agree.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
-    if not candidates.row_counts:
+    if not candidates.row_counts or candidates.splits_prompts:
         return candidates if _is_exact_at_any(runner, candidates) else None
     counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
     groups: list[_Group] = []
@@ -142,9 +148,15 @@ def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
     ]
 
 
-def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Per context length the logits of one token, in the first and in the last row."""
-    cache, model = runner.cache, runner.model
+def _logits_at(
+    runner: ModelRunner, num_rows: int, num_last: int = 0
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Per context length the logits of one token, in the first and in the last row.
+
+    Args:
+        num_last: tokens of the context that go through the model after the others.
+    """
+    cache = runner.cache
     lengths = _context_lengths(runner, num_rows)
     if not lengths:
         return []
@@ -155,8 +167,7 @@ def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, t
     assert other is not None
     try:
         for length in lengths:
-            context = [_token(model.vocab_size, index) for index in range(length)]
-            runner.forward([Chunk(own, 0, context, None)])
+            _read_context(runner, own, length, length - num_last % length)
             tested = Chunk(own, length, [1], DraftTree(1, 0))
             neighbours = _neighbours(other, num_rows - 1)
             first = runner.forward([tested, *neighbours])[0]
@@ -169,6 +180,14 @@ def _logits_at(runner: ModelRunner, num_rows: int) -> list[tuple[torch.Tensor, t
             if segment is not None:
                 cache.free(segment)
     return found
+
+
+def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
+    """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on by themselves."""
+    context = [_token(runner.model.vocab_size, index) for index in range(length)]
+    for first, stop in ((0, cut), (cut, length)):
+        if first < stop:
+            runner.forward([Chunk(segment, first, context[first:stop], None, stop - first)])
 
 
 def _neighbours(segment: Segment, num_rows: int) -> list[Chunk]:
@@ -193,7 +212,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     if segment is None:
         return True
     row = Chunk(segment, cached, [0], DraftTree(0, 0))
-    chunk = Chunk(segment, 0, [0] * num_tokens, None)
+    chunk = Chunk(segment, 0, [0] * num_tokens, None, num_tokens)
     try:
         return all(_cost(runner, shapes, tried) <= _AFFORDABLE_COST for tried in (row, chunk))
     finally:

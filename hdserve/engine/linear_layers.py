@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
+from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.row_linear import (
     RowLinear,
@@ -36,11 +37,14 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     The kernel is for all rows where results must be exact.  Else it is for up to as many rows as it
     is faster for than PyTorch, which is tried.  PyTorch multiplies float32 weights faster by
     columns, so these are copied where layers are small, and PyTorch has one row and many; where the
-    kernel is not faster they are stored by columns alone.
+    kernel is not faster they are stored by columns alone.  Where the processor multiplies tiles,
+    PyTorch does all of it unless results must be exact.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     layers = [layer for layer in layers if is_plain(layer)]
     if not layers or layers[0].weight.device.type != "cpu":
+        return
+    if multiplies_tiles(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
         return
     own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.attention import ATTENTION_NAME, register_attention
-from hdserve.engine.devices import pick_device, pick_dtype
+from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.engine.tree_attention import max_attended_rows
@@ -105,11 +105,12 @@ def prepare_model(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
     register_attention()
-    prepare_linear_layers(module, config.exact is True)
     parameters = [*module.parameters()]
+    dtype, device = parameters[0].dtype, parameters[0].device
+    is_packed = config.compile is True and multiplies_tiles(device, dtype)
+    prepare_linear_layers(module, config.exact is True and not is_packed)
     head = cast("Any", module).get_output_embeddings()
     generation = generation or getattr(module, "generation_config", None)
-    dtype, device = parameters[0].dtype, parameters[0].device
     kv_shape = _kv_shape(module, device)
     return LoadedModel(
         module=module,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import torch
 
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.compiled_forward import CompiledForward
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
@@ -79,6 +80,7 @@ class ModelRunner:
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
+        shapes: of the next forwards.
     """
 
     def __init__(
@@ -97,7 +99,12 @@ class ModelRunner:
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
-        self.compiled: Callable[[ForwardBatch], torch.Tensor] | None = None
+        self.compiled: CompiledForward | None = None
+
+    def compile_with(self, compiled: CompiledForward | None) -> None:
+        """Run the model by ``compiled``, or by its own modules, at the shapes that go with it."""
+        self.compiled = compiled
+        self.shapes = Shapes() if compiled is None else compiled.shapes
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:

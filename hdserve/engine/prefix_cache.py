@@ -119,6 +119,14 @@ class PrefixCache:
         if self.is_enabled:
             self._add(segment, token_ids, namespace, is_running=True)
 
+    def clear(self) -> None:
+        """Forget everything; the segments of running sequences stay theirs."""
+        for entry in [*self._entries.values()]:
+            if entry.is_running:
+                self._remove(entry)
+            else:
+                self._evict(entry)
+
     def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
         """A sequence has ended whose columns hold ``token_ids``.
 

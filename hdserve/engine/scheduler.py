@@ -20,12 +20,14 @@ class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
-        is_offered: whether others may reuse what its prompt left in the cache.
+        is_offered: whether others may reuse what its prompt left in the cache, or never will.
+        leaves_nothing: whether nobody may reuse what it leaves.
     """
 
     seq: Sequence
     segment: Segment
     is_offered: bool = False
+    leaves_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Scheduler:
     Args:
         prefixes: gives the segments.
         num_extra_rows: rows a segment has beyond the sequence's longest length, for its drafts.
+        keeps_answers: whether prompts reuse what decoding left in the cache, or only what prompts
+            left: the two may be rounded differently.
     """
 
     def __init__(
@@ -64,11 +68,13 @@ class Scheduler:
         max_num_sequences: int,
         pace: PrefillPace,
         num_extra_rows: int,
+        keeps_answers: bool = True,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._pace = pace
         self._num_extra_rows = num_extra_rows
+        self._keeps_answers = keeps_answers
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
 
@@ -110,6 +116,13 @@ class Scheduler:
             self.running.append(Slot(self.waiting.popleft(), segment))
             admitted.append(seq)
         return admitted
+
+    def begin_anew(self, *, keeps_answers: bool) -> None:
+        """Let nobody reuse what is in the cache now, or what those that run leave there."""
+        self._keeps_answers = keeps_answers
+        self._prefixes.clear()
+        for slot in self.running:
+            slot.is_offered = slot.leaves_nothing = True
 
     def _compact(self, num_rows: int) -> None:
         """Move the sequences so that ``num_rows`` free rows lie together."""
@@ -153,8 +166,12 @@ class Scheduler:
         """Free the slot of a sequence that has ended; its segment as soon as it is needed."""
         self.running.remove(slot)
         seq = slot.seq
-        namespace = seq.namespace if seq.speculation.is_output_shared else None
-        self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
+        is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
+        num_kept = seq.num_cached_tokens
+        if not self._keeps_answers:
+            num_kept = min(num_kept, seq.num_prompt_tokens)
+        namespace = seq.namespace if is_kept else None
+        self._prefixes.release(slot.segment, seq.token_ids[:num_kept], namespace)
 
 
 def _max_chunk_tokens(seq: Sequence) -> int:

@@ -128,7 +128,7 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
     segment = Segment(0, _TRIED_KEYS)
     columns = {
-        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None))], count)
+        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None), 0)], count)
         for count in _TRIED_COUNTS
     }
 

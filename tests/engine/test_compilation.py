@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, prepare_model
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -39,7 +41,7 @@ def model() -> torch.nn.Module:
 def faster(model: torch.nn.Module) -> Future[Faster]:
     """Compiled in a thread beside this one, with the cost of its forwards."""
     loaded = prepare_model(model, EngineConfig())
-    found = compile_beside(loaded, 4, 2, True)
+    found = compile_beside(loaded, EngineConfig(max_num_sequences=2), 4, True)
     found.result(240)
     return found
 
@@ -116,6 +118,31 @@ def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:
     while engine.has_work:
         engine.step()
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+
+
+def test_exact_from_the_change_over_on(model: torch.nn.Module, faster: Future[Faster]) -> None:
+    """What was computed before is not reused, nor are answers where prompts attend apart."""
+    later: Future[Faster] = Future()
+    engine = make_engine(model=model, exact=False, faster=later)
+    prompt = make_prompt(50)
+    first, during = make_sequence("a", prompt), make_sequence("b", prompt)
+    run(engine, [first])
+    engine.add(during)
+    engine.step()
+    assert during.num_reused_tokens == 49
+    later.set_result(replace(faster.result(), shapes=Shapes((2,), True, True)))
+    while engine.has_work:
+        engine.step()
+    assert engine.is_exact
+    anew, again = make_sequence("c", prompt), make_sequence("d", prompt)
+    wanted = plain_tokens(model, [again])
+    run(engine, [anew])
+    run(engine, [again])
+    assert (anew.num_reused_tokens, again.num_reused_tokens) == (0, 49)
+    answered = make_sequence("e", [*again.token_ids, 1])
+    run(engine, [answered])
+    assert answered.num_reused_tokens == 50
+    assert again.token_ids == wanted["d"]
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:

@@ -33,7 +33,8 @@ def attend(
 ) -> torch.Tensor:
     """``[num_rows, num_heads, value_size]`` of ``query [num_rows, num_heads, key_size]``."""
     firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
-    columns = list_columns(zip(firsts, chunks, strict=True), len(query))
+    placed = [(first, chunk, 0) for first, chunk in zip(firsts, chunks, strict=True)]
+    columns = list_columns(placed, len(query))
     return kernel(0, query.transpose(0, 1)[None], columns, 0.11, window, None)[0]
 
 

@@ -13,7 +13,7 @@ the same bits as a draft, among others, or decoded by itself: by then its ancest
 other, but the list is the same.
 
 Scores are kept for a few queries at a time and keys are read in blocks that stay in the cache of
-the processor meanwhile, two queries at once, which share what is read.
+the processor meanwhile, four queries at once, which share what is read.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from hdserve.engine.kernels.vectors import (
     total,
 )
 
-QUERIES_PER_TILE = 16
+QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
 
+_QUERIES_AT_ONCE = 4
 _KEYS_PER_BLOCK = 64
 _KEYS_AT_ONCE = 4
 _KEYS_AHEAD = 8
@@ -128,39 +129,86 @@ def _kv_row(call: Call, tile: _Tile, row: int, position: int) -> int:
 
 
 @inlined
-def _scores_of_two(
-    call: Call, tile: _Tile, one: _Query, two: _Query, position: int, kv_rows: tuple[int, ...]
+def _ask_for_keys(call: Call, tile: _Tile, key: int, d: int) -> None:
+    for ahead in range(_KEYS_AHEAD, _KEYS_AHEAD + _KEYS_AT_ONCE):
+        prefetch(call.keys, (tile.kv_head, key + ahead, d))
+
+
+@inlined
+def _scores_of_one(
+    call: Call, tile: _Tile, one: _Query, position: int, kv_rows: tuple[int, ...]
 ) -> None:
-    """The scores of two queries for four keys."""
+    """The scores of a query for four keys."""
     a0 = a1 = a2 = a3 = spread(_ZERO)
-    b0 = b1 = b2 = b3 = spread(_ZERO)
     for d in range(0, call.keys.shape[2], NUM_LANES):
         a = load(call.queries, (one.row, one.head, d))
-        b = load(call.queries, (two.row, two.head, d))
-        k0 = load(call.keys, (tile.kv_head, kv_rows[0], d))
-        k1 = load(call.keys, (tile.kv_head, kv_rows[1], d))
-        k2 = load(call.keys, (tile.kv_head, kv_rows[2], d))
-        k3 = load(call.keys, (tile.kv_head, kv_rows[3], d))
         if one.place == 0:
-            for ahead in range(_KEYS_AHEAD, _KEYS_AHEAD + _KEYS_AT_ONCE):
-                prefetch(call.keys, (tile.kv_head, kv_rows[0] + ahead, d))
-        a0, a1, a2, a3 = fused(a, k0, a0), fused(a, k1, a1), fused(a, k2, a2), fused(a, k3, a3)
-        b0, b1, b2, b3 = fused(b, k0, b0), fused(b, k1, b1), fused(b, k2, b2), fused(b, k3, b3)
+            _ask_for_keys(call, tile, kv_rows[0], d)
+        a0 = fused(a, load(call.keys, (tile.kv_head, kv_rows[0], d)), a0)
+        a1 = fused(a, load(call.keys, (tile.kv_head, kv_rows[1], d)), a1)
+        a2 = fused(a, load(call.keys, (tile.kv_head, kv_rows[2], d)), a2)
+        a3 = fused(a, load(call.keys, (tile.kv_head, kv_rows[3], d)), a3)
+    store_totals(call.scores, (one.place, position - tile.origin), a0, a1, a2, a3)
+
+
+@inlined
+def _scores_of_four(
+    call: Call, tile: _Tile, queries: tuple[_Query, ...], position: int, kv_rows: tuple[int, ...]
+) -> None:
+    """The scores of four queries for four keys."""
+    one, two, three, four = queries
+    a0 = a1 = a2 = a3 = spread(_ZERO)
+    b0 = b1 = b2 = b3 = spread(_ZERO)
+    c0 = c1 = c2 = c3 = spread(_ZERO)
+    d0 = d1 = d2 = d3 = spread(_ZERO)
+    for n in range(0, call.keys.shape[2], NUM_LANES):
+        a = load(call.queries, (one.row, one.head, n))
+        b = load(call.queries, (two.row, two.head, n))
+        c = load(call.queries, (three.row, three.head, n))
+        d = load(call.queries, (four.row, four.head, n))
+        if one.place == 0:
+            _ask_for_keys(call, tile, kv_rows[0], n)
+        k = load(call.keys, (tile.kv_head, kv_rows[0], n))
+        a0, b0, c0, d0 = fused(a, k, a0), fused(b, k, b0), fused(c, k, c0), fused(d, k, d0)
+        k = load(call.keys, (tile.kv_head, kv_rows[1], n))
+        a1, b1, c1, d1 = fused(a, k, a1), fused(b, k, b1), fused(c, k, c1), fused(d, k, d1)
+        k = load(call.keys, (tile.kv_head, kv_rows[2], n))
+        a2, b2, c2, d2 = fused(a, k, a2), fused(b, k, b2), fused(c, k, c2), fused(d, k, d2)
+        k = load(call.keys, (tile.kv_head, kv_rows[3], n))
+        a3, b3, c3, d3 = fused(a, k, a3), fused(b, k, b3), fused(c, k, c3), fused(d, k, d3)
     column = position - tile.origin
     store_totals(call.scores, (one.place, column), a0, a1, a2, a3)
     store_totals(call.scores, (two.place, column), b0, b1, b2, b3)
+    store_totals(call.scores, (three.place, column), c0, c1, c2, c3)
+    store_totals(call.scores, (four.place, column), d0, d1, d2, d3)
+
+
+@inlined
+def _four(tile: _Tile, place: int) -> tuple[_Query, _Query, _Query, _Query]:
+    """The queries from ``place``; beyond the last one, that one."""
+    last = tile.num_queries - 1
+    return (
+        _query(tile, place),
+        _query(tile, min(place + 1, last)),
+        _query(tile, min(place + 2, last)),
+        _query(tile, min(place + 3, last)),
+    )
 
 
 @inlined
 def _shared_scores(call: Call, tile: _Tile) -> None:
     for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
         stop = min(block + _KEYS_PER_BLOCK, tile.shared)
-        for place in range(0, tile.num_queries, 2):
-            one, two = _query(tile, place), _query(tile, min(place + 1, tile.num_queries - 1))
+        for place in range(0, tile.num_queries, _QUERIES_AT_ONCE):
+            queries = _four(tile, place)
+            is_alone = place + 1 == tile.num_queries
             for position in range(block, stop, _KEYS_AT_ONCE):
                 key = tile.first_key + position
                 kv_rows = (key, key + 1, key + 2, key + 3)
-                _scores_of_two(call, tile, one, two, position, kv_rows)
+                if is_alone:
+                    _scores_of_one(call, tile, queries[0], position, kv_rows)
+                else:
+                    _scores_of_four(call, tile, queries, position, kv_rows)
 
 
 @inlined
@@ -172,7 +220,7 @@ def _own_scores(call: Call, tile: _Tile, query: _Query) -> None:
             _kv_row(call, tile, query.row, position + 2),
             _kv_row(call, tile, query.row, position + 3),
         )
-        _scores_of_two(call, tile, query, query, position, kv_rows)
+        _scores_of_one(call, tile, query, position, kv_rows)
 
 
 @inlined
@@ -207,47 +255,86 @@ def _softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: 
 
 
 @inlined
-def _values_of_two(
-    call: Call, tile: _Tile, one: _Query, two: _Query, first: int, stop: int, d: int
-) -> None:
-    """Add the weighted values of the columns from ``first`` for two queries."""
+def _ask_for_values(call: Call, tile: _Tile, kv_row: int, d: int) -> None:
+    for number in range(d, d + _NUMBERS_AT_ONCE, NUM_LANES):
+        prefetch(call.values, (tile.kv_head, kv_row + _KEYS_AHEAD, number))
+
+
+@inlined
+def _values_of_one(call: Call, tile: _Tile, one: _Query, first: int, stop: int, d: int) -> None:
+    """Add the weighted values of the columns from ``first`` for a query."""
     d1, d2, d3 = d + NUM_LANES, d + 2 * NUM_LANES, d + 3 * NUM_LANES
-    sums = call.attended
+    sums, values, head = call.attended, call.values, tile.kv_head
     a0, a1 = load(sums, (one.row, one.head, d)), load(sums, (one.row, one.head, d1))
     a2, a3 = load(sums, (one.row, one.head, d2)), load(sums, (one.row, one.head, d3))
-    b0, b1 = load(sums, (two.row, two.head, d)), load(sums, (two.row, two.head, d1))
-    b2, b3 = load(sums, (two.row, two.head, d2)), load(sums, (two.row, two.head, d3))
     for column in range(first, stop):
         a = spread(call.scores[one.place, column - tile.origin])
-        b = spread(call.scores[two.place, column - tile.origin])
         kv_row = tile.first_key + column
-        v0 = load(call.values, (tile.kv_head, kv_row, d))
-        v1 = load(call.values, (tile.kv_head, kv_row, d1))
-        v2 = load(call.values, (tile.kv_head, kv_row, d2))
-        v3 = load(call.values, (tile.kv_head, kv_row, d3))
         if one.place == 0:
-            for number in (d, d1, d2, d3):
-                prefetch(call.values, (tile.kv_head, kv_row + _KEYS_AHEAD, number))
-        a0, a1, a2, a3 = fused(a, v0, a0), fused(a, v1, a1), fused(a, v2, a2), fused(a, v3, a3)
-        b0, b1, b2, b3 = fused(b, v0, b0), fused(b, v1, b1), fused(b, v2, b2), fused(b, v3, b3)
-    store(sums, (one.row, one.head, d), a0)
-    store(sums, (one.row, one.head, d1), a1)
-    store(sums, (one.row, one.head, d2), a2)
-    store(sums, (one.row, one.head, d3), a3)
-    store(sums, (two.row, two.head, d), b0)
-    store(sums, (two.row, two.head, d1), b1)
-    store(sums, (two.row, two.head, d2), b2)
-    store(sums, (two.row, two.head, d3), b3)
+            _ask_for_values(call, tile, kv_row, d)
+        a0 = fused(a, load(values, (head, kv_row, d)), a0)
+        a1 = fused(a, load(values, (head, kv_row, d1)), a1)
+        a2 = fused(a, load(values, (head, kv_row, d2)), a2)
+        a3 = fused(a, load(values, (head, kv_row, d3)), a3)
+    _store_four(sums, one, d, a0, a1, a2, a3)
+
+
+@inlined
+def _store_four(sums: Any, query: _Query, d: int, a: Any, b: Any, c: Any, e: Any) -> None:
+    store(sums, (query.row, query.head, d), a)
+    store(sums, (query.row, query.head, d + NUM_LANES), b)
+    store(sums, (query.row, query.head, d + 2 * NUM_LANES), c)
+    store(sums, (query.row, query.head, d + 3 * NUM_LANES), e)
+
+
+@inlined
+def _values_of_four(
+    call: Call, tile: _Tile, queries: tuple[_Query, ...], first: int, stop: int, n: int
+) -> None:
+    """Add the weighted values of the columns from ``first`` for four queries."""
+    one, two, three, four = queries
+    n1, n2, n3 = n + NUM_LANES, n + 2 * NUM_LANES, n + 3 * NUM_LANES
+    sums, scores, values, head = call.attended, call.scores, call.values, tile.kv_head
+    a0, a1 = load(sums, (one.row, one.head, n)), load(sums, (one.row, one.head, n1))
+    a2, a3 = load(sums, (one.row, one.head, n2)), load(sums, (one.row, one.head, n3))
+    b0, b1 = load(sums, (two.row, two.head, n)), load(sums, (two.row, two.head, n1))
+    b2, b3 = load(sums, (two.row, two.head, n2)), load(sums, (two.row, two.head, n3))
+    c0, c1 = load(sums, (three.row, three.head, n)), load(sums, (three.row, three.head, n1))
+    c2, c3 = load(sums, (three.row, three.head, n2)), load(sums, (three.row, three.head, n3))
+    d0, d1 = load(sums, (four.row, four.head, n)), load(sums, (four.row, four.head, n1))
+    d2, d3 = load(sums, (four.row, four.head, n2)), load(sums, (four.row, four.head, n3))
+    for column in range(first, stop):
+        place = column - tile.origin
+        a, b = spread(scores[one.place, place]), spread(scores[two.place, place])
+        c, d = spread(scores[three.place, place]), spread(scores[four.place, place])
+        kv_row = tile.first_key + column
+        if one.place == 0:
+            _ask_for_values(call, tile, kv_row, n)
+        v = load(values, (head, kv_row, n))
+        a0, b0, c0, d0 = fused(a, v, a0), fused(b, v, b0), fused(c, v, c0), fused(d, v, d0)
+        v = load(values, (head, kv_row, n1))
+        a1, b1, c1, d1 = fused(a, v, a1), fused(b, v, b1), fused(c, v, c1), fused(d, v, d1)
+        v = load(values, (head, kv_row, n2))
+        a2, b2, c2, d2 = fused(a, v, a2), fused(b, v, b2), fused(c, v, c2), fused(d, v, d2)
+        v = load(values, (head, kv_row, n3))
+        a3, b3, c3, d3 = fused(a, v, a3), fused(b, v, b3), fused(c, v, c3), fused(d, v, d3)
+    _store_four(sums, one, n, a0, a1, a2, a3)
+    _store_four(sums, two, n, b0, b1, b2, b3)
+    _store_four(sums, three, n, c0, c1, c2, c3)
+    _store_four(sums, four, n, d0, d1, d2, d3)
 
 
 @inlined
 def _shared_values(call: Call, tile: _Tile, num_shared_numbers: int) -> None:
     for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
         stop = min(block + _KEYS_PER_BLOCK, tile.shared)
-        for place in range(0, tile.num_queries, 2):
-            one, two = _query(tile, place), _query(tile, min(place + 1, tile.num_queries - 1))
+        for place in range(0, tile.num_queries, _QUERIES_AT_ONCE):
+            queries = _four(tile, place)
             for d in range(0, num_shared_numbers, _NUMBERS_AT_ONCE):
-                _values_of_two(call, tile, one, two, block, stop, d)
+                if place + 1 == tile.num_queries:
+                    _values_of_one(call, tile, queries[0], block, stop, d)
+                else:
+                    _values_of_four(call, tile, queries, block, stop, d)
 
 
 @inlined

@@ -1,0 +1,99 @@
+"""Models whose weights are packed for the processor's tiles: exact, however work is cut."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from hdserve.config import EngineConfig
+from hdserve.core import Sequence
+from hdserve.drafting.base import Drafter
+from hdserve.engine.compilation import Faster, compile_beside
+from hdserve.engine.compiled_forward import can_compile, can_pack
+from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.loader import prepare_model
+from hdserve.engine.shapes import Shapes
+from tests.drafters import OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, run
+from tests.models import make_model
+
+has_tiles = multiplies_tiles(torch.device("cpu"), torch.bfloat16)
+needs_tiles = pytest.mark.skipif(not has_tiles, reason="the processor has no tiles")
+pytestmark = [
+    pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+]
+
+NUM_SEQUENCES = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return make_model(dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def faster(model: torch.nn.Module) -> Faster:
+    return compile_beside(
+        prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, False
+    ).result(240)
+
+
+def decode(
+    model: torch.nn.Module, faster: Faster, drafters: list[Drafter] | None = None, **options: int
+) -> dict[str, list[int]]:
+    """What sequences of prompts of different lengths come out as."""
+    ready: Future[Faster] = Future()
+    ready.set_result(faster)
+    engine = make_engine(drafters or [], model=model, faster=ready, **options)
+    sequences = make_sequences()
+    run(engine, sequences)
+    assert engine.is_exact
+    return {seq.request_id: seq.output_token_ids for seq in sequences}
+
+
+def make_sequences() -> list[Sequence]:
+    return [
+        make_sequence(str(number), make_prompt(3 + 9 * number, number), max_tokens=40)
+        for number in range(NUM_SEQUENCES)
+    ]
+
+
+@needs_tiles
+def test_they_are_found_exact(faster: Faster) -> None:
+    assert faster.compiled.is_packed
+    assert faster.shapes == Shapes((2,), is_exact=True, splits_prompts=True)
+
+
+@needs_tiles
+def test_neither_drafts_nor_neighbours_nor_cuts_change_a_token(
+    model: torch.nn.Module, faster: Faster
+) -> None:
+    """In bfloat16, where the two likeliest tokens of a random model are often as good as equal."""
+    plain = decode(model, faster, max_num_sequences=1, prefill_chunk_tokens=64)
+    assert len({tuple(tokens) for tokens in plain.values()}) == NUM_SEQUENCES
+    for chunk_tokens in (1, 7, 16, 200):
+        assert decode(model, faster, prefill_chunk_tokens=chunk_tokens) == plain
+    wanted = {seq.request_id: seq.token_ids + plain[seq.request_id] for seq in make_sequences()}
+    oracle = OracleDrafter(wanted, length=5)
+    for number in (1, 5, NUM_SEQUENCES):
+        assert decode(model, faster, [oracle], max_num_sequences=number) == plain
+
+
+def test_only_what_tiles_multiply_is_packed() -> None:
+    """Weights in other precisions and layers that are no plain ones are left."""
+    assert can_pack(make_model(dtype=torch.bfloat16)) == has_tiles
+    assert not can_pack(make_model(dtype=torch.float32))
+    assert not can_pack(torch.nn.Sequential(torch.nn.ReLU()))
+
+
+@needs_tiles
+def test_exact_models_are_packed_if_they_are_compiled_at_first() -> None:
+    """Else the kernel multiplies, so that the first request has the bits of the last."""
+    for compiles in (True, "auto"):
+        loaded = prepare_model(
+            make_model(dtype=torch.bfloat16), EngineConfig(exact=True, compile=compiles)
+        )
+        assert can_pack(loaded.module) == (compiles is True)
