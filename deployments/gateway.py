@@ -175,8 +175,10 @@ class Gateway:
         ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)
         return ids
 
-    async def tokenize_chat(self, model: str, messages: list[dict[str, Any]]) -> list[int]:
-        ids: list[int] = await self._call(model, "tokenize_chat", messages)
+    async def tokenize_chat(
+        self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
+    ) -> list[int]:
+        ids: list[int] = await self._call(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:

@@ -11,13 +11,16 @@ from pydantic import Field
 from deployments.body import Body
 from hdserve.errors import InvalidRequest, Unsupported
 
+MAX_MESSAGES = 2048
+"""Of a conversation, as many as the OpenAI API takes."""
+
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 
 
 class Message(Body):
     """One message of a conversation."""
 
-    role: str
+    role: str = Field(max_length=64)
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -33,7 +36,7 @@ class Message(Body):
         return fields
 
 
-Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
+Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def joined(

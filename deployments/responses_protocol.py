@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from deployments.body import Body, ClosedBody
-from deployments.messages import Parts, joined
+from deployments.messages import MAX_MESSAGES, Parts, joined
 from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
@@ -76,7 +76,9 @@ InputItem = Annotated[
     | Annotated[InputCallOutput, Tag("function_call_output")],
     Discriminator(_type_of_item),
 ]
-InputItems = Annotated[tuple[InputItem, ...], Field(min_length=1, fail_fast=True)]
+InputItems = Annotated[
+    tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[InputItems, Tag("items")], Discriminator(_type_of_input)
 ]

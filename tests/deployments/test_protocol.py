@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.generation import GenerationRequest
+from deployments.messages import MAX_MESSAGES
 from deployments.protocol import (
     MAX_ANSWERS,
     MAX_CHOICES,
@@ -196,6 +197,8 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"messages": "hi"}, "messages"),
     (ChatBody, {"messages": [{"content": "hi"}]}, "messages"),
     (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages"),
+    (ChatBody, {"messages": [{"role": "x" * 65, "content": "hi"}]}, "messages"),
+    (ChatBody, {"messages": USER * (MAX_MESSAGES + 1)}, "messages"),
     (ChatBody, {"temperature": "hot"}, "temperature"),
     (ChatBody, {"temperature": 10**400}, "temperature"),
     (ChatBody, {"n": 0}, "n"),
@@ -270,8 +273,9 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
 
 
-def test_as_many_answers_as_allowed() -> None:
+def test_as_much_as_allowed() -> None:
     """The bound on the answers of a request counts prompts times choices."""
+    assert len(chat(messages=USER * MAX_MESSAGES).messages) == MAX_MESSAGES
     assert len(completion(prompt=["a"] * (MAX_ANSWERS // 4), n=4).prompts) == MAX_ANSWERS // 4
     assert chat(n=MAX_CHOICES).num_choices == MAX_CHOICES
 
