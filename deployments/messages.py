@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from deployments.body import Body
+from deployments.json_body import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 2048
@@ -24,11 +24,12 @@ class Message(Body):
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string, arguments of calls as objects.
+        """As chat templates take it: the content as one string, arguments of calls as objects, or
+        as the string they are where the model was cut off in them.
 
         Raises:
             Unsupported: a part of the content is not text.
-            InvalidRequest: the arguments of a call are no JSON object.
+            InvalidRequest: a call has no function or no arguments.
         """
         fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
         if fields.get("tool_calls"):
@@ -67,22 +68,27 @@ def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
                 **call,
                 "function": {
                     **call["function"],
-                    "arguments": _json_object(call["function"]["arguments"]),
+                    "arguments": _arguments(call["function"]["arguments"]),
                 },
             }
             for call in calls
         ]
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
+    except (TypeError, KeyError) as error:
+        reason = "tool_calls must hold functions with a name and arguments, a text or an object"
         raise InvalidRequest(reason, "messages") from error
 
 
-def _json_object(data: Any) -> dict[str, Any]:
-    """Of text or an object; some clients write no arguments as no text."""
-    value = json.loads(data or "{}") if isinstance(data, str) else data
-    if not isinstance(value, dict):
-        raise TypeError("no JSON object")
-    return value
+def _arguments(data: Any) -> dict[str, Any] | str:
+    """An object, if the text is one; some clients write no arguments as no text."""
+    if isinstance(data, dict):
+        return data
+    if not isinstance(data, str):
+        raise TypeError("neither a text nor an object")
+    try:
+        value = parse_json((data or "{}").encode())
+    except (InvalidRequest, UnicodeEncodeError):
+        return data
+    return value if isinstance(value, dict) else data
 
 
 def _text(part: Mapping[str, Any], param: str, part_types: Collection[str]) -> str:
