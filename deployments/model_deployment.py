@@ -37,7 +37,7 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         "graceful_shutdown_timeout_s": system.drain_timeout_s,
     }
     if config.autoscaling is not None:
-        options["autoscaling_config"] = config.autoscaling
+        options["autoscaling_config"] = config.autoscaling.model_dump(exclude_none=True)
     else:
         options["num_replicas"] = config.num_replicas
     if config.session_affinity:

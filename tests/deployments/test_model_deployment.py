@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingConfig as RayAutoscalingConfig
 
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
 from hdserve.access import Access
-from hdserve.config import parse_config
+from hdserve.config import AutoscalingConfig, parse_config
 
 
 def deployment(**fields: Any) -> Any:
@@ -44,6 +45,25 @@ def test_whatever_the_gateway_takes_can_be_passed_on(max_body_bytes: int, num_by
         options = application._bound_deployment.ray_actor_options
         found = options["runtime_env"]["env_vars"]["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]
         assert found == str(num_bytes)
+
+
+NOT_OFFERED = {"metrics_interval_s"} | {
+    f"{kind}smoothing_factor" for kind in ("", "upscale_", "downscale_")
+}
+"""Ray has others in their place."""
+
+
+def test_autoscaling_is_that_of_ray_serve() -> None:
+    """Every field it documents with its default, and the values it is given."""
+    fields = RayAutoscalingConfig.model_fields
+    assert AutoscalingConfig.model_fields.keys() == fields.keys() - NOT_OFFERED
+    plain = RayAutoscalingConfig(**AutoscalingConfig().model_dump(exclude_none=True))
+    assert plain == RayAutoscalingConfig()
+    chosen = {"min_replicas": 2, "max_replicas": 9, "aggregation_function": "max"}
+    found = deployment(autoscaling=chosen, engine={"max_num_sequences": 4, "max_num_queued": 6})
+    assert found._deployment_config.max_queued_requests == 90
+    scaled = found._deployment_config.autoscaling_config
+    assert scaled == RayAutoscalingConfig(**chosen)
 
 
 def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:
