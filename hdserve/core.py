@@ -18,7 +18,8 @@ MAX_INTEGER = 2**63 - 1
 
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_STRINGS = 64
-"""Each is looked for after each token, in the thread that serves all requests."""
+MAX_STOP_CHARACTERS = 256
+"""Of each.  They are looked for after each token, in the thread that serves all requests."""
 
 DEFAULT_NAMESPACE = "default"
 """Whose generated text a request reads and feeds when nothing else is said."""
@@ -146,6 +147,9 @@ def _check_range(
 def _check_stop(stop: tuple[str, ...]) -> None:
     if any(not text for text in stop):
         raise InvalidRequest("a stop string is empty", "stop")
+    if any(len(text) > MAX_STOP_CHARACTERS for text in stop):
+        reason = f"a stop string has at most {MAX_STOP_CHARACTERS} characters"
+        raise InvalidRequest(reason, "stop")
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are allowed", "stop")
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hdserve.core import (
     MAX_INTEGER,
     MAX_LOGIT_BIASES,
+    MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     FinishReason,
@@ -60,6 +61,7 @@ def test_ranges(name: str) -> None:
         ({"logprobs": -1}, "logprobs"),
         ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias"),
         ({"stop": ("a", "")}, "stop"),
+        ({"stop": ("a", "b" * (MAX_STOP_CHARACTERS + 1))}, "stop"),
         ({"stop": tuple(map(str, range(MAX_STOP_STRINGS + 1)))}, "stop"),
         ({"logit_bias": {3: 100.5}}, "logit_bias"),
         ({"logit_bias": {3: math.nan}}, "logit_bias"),
@@ -75,7 +77,10 @@ def test_combinations_are_refused(options: dict[str, Any], param: str) -> None:
 
 def test_params_can_be_copied_and_pickled() -> None:
     """Parameters cross process boundaries unchanged."""
-    for params in (SamplingParams(), SamplingParams(stop=("a",), logit_bias={1: 2.0}, seed=2**63)):
+    for params in (
+        SamplingParams(),
+        SamplingParams(stop=("a" * MAX_STOP_CHARACTERS,), logit_bias={1: 2.0}, seed=2**63),
+    ):
         assert pickle.loads(pickle.dumps(params)) == params
         assert copy.deepcopy(params) == params
         assert dataclasses.replace(params, top_k=4).top_k == 4
