@@ -14,6 +14,9 @@ from hdserve.errors import InvalidRequest, Unsupported
 MAX_MESSAGES = 2048
 """Of a conversation, as many as the OpenAI API takes."""
 
+_REFUSAL = "refusal"
+"""A part of what another server's assistant wrote; to a template it is text."""
+
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 
 
@@ -92,8 +95,9 @@ def _arguments(data: Any) -> dict[str, Any] | str:
 
 
 def _text(part: Mapping[str, Any], param: str, part_types: Collection[str]) -> str:
-    text = part.get("text")
-    if part.get("type") not in part_types or not isinstance(text, str):
-        kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", param)
+    kind = part.get("type")
+    text = part.get(kind if kind == _REFUSAL else "text")
+    if kind not in (*part_types, _REFUSAL) or not isinstance(text, str):
+        reason = f"content parts of type {str(kind)[:50]!r} are not supported"
+        raise Unsupported(reason, param)
     return text

@@ -109,7 +109,7 @@ class TextFormat(ClosedBody):
 class TextOptions(ClosedBody):
     """``text``: the form of the answer."""
 
-    format: TextFormat = TextFormat()
+    format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -207,7 +207,7 @@ class ResponsesBody(RequestBody):
             fields["tool_choice"] = {"type": "function", "function": named}
         if self.tools is not None:
             fields["tools"] = [tool.for_chat() for tool in self.tools]
-        if self.text is not None:
+        if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens

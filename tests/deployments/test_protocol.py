@@ -288,12 +288,14 @@ def test_messages_for_the_template() -> None:
             {"role": "system", "content": "s", "name": "n"},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": None},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         ]
     )
     assert found.messages == (
         {"role": "system", "content": "s", "name": "n"},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "No."},
     )
 
 
@@ -303,6 +305,7 @@ def test_messages_for_the_template() -> None:
         {"type": "image_url", "image_url": {"url": "x"}},
         {"type": "text"},
         {"type": "text", "text": 5},
+        {"type": "refusal", "text": "No."},
         {"text": "a"},
         {"type": "x" * 5000},
     ],

@@ -97,6 +97,9 @@ def test_items_are_messages() -> None:
         ),
         ({"store": False, "background": False, "include": [], "truncation": "disabled"}, {}),
         ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
+        ({"reasoning": {"effort": None, "summary": None}}, {}),
+        ({"reasoning": {"effort": "none", "summary": None}}, {}),
+        ({"text": {"format": None}}, {}),
     ],
 )
 def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, Any]) -> None:
@@ -127,6 +130,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"background": True}, "background", Unsupported),
     ({"store": True}, "store", Unsupported),
     ({"reasoning": {"effort": "high"}}, "reasoning", Unsupported),
+    ({"reasoning": {"effort": None, "summary": "auto"}}, "reasoning", Unsupported),
     ({"include": ["message.output_text.logprobs"]}, "include", Unsupported),
     ({"truncation": "auto"}, "truncation", Unsupported),
     ({"input": []}, "input", InvalidRequest),
