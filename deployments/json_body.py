@@ -17,22 +17,23 @@ _MAX_INLINE_BYTES = 2**16
 """Longer bodies are read in a thread, so that the answers of others go on."""
 
 _MAX_DEPTH = 100
-_MAX_CONTAINERS = 100_000
-"""A body of nothing else takes seconds to read, and the interpreter does nothing beside it."""
+_MAX_PARTS = 50_000
+"""Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
+the interpreter does nothing beside it; one of texts and token ids does not."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """One without its end counts, too: what is no JSON is read once, as well."""
 
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_MARKS = bytes(set(range(256)) - set(b"[]{}:"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord(":"): 0, ord("]"): -1, ord("}"): -1}
 
 
 async def read_json(request: Request) -> Any:
     """The body of a request.
 
     Raises:
-        InvalidRequest: it is no JSON in UTF-8, has too many objects and arrays or nests them too
-            deeply, or has a number or text that cannot be processed.
+        InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
+            nests them too deeply, or has a number or text that cannot be processed.
     """
     body = await request.body()
     if len(body) <= _MAX_INLINE_BYTES:
@@ -45,9 +46,9 @@ def parse_json(body: bytes) -> Any:
     Raises:
         InvalidRequest: as :func:`read_json`.
     """
-    brackets = _brackets(body)
-    if len(brackets) > 2 * _MAX_CONTAINERS:
-        reason = f"the request body has more than {_MAX_CONTAINERS} objects and arrays"
+    marks = _marks(body)
+    if _num_parts(marks) > _MAX_PARTS:
+        reason = f"the request body has more than {_MAX_PARTS} objects, arrays and members of them"
         raise InvalidRequest(reason)
     try:
         text = body.decode("utf-8-sig")
@@ -56,16 +57,20 @@ def parse_json(body: bytes) -> Any:
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > _MAX_DEPTH:
+    if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
         raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
 
 
-def _brackets(body: bytes) -> bytes:
-    """Those outside of texts; none where there are too few for any limit."""
-    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+def _marks(body: bytes) -> bytes:
+    """Brackets and colons outside of texts; none where there are too few for any limit."""
+    if _num_parts(body) <= _MAX_DEPTH:
         return b""
-    return _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
+    return _STRING.sub(b"", body).translate(None, _NO_MARKS)
+
+
+def _num_parts(marks: bytes) -> int:
+    return marks.count(b"[") + marks.count(b"{") + marks.count(b":")
 
 
 def _finite(number: str) -> float:
