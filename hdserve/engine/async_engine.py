@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
-from hdserve.engine.engine import FAULTS_OF_ONE_REQUEST, Engine
+from hdserve.engine.decoder import FAULTS_OF_ONE_REQUEST
+from hdserve.engine.engine import Engine
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
-from hdserve.engine.decoder import SequenceDecoder
+from hdserve.engine.decoder import SequenceDecoder, SequenceFault
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
@@ -29,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNOBSERVED_TOKENS = 8
 """Drafters learn from so many tokens at once while nothing is drafted."""
-
-FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
-"""What a value of a request can cause in code that sees this request alone.  Everything else, such
-as an assertion or what torch raises, may mean that the state of all is broken."""
 
 
 class Engine:
@@ -271,13 +267,13 @@ class Engine:
     ) -> tuple[Acceptance | None, StepOutput]:
         """What was accepted of ``tree``, and what to tell the request.
 
-        Its decoder sees nothing of the others, so a value of the request that it fails on ends
-        this sequence alone: with the tokens, and the rows of the cache, from before the step.
+        A value of the request that its decoder fails on ends this sequence alone: with the tokens,
+        and the rows of the cache, from before the step.
         """
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
         try:
             return decoder.commit(tree, decoder.decide(tree, outputs))
-        except FAULTS_OF_ONE_REQUEST:
+        except SequenceFault:
             logger.exception("the request %s failed alone", seq.request_id)
         del seq.token_ids[num_tokens:]
         seq.finish_reason = FinishReason.ERROR

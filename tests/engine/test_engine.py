@@ -405,7 +405,7 @@ def test_an_overflow_harms_nobody_else(exact: bool) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"logprobs": 1.5}, {"stop": (5,)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
+    [{"logprobs": 1.5}, {"stop": (("a",),)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
     ids=["to choose", "to show", "with a history"],
 )
 @pytest.mark.parametrize("has_drafts", [False, True])
