@@ -26,7 +26,7 @@ from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
-    DatabaseError,
+    DatabaseGone,
     HdserveError,
     InvalidRequest,
     ModelNotFound,
@@ -41,6 +41,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong"},
     403: {"description": "The key is not that of the administrator"},
     404: {"description": "No such model or database"},
+    503: {"description": "The database does not answer"},
 }
 
 
@@ -241,4 +242,4 @@ async def _ask(reference: Any) -> Any:
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
             raise cause from error
-        raise DatabaseError("the model database is out of reach; try again") from error
+        raise DatabaseGone("the model database is out of reach; try again") from error

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
@@ -30,7 +31,14 @@ from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.current_access import CurrentAccess
 from hdserve.deployed_config import GATEWAY_DEPLOYMENT
-from hdserve.errors import EngineGone, EngineStopped, HdserveError, ModelNotFound, Overloaded
+from hdserve.errors import (
+    BodyTooLarge,
+    EngineGone,
+    EngineStopped,
+    HdserveError,
+    ModelNotFound,
+    Overloaded,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -175,8 +183,10 @@ class Gateway:
         ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)
         return ids
 
-    async def tokenize_chat(self, model: str, messages: list[dict[str, Any]]) -> list[int]:
-        ids: list[int] = await self._call(model, "tokenize_chat", messages)
+    async def tokenize_chat(
+        self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
+    ) -> list[int]:
+        ids: list[int] = await self._call(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
@@ -261,6 +271,8 @@ def translated(error: Exception) -> HdserveError:
         return cause
     if isinstance(error, BackPressureError):
         return Overloaded("too many requests are waiting for this model; try again later")
+    if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED:
+        return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
     if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
         return EngineStopped("the model's replica went away; try again")
     logger.error("a model server failed", exc_info=error)
@@ -276,6 +288,6 @@ def gateway_deployment(
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         graceful_shutdown_timeout_s=config.drain_timeout_s,
-        ray_actor_options=actor_options(config.gateway.num_cpus),
+        ray_actor_options=actor_options(config.gateway.num_cpus, config.gateway.max_body_bytes),
     )
     return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

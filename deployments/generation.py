@@ -32,6 +32,7 @@ class GenerationRequest:
         includes_sources: whether deltas carry ``texts`` and ``draft``.
         trace: the headers that name the gateway's span; empty when the request is not traced.
         session_id: the conversation it belongs to; empty where nobody knows.
+        num_body_bytes: of the HTTP body it came in: how much there is to make tokens of.
     """
 
     request_id: str
@@ -48,17 +49,12 @@ class GenerationRequest:
     includes_sources: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
     session_id: str = ""
+    num_body_bytes: int = 0
 
     @property
     def num_sequences(self) -> int:
         """Answers to all prompts."""
         return max(len(self.prompts), 1) * self.num_choices
-
-    @property
-    def num_characters(self) -> int:
-        """How much text the model server has to make tokens of."""
-        texts = [*self.prompts, *(message["content"] for message in self.messages)]
-        return sum(map(len, texts)) + len(self.prediction or "")
 
 
 class Alternative(NamedTuple):

@@ -35,13 +35,15 @@ def request_id(request: Request) -> str:
     return request.headers.get("x-request-id", "")[:64] or uuid4().hex
 
 
-def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it, in its conversation and its trace."""
+async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
+    """``generation`` in the namespace of who sent it, in its conversation and its trace, with the
+    size of the body, which was read."""
     return replace(
         generation,
         namespace=identity_of(request).namespace,
         session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
         trace=trace_of(request),
+        num_body_bytes=len(await request.body()),
     )
 
 

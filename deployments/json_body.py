@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import re
+from itertools import accumulate
 from typing import Any
 
 from fastapi import Request
 
 from hdserve.errors import InvalidRequest
 
+_MAX_INLINE_BYTES = 2**16
+"""Longer bodies are read in a thread, so that the answers of others go on."""
+
 _MAX_DEPTH = 100
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_MAX_PARTS = 50_000
+"""Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
+the interpreter does nothing beside it; one of texts and token ids does not."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""One without its end counts, too: what is no JSON is read once, as well."""
+
+_NO_MARKS = bytes(set(range(256)) - set(b"[]{}:"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord(":"): 0, ord("]"): -1, ord("}"): -1}
 
 
 async def read_json(request: Request) -> Any:
     """The body of a request.
 
     Raises:
-        InvalidRequest: it is no JSON, is nested too deeply, or has a number or text that cannot
-            be processed.
+        InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
+            nests them too deeply, or has a number or text that cannot be processed.
     """
-    return parse_json(await request.body())
+    body = await request.body()
+    if len(body) <= _MAX_INLINE_BYTES:
+        return parse_json(body)
+    return await asyncio.to_thread(parse_json, body)
 
 
 def parse_json(body: bytes) -> Any:
@@ -30,22 +46,36 @@ def parse_json(body: bytes) -> Any:
     Raises:
         InvalidRequest: as :func:`read_json`.
     """
+    marks = _marks(body)
+    if _num_parts(marks) > _MAX_PARTS:
+        reason = f"the request body has more than {_MAX_PARTS} objects, arrays and members of them"
+        raise InvalidRequest(reason)
     try:
-        data = json.loads(body)
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request body is not valid JSON") from error
-    if _is_deep(body):
+    if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
         raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
 
 
-def _is_deep(body: bytes) -> bool:
-    """Whether valid JSON is nested deeper than what recursive readers of a request bear."""
-    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
-        return False
-    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
-    for _ in range(_MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    return bool(brackets)
+def _marks(body: bytes) -> bytes:
+    """Brackets and colons outside of texts; none where there are too few for any limit."""
+    if _num_parts(body) <= _MAX_DEPTH:
+        return b""
+    return _STRING.sub(b"", body).translate(None, _NO_MARKS)
+
+
+def _num_parts(marks: bytes) -> int:
+    return marks.count(b"[") + marks.count(b"{") + marks.count(b":")
+
+
+def _finite(number: str) -> float:
+    """Of a number, or of ``NaN`` and ``Infinity``, which JSON does not have."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise InvalidRequest(f"the request body has a number that is not finite: {number[:20]}")
+    return value

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from deployments.body import Body
+from deployments.json_body import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
+
+MAX_MESSAGES = 2048
+"""Of a conversation, as many as the OpenAI API takes."""
+
+_REFUSAL = "refusal"
+"""A part of what another server's assistant wrote; to a template it is text."""
 
 Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 
@@ -17,15 +23,16 @@ Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 class Message(Body):
     """One message of a conversation."""
 
-    role: str
+    role: str = Field(max_length=64)
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string, arguments of calls as objects.
+        """As chat templates take it: the content as one string, arguments of calls as objects, or
+        as the string they are where the model was cut off in them.
 
         Raises:
             Unsupported: a part of the content is not text.
-            InvalidRequest: the arguments of a call are no JSON object.
+            InvalidRequest: a call has no function or no arguments.
         """
         fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
         if fields.get("tool_calls"):
@@ -33,7 +40,7 @@ class Message(Body):
         return fields
 
 
-Messages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
+Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def joined(
@@ -64,27 +71,33 @@ def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
                 **call,
                 "function": {
                     **call["function"],
-                    "arguments": _json_object(call["function"]["arguments"]),
+                    "arguments": _arguments(call["function"]["arguments"]),
                 },
             }
             for call in calls
         ]
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        reason = "tool_calls must hold functions with a name and arguments, a JSON object"
+    except (TypeError, KeyError) as error:
+        reason = "tool_calls must hold functions with a name and arguments, a text or an object"
         raise InvalidRequest(reason, "messages") from error
 
 
-def _json_object(data: Any) -> dict[str, Any]:
-    """Of text or an object; some clients write no arguments as no text."""
-    value = json.loads(data or "{}") if isinstance(data, str) else data
-    if not isinstance(value, dict):
-        raise TypeError("no JSON object")
-    return value
+def _arguments(data: Any) -> dict[str, Any] | str:
+    """An object, if the text is one; some clients write no arguments as no text."""
+    if isinstance(data, dict):
+        return data
+    if not isinstance(data, str):
+        raise TypeError("neither a text nor an object")
+    try:
+        value = parse_json((data or "{}").encode())
+    except (InvalidRequest, UnicodeEncodeError):
+        return data
+    return value if isinstance(value, dict) else data
 
 
 def _text(part: Mapping[str, Any], param: str, part_types: Collection[str]) -> str:
-    text = part.get("text")
-    if part.get("type") not in part_types or not isinstance(text, str):
-        kind = str(part.get("type"))[:50]
-        raise Unsupported(f"content parts of type {kind!r} are not supported", param)
+    kind = part.get("type")
+    text = part.get(kind if kind == _REFUSAL else "text")
+    if kind not in (*part_types, _REFUSAL) or not isinstance(text, str):
+        reason = f"content parts of type {str(kind)[:50]!r} are not supported"
+        raise Unsupported(reason, param)
     return text

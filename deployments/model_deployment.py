@@ -28,13 +28,16 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
         "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
         "ray_actor_options": actor_options(
-            config.num_cpus, num_gpus=config.num_gpus, resources=dict(config.resources)
+            config.num_cpus,
+            system.gateway.max_body_bytes,
+            num_gpus=config.num_gpus,
+            resources=dict(config.resources),
         ),
         "health_check_period_s": 5,
         "graceful_shutdown_timeout_s": system.drain_timeout_s,
     }
     if config.autoscaling is not None:
-        options["autoscaling_config"] = config.autoscaling
+        options["autoscaling_config"] = config.autoscaling.model_dump(exclude_none=True)
     else:
         options["num_replicas"] = config.num_replicas
     if config.session_affinity:

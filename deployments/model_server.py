@@ -39,9 +39,9 @@ _MAX_SILENCE_S = 120.0
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
-_MAX_INLINE_CHARACTERS = 4096
-"""What reads longer texts runs in a thread: tokens of 1 MB take seconds, in which no stream would
-go on."""
+_MAX_INLINE_SIZE = 4096
+"""In bytes of a request, or characters or tokens of a text: what reads more runs in a thread.
+Tokens of 1 MB take seconds, in which no stream would go on."""
 
 
 class ModelServer:
@@ -112,9 +112,9 @@ class ModelServer:
             EngineStopped: the engine has failed.
         """
         self._check_room(request.num_sequences)
-        size = request.num_characters + len(request.sampling.get("grammar", ""))
         with self._tracing.generation(request, self._config.name) as trace:
-            sequences = await _off_loop(size, self._sequence_builder.build, request)
+            build = self._sequence_builder.build
+            sequences = await _off_loop(request.num_body_bytes, build, request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records(request, sequences, trace)) as found:
@@ -195,10 +195,9 @@ class ModelServer:
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
         return await _off_loop(len(text), encode, text)
 
-    async def tokenize_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation."""
-        num_characters = sum(len(message["content"]) for message in messages)
-        return await _off_loop(num_characters, self._tokenizer.encode_chat, messages, {})
+    async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
+        """The token ids of a conversation that came in a body of so many bytes."""
+        return await _off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids.
@@ -297,6 +296,6 @@ async def _all_of(items: asyncio.Queue[T]) -> list[T]:
 
 async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
-    if size <= _MAX_INLINE_CHARACTERS:
+    if size <= _MAX_INLINE_SIZE:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)

@@ -196,11 +196,11 @@ class ChatBody(GenerationBody, ToolFields):
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        form = self.constraint()
+        form, calls = self.constraint(), self.tool_constraint(tool_parser)
         # A response format is that of the answer; vLLM's parameters hold the whole output.
         if form is not None and form.param == self.format_param:
-            form = self.or_calls(form, tool_parser)
-        constraint = one_of(form, self.tool_constraint(tool_parser))
+            form = None if calls else self.or_calls(form, tool_parser)
+        constraint = one_of(form, calls)
         sampling = self.sampling(max_tokens, num_logprobs, constraint)
         if self.may_call_tools:  # the marks of a call may be special tokens
             sampling.setdefault("skip_special_tokens", False)

@@ -56,7 +56,8 @@ class RequestBody(Body):
             raise InvalidRequest("the request body must be a JSON object")
         unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
         for name, neutral in unsupported.items():
-            if data.get(name) is not None and data[name] not in neutral:
+            value = _without_nulls(data.get(name))
+            if value is not None and value not in neutral:
                 raise Unsupported(f"{name} is not supported", name)
         unread = cls.without_effect.union(unsupported)
         return {name: data[name] for name in data if name not in unread}
@@ -84,6 +85,13 @@ def parse_body(model: type[Model], data: Any) -> Model:
         reason = f"{where}: {first['msg']}" if where else first["msg"]
         reason = reason.encode(errors="backslashreplace").decode()
         raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """An object without the fields that say nothing."""
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _is_union_branch(part: int | str) -> bool:

@@ -166,6 +166,7 @@ class ResponseEvents:
 def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
     """What a response says of its request."""
     choice = body.tool_choice
+    text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
     return {
         "id": f"resp_{request_id}",
         "object": "response",
@@ -180,9 +181,7 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "previous_response_id": None,
         "store": False,
         "temperature": body.temperature,
-        "text": body.text.model_dump(by_alias=True, exclude_none=True)
-        if body.text
-        else {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_p": body.top_p,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from deployments.body import Body, ClosedBody
-from deployments.messages import Parts, joined
+from deployments.messages import MAX_MESSAGES, Parts, joined
 from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
@@ -76,7 +76,9 @@ InputItem = Annotated[
     | Annotated[InputCallOutput, Tag("function_call_output")],
     Discriminator(_type_of_item),
 ]
-InputItems = Annotated[tuple[InputItem, ...], Field(min_length=1, fail_fast=True)]
+InputItems = Annotated[
+    tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[InputItems, Tag("items")], Discriminator(_type_of_input)
 ]
@@ -107,7 +109,7 @@ class TextFormat(ClosedBody):
 class TextOptions(ClosedBody):
     """``text``: the form of the answer."""
 
-    format: TextFormat = TextFormat()
+    format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -205,7 +207,7 @@ class ResponsesBody(RequestBody):
             fields["tool_choice"] = {"type": "function", "function": named}
         if self.tools is not None:
             fields["tools"] = [tool.for_chat() for tool in self.tools]
-        if self.text is not None:
+        if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens

@@ -43,7 +43,8 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         with response_params():
             chat = body.to_chat()
-            generation = owned(request, chat.to_generation(request_id(request), parser))
+            generation = chat.to_generation(request_id(request), parser)
+        generation = await owned(request, generation)
         reader = parser if chat.may_call_tools else None
         events = ResponseEvents(body, generation.request_id, reader)
         records = _generate(gateway, body.model, generation)

@@ -90,7 +90,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
         )
-        return await _answer(gateway, body, owned(request, generation), form)
+        return await _answer(gateway, body, await owned(request, generation), form)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -108,7 +108,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                 ]
             )
         form = CompletionFormat(echoes)
-        return await _answer(gateway, body, owned(request, generation), form)
+        return await _answer(gateway, body, await owned(request, generation), form)
 
     @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -120,7 +120,8 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
         else:
             messages = [message.for_template() for message in body.messages or ()]
-            tokens = await gateway.tokenize_chat(body.model, messages)
+            num_bytes = len(await request.body())
+            tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
         info = await gateway.describe(body.model)
         return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
 

@@ -3,7 +3,8 @@
 Ray Serve reads these from the environment of each process, so each deployment brings its own.  By
 default it gives the user's code and the router an event loop in a thread each, so that code that
 blocks does not hold up health checks.  Nothing of ours blocks, and every message would change
-threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).
+threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a message
+between two processes has 4 MiB, and what is larger fails.
 """
 
 from __future__ import annotations
@@ -16,11 +17,25 @@ _VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 
+_MESSAGE_VARIABLE = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
+_MIN_MESSAGE_BYTES = 64 * 2**20
+_MAX_MESSAGE_BYTES = 2**31 - 1
+_MESSAGE_BYTES_PER_BODY_BYTE = 8
+"""A number is 2 bytes of a body and up to 9 of a message; a schema is in it a second time, quoted;
+and a character can be a token of 5 bytes."""
 
-def actor_options(num_cpus: float, **options: Any) -> dict[str, Any]:
-    """``ray_actor_options`` of a deployment that reserves ``num_cpus``."""
+
+def actor_options(num_cpus: float, max_body_bytes: int, **options: Any) -> dict[str, Any]:
+    """``ray_actor_options`` of a deployment.
+
+    Args:
+        num_cpus: what it reserves.
+        max_body_bytes: of the requests that it passes on or is passed.
+    """
+    num_bytes = max(_MIN_MESSAGE_BYTES, _MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes)
+    limit = {_MESSAGE_VARIABLE: str(min(num_bytes, _MAX_MESSAGE_BYTES))}
     return {
         "num_cpus": num_cpus,
-        "runtime_env": {"env_vars": dict(_VARIABLES)},
+        "runtime_env": {"env_vars": {**_VARIABLES, **limit}},
         **options,
     }

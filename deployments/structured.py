@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from deployments.body import ClosedBody
+from deployments.json_body import parse_json
 from hdserve import grammar
 from hdserve.errors import InvalidRequest
 
@@ -83,7 +84,7 @@ class StructuredFields(BaseModel):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = None
+    guided_json: Schema | str | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
 
@@ -107,12 +108,24 @@ class StructuredFields(BaseModel):
                 raise InvalidRequest("structured_outputs names no form", "structured_outputs")
             found += [Constraint(text, "structured_outputs") for text in texts]
         for name in ("json", "regex", "choice"):
-            value = getattr(self, f"guided_{name}")
+            value = self._guided_schema() if name == "json" else getattr(self, f"guided_{name}")
             if value is not None:
                 param = f"guided_{name}"
                 (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
                 found.append(Constraint(text, param))
         return found
+
+    def _guided_schema(self) -> Any:
+        """``guided_json``, which may be the text of a schema."""
+        if not isinstance(self.guided_json, str):
+            return self.guided_json
+        try:
+            schema = parse_json(self.guided_json.encode())
+        except (InvalidRequest, UnicodeEncodeError) as error:
+            raise InvalidRequest("guided_json: not valid JSON", "guided_json") from error
+        if not isinstance(schema, dict):
+            raise InvalidRequest("guided_json: a JSON object is expected", "guided_json")
+        return schema
 
 
 def one_of(*constraints: Constraint | None) -> Constraint | None:

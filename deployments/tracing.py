@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.generation import GenerationRequest, Summary
 from hdserve.config import TelemetryConfig
-from hdserve.core import DraftCounts, Sequence, Source, StepOutput
+from hdserve.core import MAX_INTEGER, DraftCounts, Sequence, Source, StepOutput
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ class Tracing:
         }
         for name, attribute in _REQUEST_ATTRIBUTES.items():
             if name in request.sampling:
-                attributes[attribute] = request.sampling[name]
+                value = request.sampling[name]
+                is_writable = abs(value) <= MAX_INTEGER  # a seed may be larger
+                attributes[attribute] = value if is_writable else str(value)[:20]
         span = self._tracer.start_span(
             f"{operation} {model}", _context(request.trace), SpanKind.SERVER, attributes=attributes
         )

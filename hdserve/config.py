@@ -117,6 +117,66 @@ class EngineConfig(StrictModel):
         return self.max_num_sequences + self.max_num_queued
 
 
+class AutoscalingPolicy(StrictModel):
+    """What decides how many replicas there are, instead of Ray Serve's own rule."""
+
+    policy_function: str = Field(min_length=1)
+    """A function or class, as ``path.to.module:name``."""
+
+    policy_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What a class is made with."""
+
+
+class AutoscalingConfig(StrictModel):
+    """Ray Serve's ``autoscaling_config``, which replaces ``num_replicas``; without it nothing
+    scales."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    """Fewest processes; with 0 the first request after a pause waits until a model is loaded."""
+
+    max_replicas: int = Field(default=1, ge=1)
+    """Most processes."""
+
+    initial_replicas: int | None = Field(default=None, ge=0)
+    """How many there are at first; default: ``min_replicas``."""
+
+    target_ongoing_requests: float = Field(default=2.0, gt=0)
+    """Requests per replica, about three quarters of ``engine.max_num_sequences``: with more there
+    are more replicas, with fewer fewer."""
+
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    """How long there must be too few replicas."""
+
+    downscale_delay_s: float = Field(default=600.0, ge=0)
+    """How long there must be too many."""
+
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    """How long the last one must be too many; default: ``downscale_delay_s``."""
+
+    upscaling_factor: float | None = Field(default=None, gt=0)
+    """Above 1 it scales up in larger steps, below in smaller ones."""
+
+    downscaling_factor: float | None = Field(default=None, gt=0)
+    """The same for scaling down."""
+
+    look_back_period_s: float = Field(default=30.0, gt=0)
+    """Over which time requests are counted."""
+
+    aggregation_function: Literal["mean", "max", "min"] = "mean"
+    """What is taken of the counts in this time."""
+
+    policy: AutoscalingPolicy | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas is below min_replicas")
+        initial = self.initial_replicas
+        if initial is not None and not self.min_replicas <= initial <= self.max_replicas:
+            raise ValueError("initial_replicas is not between min_replicas and max_replicas")
+        return self
+
+
 class ModelConfig(StrictModel):
     """One served model."""
 
@@ -156,8 +216,7 @@ class ModelConfig(StrictModel):
     num_replicas: int = Field(default=1, ge=1)
     """How many processes serve this model."""
 
-    autoscaling: dict[str, Any] | None = None
-    """Ray Serve ``autoscaling_config``; replaces ``num_replicas``."""
+    autoscaling: AutoscalingConfig | None = None
 
     session_affinity: bool = True
     """Whether requests of one conversation prefer the replica that served it."""
@@ -176,7 +235,7 @@ class ModelConfig(StrictModel):
         """Most processes that serve this model."""
         if self.autoscaling is None:
             return self.num_replicas
-        return int(self.autoscaling.get("max_replicas") or 1)
+        return self.autoscaling.max_replicas
 
 
 class ModelDatabaseConfig(StrictModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -14,9 +13,13 @@ if TYPE_CHECKING:
     from hdserve.tree import DraftTree
 
 MAX_TOP_LOGPROBS = 20
+MAX_INTEGER = 2**63 - 1
+"""Of a count a client may name; kernels and traces know no larger ones."""
+
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_STRINGS = 64
-"""Each is looked for after each token, in the thread that serves all requests."""
+MAX_STOP_CHARACTERS = 256
+"""Of each.  They are looked for after each token, in the thread that serves all requests."""
 
 DEFAULT_NAMESPACE = "default"
 """Whose generated text a request reads and feeds when nothing else is said."""
@@ -95,15 +98,15 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
-        _check_range("top_k", self.top_k, 0, math.inf)
+        _check_range("top_k", self.top_k, 0, MAX_INTEGER)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("seed", self.seed, -(2**63), 2**64 - 1)
-        _check_range("min_tokens", self.min_tokens, 0, math.inf)
+        _check_range("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, math.inf)
+            _check_range("max_tokens", self.max_tokens, 1, MAX_INTEGER)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
@@ -135,17 +138,18 @@ def _check_range(
     name: str, value: float, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
     is_above = low < value if is_low_open else low <= value
-    if is_above and value <= high and value != math.inf:
+    if is_above and value <= high:
         return
-    bounds = f"{'above' if is_low_open else 'at least'} {low}"
-    if high != math.inf:
-        bounds += f" and at most {high}"
-    raise InvalidRequest(f"{name} must be {bounds}", name)
+    bound = f"{'above' if is_low_open else 'at least'} {low}"
+    raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
     if any(not text for text in stop):
         raise InvalidRequest("a stop string is empty", "stop")
+    if any(len(text) > MAX_STOP_CHARACTERS for text in stop):
+        reason = f"a stop string has at most {MAX_STOP_CHARACTERS} characters"
+        raise InvalidRequest(reason, "stop")
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are allowed", "stop")
 
@@ -170,7 +174,8 @@ class SpeculationParams:
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens is not None:
-            _check_range("speculation.max_draft_tokens", self.max_draft_tokens, 0, math.inf)
+            name = "speculation.max_draft_tokens"
+            _check_range(name, self.max_draft_tokens, 0, MAX_INTEGER)
 
     def allows(self, source: Source) -> bool:
         """Whether this request may be drafted for from ``source``."""

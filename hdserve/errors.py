@@ -3,7 +3,8 @@
     HdserveError
     ├── ConfigError               the configuration is wrong; raised before anything starts
     ├── DatabaseError             a draft database cannot be used
-    │   └── SnapshotError         a file or message is corrupt, foreign or too new
+    │   ├── SnapshotError         a file or message is corrupt, foreign or too new
+    │   └── DatabaseGone    503   it does not answer; try again
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
@@ -53,6 +54,13 @@ class SnapshotError(DatabaseError):
     """A snapshot, corpus or message is corrupt, truncated, foreign or too new."""
 
     code = "invalid_snapshot"
+
+
+class DatabaseGone(DatabaseError):
+    """The process that keeps a draft database does not answer; it may come back."""
+
+    status = 503
+    code = "database_gone"
 
 
 class UnsupportedModel(HdserveError):

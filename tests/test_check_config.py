@@ -12,7 +12,7 @@ from click.testing import Result
 from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli import app, main
 from hdserve.config import load_config, read_config
 from hdserve.errors import ConfigError
 
@@ -153,3 +153,16 @@ def test_the_whole_configuration_without_the_key(
     assert read_config(shown).models == read_config(path).models
     monkeypatch.setenv("HDSERVE_CONFIG", str(path))
     assert show()["gateway"]["num_replicas"] == 1
+
+
+def test_errors_are_told_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Brackets in a name, or in the packages to install, are no markup."""
+    for name in ("a[/b].yaml", "hdserve[tracing].yaml"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["hdserve", "check-config", name])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        assert name in capsys.readouterr().err

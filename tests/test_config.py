@@ -44,6 +44,12 @@ def with_model(**options: Any) -> dict[str, Any]:
         ({**ONE_MODEL, "gateway": {"num_replica": 2}}, "gateway.num_replica", "num_replicas", ""),
         (with_model(modle="x"), "models.0.modle", "model", "draft_from, drafting, engine"),
         (
+            with_model(autoscaling={"min_replicas": 1, "max_replica": 8}),
+            "models.0.autoscaling.max_replica",
+            "max_replicas",
+            "target_ongoing_requests",
+        ),
+        (
             with_model(engine={"dtypes": "float32"}),
             "models.0.engine.dtypes",
             "dtype",
@@ -92,6 +98,10 @@ def test_every_mistake_is_named() -> None:
         ({"models": [{"name": "", "model": "x"}]}, "models.0.name: "),
         ({"models": [{"name": "a"}]}, "models.0.model: Field required"),
         ({"models": [*ONE_MODEL["models"], *ONE_MODEL["models"]]}, "two models are called 'a'"),
+        (with_model(autoscaling={"max_replicas": "many"}), "models.0.autoscaling.max_replicas: "),
+        (with_model(autoscaling={"min_replicas": 2}), "max_replicas is below min_replicas"),
+        (with_model(autoscaling={"initial_replicas": 2}), "initial_replicas is not between"),
+        (with_model(autoscaling={"policy": {"function": "a:b"}}), "did you mean 'policy_function'"),
         (with_model(aliases=["b", "b"]), "two models are called 'b'"),
         (with_model(aliases=["a"]), "two models are called 'a'"),
         (with_model(draft_from=["b"]), "a: draft_from names the unknown model 'b'"),

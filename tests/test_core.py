@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.core import (
+    MAX_INTEGER,
     MAX_LOGIT_BIASES,
+    MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     FinishReason,
@@ -27,14 +29,14 @@ from hdserve.errors import InvalidRequest
 RANGES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "temperature": ((0.0, 1e-300, 2.0, 100.0), (-0.1, 100.5, math.inf)),
     "top_p": ((1e-9, 0.5, 1.0), (0.0, -1.0, 1.01)),
-    "top_k": ((0, 1, 10**6), (-1, math.inf)),
+    "top_k": ((0, 1, 10**6, MAX_INTEGER), (-1, 2**63, 10**30, math.inf)),
     "min_p": ((0.0, 0.3, 1.0), (-0.1, 1.1)),
     "repetition_penalty": ((0.1, 1.0, 100.0), (0.0, -1.0, 101.0)),
     "presence_penalty": ((-2.0, 0.0, 2.0), (-2.1, 2.1)),
     "frequency_penalty": ((-2.0, 0.0, 2.0), (-2.1, 2.1)),
     "seed": ((-(2**63), 0, 2**64 - 1), (-(2**63) - 1, 2**64, 10**400, -(10**400))),
-    "max_tokens": ((1, 10**9, None), (0, -1)),
-    "min_tokens": ((0, 7), (-1,)),
+    "max_tokens": ((1, 10**9, None), (0, -1, 10**30)),
+    "min_tokens": ((0, 7), (-1, 10**30)),
 }
 
 
@@ -59,6 +61,7 @@ def test_ranges(name: str) -> None:
         ({"logprobs": -1}, "logprobs"),
         ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias"),
         ({"stop": ("a", "")}, "stop"),
+        ({"stop": ("a", "b" * (MAX_STOP_CHARACTERS + 1))}, "stop"),
         ({"stop": tuple(map(str, range(MAX_STOP_STRINGS + 1)))}, "stop"),
         ({"logit_bias": {3: 100.5}}, "logit_bias"),
         ({"logit_bias": {3: math.nan}}, "logit_bias"),
@@ -74,7 +77,10 @@ def test_combinations_are_refused(options: dict[str, Any], param: str) -> None:
 
 def test_params_can_be_copied_and_pickled() -> None:
     """Parameters cross process boundaries unchanged."""
-    for params in (SamplingParams(), SamplingParams(stop=("a",), logit_bias={1: 2.0}, seed=2**63)):
+    for params in (
+        SamplingParams(),
+        SamplingParams(stop=("a" * MAX_STOP_CHARACTERS,), logit_bias={1: 2.0}, seed=2**63),
+    ):
         assert pickle.loads(pickle.dumps(params)) == params
         assert copy.deepcopy(params) == params
         assert dataclasses.replace(params, top_k=4).top_k == 4
@@ -118,11 +124,12 @@ def test_speculation_allows_named_sources() -> None:
 
 
 def test_speculation_limit_is_checked() -> None:
-    """A negative number of drafts is refused by its full name."""
+    """A number of drafts below 0 or beyond all counts is refused by its full name."""
     assert SpeculationParams(max_draft_tokens=0).max_draft_tokens == 0
-    with pytest.raises(InvalidRequest) as caught:
-        SpeculationParams(max_draft_tokens=-1)
-    assert caught.value.param == "speculation.max_draft_tokens"
+    for number in (-1, 10**30):
+        with pytest.raises(InvalidRequest) as caught:
+            SpeculationParams(max_draft_tokens=number)
+        assert caught.value.param == "speculation.max_draft_tokens"
 
 
 @given(prompt=st.lists(st.integers(0, 60), min_size=1), output=st.lists(st.integers(0, 60)))

@@ -15,6 +15,7 @@ STATUSES = {
     "ConfigError": 500,
     "DatabaseError": 500,
     "SnapshotError": 500,
+    "DatabaseGone": 503,
     "UnsupportedModel": 500,
     "EngineStopped": 503,
     "EngineGone": 503,

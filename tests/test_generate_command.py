@@ -54,7 +54,19 @@ def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tokens in" in lines[-1]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"prompt": 3}', '{"messages": []}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"prompt": 3}',
+        '{"messages": []}',
+        '{"messages": ["hi"]}',
+        '{"messages": [5, 6]}',
+        '{"messages": [{"role": "user", "content": "hi"}, {"content": "hi"}]}',
+        '{"messages": [{"role": "user"}]}',
+    ],
+)
 def test_wrong_rows(tmp_path: Path, line: str) -> None:
     """A row that cannot be answered is named by its line."""
     path = tmp_path / "prompts.jsonl"

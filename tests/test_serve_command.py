@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,8 +20,17 @@ import pytest
 import yaml
 
 from benchmarks.server import START_TIMEOUT_S, free_port, wait_until_ready
-from hdserve.cli.serve import check_is_free
+from hdserve.cli.serve import announce, check_is_free, url_of
 from hdserve.errors import ConfigError
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers that everything is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
 
 END_S = 20.0
 """It promises 10 s; a machine that runs other tests gets more."""
@@ -108,6 +119,38 @@ def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:
     )
     with started(tmp_path / "log", "-c", program) as (process, _):
         assert process.wait(START_TIMEOUT_S) == 7
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("gpu-box", "http://gpu-box:80"),
+    ],
+)
+def test_where_it_answers(host: str, url: str) -> None:
+    """An address of IPv6 stands in brackets."""
+    assert url_of(host, 80) == url
+
+
+def test_it_is_ready_past_a_proxy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment's proxy is for others; it may not even reach this machine."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        waiting = threading.Thread(target=announce, args=(url,), daemon=True)
+        waiting.start()
+        server.timeout = 20
+        server.handle_request()
+        waiting.join(20)
+    assert not waiting.is_alive()
+    assert f"hdserve is ready at {url}" in capsys.readouterr().out
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:

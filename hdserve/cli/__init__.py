@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hdserve.cli import bench, config, database, doctor, generate, lossless, serve, statistics
 from hdserve.cli.json_option import JsonCommand
@@ -53,5 +54,6 @@ def main() -> None:
     try:
         app()
     except HdserveError as error:
-        Console(stderr=True).print(f"[red]hdserve:[/red] {error.message}", highlight=False)
+        told = f"[red]hdserve:[/red] {escape(error.message)}"
+        Console(stderr=True).print(told, highlight=False)
         sys.exit(2)

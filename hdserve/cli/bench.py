@@ -126,7 +126,7 @@ def replay(
             task = bar.add_task("", total=len(rows))
             run.run(rows, lambda: bar.advance(task), journal)
     if output.has_text:
-        Console().print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+        Console(markup=False).print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
     interruptions = {"interruptions": journal.num_interruptions}
     output.write(settings | run.result.as_json() | interruptions)
     journal.finish()

@@ -286,4 +286,4 @@ def _print(results: Sequence[Result], setting: dict[str, Any]) -> None:
             *(f"{row.step_ms[part]:.2f}" for part in ("draft", "forward", "verify", "rest")),
             f"{row.peak_memory_bytes / 1e6:.0f}",
         )
-    Console(width=170).print(table)
+    Console(width=170, markup=False).print(table)

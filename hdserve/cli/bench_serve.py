@@ -131,7 +131,7 @@ def serve(
     if waiting:
         asyncio.run(_measure(target, rows, waiting, results.keep))
     if output.has_text:
-        Console().print(load_table(results.rows))
+        Console(markup=False).print(load_table(results.rows))
     results.write()
     if results.is_interrupted:
         told = f"interrupted; {how_to_go_on(output.file)}"

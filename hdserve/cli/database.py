@@ -43,7 +43,7 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
         keys = [archives.find_database(root, model)]
     found = [archives.describe(root, key) for key in keys]
     if output.has_text:
-        Console().print(_table(found))
+        Console(markup=False).print(_table(found))
     output.write([_to_json(item) for item in found])
 
 
@@ -117,7 +117,7 @@ def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
 
 def _progress() -> Progress:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

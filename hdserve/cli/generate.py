@@ -247,10 +247,16 @@ def _checked(line: str, where: str, *, completes: bool) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where}: not valid JSON") from error
     if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
+        if not all(map(_is_message, row["messages"])):
+            raise InvalidRequest(f"{where}: a message is an object with a `role` and `content`")
         return row
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise InvalidRequest(f"{where}: an object with `prompt` or `messages` is expected")
     return row if completes else {**row, "messages": [_message(row["prompt"])]}
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("role"), str) and "content" in found
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:

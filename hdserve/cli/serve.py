@@ -29,7 +29,7 @@ END_TIMEOUT_S = 7.0
 _POLL_S = 0.1
 _READY_POLL_S = 0.5
 _READY_TIMEOUT_S = 30.0
-_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to ask for what listens everywhere."""
 
 
@@ -63,8 +63,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
-        base_url = f"http://{_LOCAL_HOSTS.get(host, host)}:{port}"
-        threading.Thread(target=announce, args=(base_url,), daemon=True).start()
+        threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
         status = run_until_signal([str(runner), "run", str(path)])
     raise typer.Exit(status)
 
@@ -84,12 +83,19 @@ def check_is_free(host: str, port: int) -> None:
             raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
 
 
+def url_of(host: str, port: int) -> str:
+    """Where to ask for what listens at ``host``."""
+    found = _LOCAL_HOSTS.get(host, host)
+    return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
+
+
 def announce(base_url: str) -> None:
-    """Wait until the models answer, and say so."""
+    """Wait until the models answer, past any proxy, and say so."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
         with (
             contextlib.suppress(OSError, ValueError),
-            urllib.request.urlopen(f"{base_url}/ready", timeout=_READY_TIMEOUT_S),
+            direct.open(f"{base_url}/ready", timeout=_READY_TIMEOUT_S),
         ):
             break
         time.sleep(_READY_POLL_S)

@@ -82,7 +82,7 @@ def build(
     loaded = load_tokenizer(tokenizer)
     eos = loaded.eos_token_id
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TextColumn("{task.fields[speed]}"),
@@ -175,7 +175,7 @@ def _uncompressed_bytes(path: Path) -> int | None:
 
 
 def _print_excluded(num_excluded: Mapping[str, int], excluded: Sequence[str]) -> None:
-    console = Console()
+    console = Console(markup=False)
     for source, num_texts in num_excluded.items():
         console.print(f"left out: {num_texts:,} texts of {source}")
     for name in excluded:
@@ -212,4 +212,4 @@ def _print(info: StatisticsInfo, directory: Path) -> None:
         f"{megabytes:,.1f} MiB; vocabulary {info.vocab_size:,}; tokenizer {info.tokenizer[:16]}; "
         f"format {info.format_version}"
     )
-    Console().print(table)
+    Console(markup=False).print(table)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
+from hdserve.engine.decoder import FAULTS_OF_ONE_REQUEST
 from hdserve.engine.engine import Engine
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, InvalidRequest, Overloaded
 
@@ -42,8 +43,9 @@ class AsyncEngine:
     """Runs an :class:`Engine` in one thread, the only one that ever touches it.
 
     Everything from outside comes through one inbox that is read between steps.  Delivery never
-    blocks the engine.  If a step fails, every waiter gets ``EngineStopped`` with the cause, and
-    everybody who asks later ``EngineGone``: each request ends exactly once.
+    blocks the engine.  If a step fails, and not for one sequence alone, every waiter gets
+    ``EngineStopped`` with the cause, and everybody who asks later ``EngineGone``: each request ends
+    exactly once.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.
@@ -205,6 +207,10 @@ class AsyncEngine:
             engine.add(seq)
         except HdserveError as error:
             self._deliver(seq, error)
+        except FAULTS_OF_ONE_REQUEST:
+            logger.exception("the request %s failed alone", seq.request_id)
+            reason = "this request could not be begun; the server's log says why"
+            self._deliver(seq, HdserveError(reason))
 
     def _deliver(self, seq: Sequence, item: StepOutput | Exception) -> None:
         waiter = self._waiters.get(seq.request_id)

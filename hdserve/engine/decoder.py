@@ -16,6 +16,14 @@ from hdserve.engine.sampler import HistoryTerms, choose_one, token_logprob, unif
 from hdserve.engine.verifier import verify
 from hdserve.tree import Acceptance, DraftTree
 
+FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
+"""What a value of a request can cause in code that sees this request alone.  Everything else, such
+as an assertion or what torch raises, may mean that the state of all is broken."""
+
+
+class SequenceFault(Exception):
+    """A sequence cannot be decoded because of a value of its request; others are not touched."""
+
 
 @dataclass(slots=True)
 class SequenceDecoder:
@@ -37,7 +45,11 @@ class SequenceDecoder:
     _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
-        """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them."""
+        """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them.
+
+        Raises:
+            SequenceFault: no token can be chosen.
+        """
         self._logprobs.clear()
         self._grammar_ends.clear()
         choose_next = self._chooser(outputs)
@@ -64,6 +76,12 @@ class SequenceDecoder:
         return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))
 
     def _choose(self, logits: torch.Tensor, position: int) -> int:
+        try:
+            return self._chosen(logits, position)
+        except FAULTS_OF_ONE_REQUEST as error:
+            raise SequenceFault from error
+
+    def _chosen(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params
         shaped = logits if self.history is None else self.history.apply(logits)
         if self.grammar is not None:
@@ -84,6 +102,9 @@ class SequenceDecoder:
 
         Returns:
             The acceptance as far as it was used, and what to tell the request.
+
+        Raises:
+            SequenceFault: a token cannot be shown.
         """
         seq, texts = self.seq, list[str]()
         num_used = 0
@@ -121,7 +142,10 @@ class SequenceDecoder:
             return ""
         if self._is_ending(token_id) and not self.seq.params.include_stop_str_in_output:
             return ""
-        return self.detokenizer.push(token_id, may_stop=self._may_stop)
+        try:
+            return self.detokenizer.push(token_id, may_stop=self._may_stop)
+        except FAULTS_OF_ONE_REQUEST as error:
+            raise SequenceFault from error
 
     def _finish_reason(self, token_id: int) -> FinishReason | None:
         if self._is_ending(token_id) or (self.detokenizer and self.detokenizer.is_stopped):

@@ -16,14 +16,14 @@ from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
-from hdserve.engine.decoder import SequenceDecoder
+from hdserve.engine.decoder import SequenceDecoder, SequenceFault
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
-from hdserve.errors import InvalidRequest, PromptTooLong
+from hdserve.errors import HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
@@ -142,6 +142,7 @@ class Engine:
 
         Raises:
             InvalidRequest: it can never be answered; nothing was queued.
+            ArithmeticError, TypeError, ValueError: a value nobody checked; nothing was queued.
         """
         self._check(seq)
         seq.max_total_tokens = self._max_total_tokens
@@ -256,19 +257,37 @@ class Engine:
             if tree is None or outputs is None:
                 seq.num_cached_tokens += work.num_tokens
                 continue
-            decoder = self._decoders[seq.request_id]
             root_row = work.slot.segment.start + len(seq.token_ids) - 1
-            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
-            moves += _moves(root_row, acceptance)
-            seq.num_cached_tokens = len(seq.token_ids) - 1
-            self._scheduler.offer(work.slot)
-            self._learn(seq, tree, acceptance, outputs)
+            acceptance, output = self._decide(seq, tree, outputs)
+            if acceptance is not None:
+                moves += _moves(root_row, acceptance)
+                seq.num_cached_tokens = len(seq.token_ids) - 1
+                self._scheduler.offer(work.slot)
+                self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)
             yield output
         self._runner.cache.keep(moves)
         for slot in finished:
             self._release(slot)
+
+    def _decide(
+        self, seq: core.Sequence, tree: DraftTree, outputs: NodeOutputs
+    ) -> tuple[Acceptance | None, StepOutput]:
+        """What was accepted of ``tree``, and what to tell the request.
+
+        A value of the request that its decoder fails on ends this sequence alone: with the tokens,
+        and the rows of the cache, from before the step.
+        """
+        decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
+        try:
+            return decoder.commit(tree, decoder.decide(tree, outputs))
+        except SequenceFault:
+            logger.exception("the request %s failed alone", seq.request_id)
+        del seq.token_ids[num_tokens:]
+        seq.finish_reason = FinishReason.ERROR
+        error = HdserveError("this request could not be decoded; the server's log says why")
+        return None, StepOutput(seq, finish_reason=FinishReason.ERROR, error=error)
 
     def _learn(
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
@@ -387,9 +406,9 @@ def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
 def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"{name}: the token id {token_id} is not in the vocabulary of {vocab_size}", name
-            )
+            shown = str(token_id)[:20]
+            reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
+            raise InvalidRequest(reason, name)
 
 
 def _check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:

@@ -63,14 +63,19 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> in
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
-    """The same by a kernel; weights of 1e-38 of the likeliest are 0."""
+    """The same by a kernel; weights of 1e-38 of the likeliest are 0.
+
+    What a request chose goes in as the types the kernel was compiled for: another type would be
+    compiled for while everybody waits.
+    """
     num_rows, num_columns = logits.shape
     num_padded = -(-num_columns // BLOCK) * BLOCK
     scratch = torch.empty(2 * (num_padded + NUM_BINS))
     sums_at = scratch.data_ptr()
     scratch_at = sums_at + NUM_BINS * _BYTES_OF_DOUBLE
     inverse_temperature = min(1.0 / params.temperature, _HIGHEST_INVERSE_TEMPERATURE)
-    filters = params.top_k, params.top_p, params.min_p
+    top_k = min(int(params.top_k), num_columns)
+    filters = top_k, float(params.top_p), float(params.min_p)
     first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()
     return [
         draw_token(

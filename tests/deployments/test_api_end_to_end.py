@@ -74,6 +74,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
                 "model": str(_model(directory / "model")),
                 "aliases": ["a"],
                 "drafting": {"adapts_budget": False},
+                "engine": {"dtype": "float32", "exact": True},
             }
         ],
         "gateway": {"strict_requests": True},
@@ -444,6 +445,29 @@ def test_large_prompts(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is") as caught:
         client.chat.completions.create(model=MODEL, messages=long, max_tokens=2)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_the_longest_bodies_are_passed_on(client: openai.OpenAI) -> None:
+    """A message of them is more than twice as long, and more than Ray Serve allows by default."""
+    options: dict[str, Any] = {"chat_template_kwargs": {"unused": [0.5] * 800_000}}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=2, extra_body=options
+    )
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_requests_that_once_ended_the_engine(client: openai.OpenAI) -> None:
+    """Are refused, and the next one is answered."""
+    for number in (2**63, 10**30):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(
+                model=MODEL, prompt="a", temperature=1, extra_body={"top_k": number}
+            )
+        assert caught.value.param == "top_k"
+    answer = client.completions.create(
+        model=MODEL, prompt="a", temperature=1, extra_body={"top_k": 2**63 - 1}
+    )
+    assert answer.usage is not None
 
 
 def test_tenants_share_no_text_and_the_administrator_sees_all(

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray import serve
 
-from deployments.gateway import Gateway
+from deployments.gateway import Gateway, translated
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
@@ -95,6 +97,14 @@ def test_a_request_that_an_engine_failed_with_is_not_tried_again() -> None:
     assert not isinstance(raised.value, EngineGone)
     with pytest.raises(EngineStopped, match="broken"):
         generate(EngineStopped("broken"), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(StatusCode.RESOURCE_EXHAUSTED, 413), (StatusCode.UNAVAILABLE, 503)]
+)
+def test_a_message_that_is_too_large_is_the_clients_error(code: StatusCode, status: int) -> None:
+    """Another replica could not take it either."""
+    assert translated(AioRpcError(code, Metadata(), Metadata())).status == status
 
 
 def test_a_model_without_a_working_replica_is_given_up() -> None:

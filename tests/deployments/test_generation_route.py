@@ -12,10 +12,11 @@ import pytest
 from ray import serve
 
 from deployments.gateway import Gateway
-from deployments.generation import Delta, GenerationRequest, Records
+from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.generation_route import _header_value
 from deployments.routes import build_api
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.core import DraftCounts
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {
@@ -36,22 +37,40 @@ class BreakingOff:
             yield (Delta(0, 0, "text", (1,), (0,), None, None),)
 
 
-def answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
-    application = serve.deployment(BreakingOff).bind(num_deltas)
-    handle: Any = serve.run(application, name="breaking-off", _local_testing_mode=True)
+class Measuring:
+    """Answers with the size it was told."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        text = f"{request.num_body_bytes} bytes"
+        yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
+
+
+def answer(model: serve.Application, path: str, **fields: Any) -> httpx.Response:
+    handle: Any = serve.run(model, name="model", _local_testing_mode=True)
     transport = httpx.ASGITransport(build_api(Gateway(CONFIG, {"m": handle})))
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
-            return await client.post(path, json={"model": "m", "stream": stream, **BODIES[path]})
+            return await client.post(path, json={"model": "m", **BODIES[path], **fields})
 
     return asyncio.run(post())
+
+
+def broken_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
+    return answer(serve.deployment(BreakingOff).bind(num_deltas), path, stream=stream)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
+    """Of all of it: whatever is long may take long to make tokens of."""
+    found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
+    assert f"{len(found.request.content)} bytes" in found.text
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
     """As an event behind what had come."""
-    text = answer(path, 2, stream=True).text.removesuffix("data: [DONE]\n\n")
+    text = broken_answer(path, 2, stream=True).text.removesuffix("data: [DONE]\n\n")
     events = [
         json.loads(line.removeprefix("data: "))
         for line in text.splitlines()
@@ -65,7 +84,7 @@ def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_an_answer_without_a_summary_is_an_error(path: str, num_deltas: int, stream: bool) -> None:
     """With its status, where no header has been sent."""
-    found = answer(path, num_deltas, stream=stream)
+    found = broken_answer(path, num_deltas, stream=stream)
     assert found.status_code == 500
     assert "without a summary" in found.json()["error"]["message"]
 

@@ -12,14 +12,16 @@ from deployments.json_body import read_json
 from hdserve.errors import InvalidRequest
 
 
-def read(body: bytes) -> Any:
-    """What a request with this body is read as."""
-
+def request_of(body: bytes) -> Request:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    return asyncio.run(read_json(Request(scope, receive)))
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+
+
+def read(body: bytes) -> Any:
+    """What a request with this body is read as."""
+    return asyncio.run(read_json(request_of(body)))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ def read(body: bytes) -> Any:
         ('{"a": "é🙂"}'.encode(), {"a": "é🙂"}),
         (rb'{"a": "\ud83d\ude42"}', {"a": "🙂"}),
         (rb'{"a": "\\udead"}', {"a": r"\udead"}),
+        (b'\xef\xbb\xbf{"a": -1.5e300}', {"a": -1.5e300}),
     ],
 )
 def test_json_is_read(body: bytes, data: Any) -> None:
@@ -43,17 +46,57 @@ def test_json_is_read(body: bytes, data: Any) -> None:
         b"{",
         b'{"a": }',
         b"\xff\xfe",
-        b"[" * 100_000,
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": "\\ud800"}'.encode("utf-16"),
+        b'{"a": "\xed\xa0\x80"}',
+        b'"' + rb"\"" * 10**6,
+        b"[" * 40_000,
         b'{"seed": ' + b"1" * 5000 + b"}",
         rb'{"a": "\ud83d"}',
         rb'{"\uDE42": 1}',
     ],
 )
 def test_what_is_no_json_is_refused(body: bytes) -> None:
-    """Broken, too deep, with endless numbers or with half characters: one error, status 400."""
+    """Broken, too deep, not in UTF-8, with endless numbers or with half characters: one error,
+    status 400."""
     with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
         read(body)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_numbers_that_no_answer_could_repeat_are_refused(number: str) -> None:
+    """They are no JSON, or none that can be written."""
+    with pytest.raises(InvalidRequest, match="not finite"):
+        read(f'{{"metadata": [{number}]}}'.encode())
+
+
+def test_many_objects_are_refused() -> None:
+    """They take seconds to read; as many brackets in a text do not, nor do token ids."""
+    assert read(b'["' + b"{[:" * 100_000 + b'"]') is not None
+    assert len(read(b"[" + b"1," * 300_000 + b"1]")) == 300_001
+    members = ",".join(f'"{number}": 1' for number in range(50_000))
+    for body in (b"[" + b"[]," * 50_000 + b"1]", f"{{{members}}}".encode()):
+        with pytest.raises(InvalidRequest, match="50000 objects, arrays and members"):
+            read(body)
+
+
+def test_a_long_body_is_read_beside_others() -> None:
+    """The event loop goes on meanwhile."""
+
+    async def others() -> None:
+        while True:
+            num_turns.append(1)
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        task = asyncio.create_task(others())
+        assert await read_json(request_of(b'"' + b"a" * 2**17 + b'"')) == "a" * 2**17
+        task.cancel()
+
+    num_turns: list[int] = []
+    asyncio.run(test())
+    assert num_turns
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a\\"[": ', b"}")])

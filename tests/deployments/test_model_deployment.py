@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from ray.serve.config import AutoscalingConfig as RayAutoscalingConfig
+
+from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
-from hdserve.config import parse_config
+from hdserve.access import Access
+from hdserve.config import AutoscalingConfig, parse_config
 
 
 def deployment(**fields: Any) -> Any:
@@ -20,6 +25,45 @@ def test_a_full_replica_can_still_be_asked() -> None:
     assert found._deployment_config.max_ongoing_requests > 10
     assert found._deployment_config.max_queued_requests == 30
     assert found.num_replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("max_body_bytes", "num_bytes"),
+    [(2**20, 64 * 2**20), (32 * 2**20, 256 * 2**20), (2**31, 2**31 - 1)],
+)
+def test_whatever_the_gateway_takes_can_be_passed_on(max_body_bytes: int, num_bytes: int) -> None:
+    """The messages of both sides have room for the longest body, whatever is made of it."""
+    config = parse_config(
+        {
+            "models": [{"name": "a", "model": "hdserve-tiny"}],
+            "gateway": {"max_body_bytes": max_body_bytes},
+        }
+    )
+    model: Any = model_deployment(config.models[0], config)
+    gateway: Any = gateway_deployment(config, {}, Access())
+    for application in (model, gateway):
+        options = application._bound_deployment.ray_actor_options
+        found = options["runtime_env"]["env_vars"]["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]
+        assert found == str(num_bytes)
+
+
+NOT_OFFERED = {"metrics_interval_s"} | {
+    f"{kind}smoothing_factor" for kind in ("", "upscale_", "downscale_")
+}
+"""Ray has others in their place."""
+
+
+def test_autoscaling_is_that_of_ray_serve() -> None:
+    """Every field it documents with its default, and the values it is given."""
+    fields = RayAutoscalingConfig.model_fields
+    assert AutoscalingConfig.model_fields.keys() == fields.keys() - NOT_OFFERED
+    plain = RayAutoscalingConfig(**AutoscalingConfig().model_dump(exclude_none=True))
+    assert plain == RayAutoscalingConfig()
+    chosen = {"min_replicas": 2, "max_replicas": 9, "aggregation_function": "max"}
+    found = deployment(autoscaling=chosen, engine={"max_num_sequences": 4, "max_num_queued": 6})
+    assert found._deployment_config.max_queued_requests == 90
+    scaled = found._deployment_config.autoscaling_config
+    assert scaled == RayAutoscalingConfig(**chosen)
 
 
 def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.generation import GenerationRequest
+from deployments.messages import MAX_MESSAGES
 from deployments.protocol import (
     MAX_ANSWERS,
     MAX_CHOICES,
@@ -196,6 +197,8 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"messages": "hi"}, "messages"),
     (ChatBody, {"messages": [{"content": "hi"}]}, "messages"),
     (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages"),
+    (ChatBody, {"messages": [{"role": "x" * 65, "content": "hi"}]}, "messages"),
+    (ChatBody, {"messages": USER * (MAX_MESSAGES + 1)}, "messages"),
     (ChatBody, {"temperature": "hot"}, "temperature"),
     (ChatBody, {"temperature": 10**400}, "temperature"),
     (ChatBody, {"n": 0}, "n"),
@@ -270,8 +273,9 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
 
 
-def test_as_many_answers_as_allowed() -> None:
+def test_as_much_as_allowed() -> None:
     """The bound on the answers of a request counts prompts times choices."""
+    assert len(chat(messages=USER * MAX_MESSAGES).messages) == MAX_MESSAGES
     assert len(completion(prompt=["a"] * (MAX_ANSWERS // 4), n=4).prompts) == MAX_ANSWERS // 4
     assert chat(n=MAX_CHOICES).num_choices == MAX_CHOICES
 
@@ -284,12 +288,14 @@ def test_messages_for_the_template() -> None:
             {"role": "system", "content": "s", "name": "n"},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": None},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         ]
     )
     assert found.messages == (
         {"role": "system", "content": "s", "name": "n"},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "No."},
     )
 
 
@@ -299,6 +305,7 @@ def test_messages_for_the_template() -> None:
         {"type": "image_url", "image_url": {"url": "x"}},
         {"type": "text"},
         {"type": "text", "text": 5},
+        {"type": "refusal", "text": "No."},
         {"text": "a"},
         {"type": "x" * 5000},
     ],

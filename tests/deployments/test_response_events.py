@@ -173,6 +173,9 @@ def test_a_response_says_what_was_asked_for() -> None:
     assert [tool.to_dict()["name"] for tool in found.tools] == ["f"]
     assert not isinstance(found.tool_choice, str)
     assert found.tool_choice.to_dict() == {"type": "function", "name": "f"}
+    for text in (None, {}, {"format": None, "verbosity": "medium"}):
+        form = response(answered("{}", text=text)).to_dict()["text"]["format"]
+        assert form == {"type": "text"}
 
 
 def test_the_usage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ FORMS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"structured_outputs": {"regex": "a/b"}}, grammar.regex("a/b"), "structured_outputs"),
     ({"structured_outputs": {"json_object": True}}, grammar.json_object(), "structured_outputs"),
     ({"guided_json": SCHEMA}, grammar.json_schema(SCHEMA), "guided_json"),
+    ({"guided_json": json.dumps(SCHEMA)}, grammar.json_schema(SCHEMA), "guided_json"),
     ({"guided_regex": "a+"}, grammar.regex("a+"), "guided_regex"),
     ({"guided_choice": ["x", 'y"']}, grammar.choice(["x", 'y"']), "guided_choice"),
     (
@@ -64,6 +66,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"xml": 1}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[1]"}, "guided_json"),
+    ({"guided_json": "\ud800"}, "guided_json"),
+    ({"guided_json": '{"a": ' * 500 + "1" + "}" * 500}, "guided_json"),
     ({"guided_choice": ["x"] * 1001}, "guided_choice"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
 ]

@@ -62,7 +62,8 @@ def test_required_calls_have_a_grammar() -> None:
 
 
 def test_a_format_of_the_answer_leaves_calls_possible() -> None:
-    """Agents give both: the model calls tools until it answers in the format."""
+    """Agents give both: the model calls tools until it answers in the format.  A call that is
+    required leaves no answer that could have one."""
     tokenizer = load_tokenizer("hdserve-mini")
     grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
@@ -92,6 +93,9 @@ def test_a_format_of_the_answer_leaves_calls_possible() -> None:
         assert allows(output, tools=[TOOL], tool_choice="none") is without
         assert allows(output) is without
     assert not allows(f"{call}\n{call}", tools=[TOOL], parallel_tool_calls=False)
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        found = request(response_format=form, tools=[TOOL], tool_choice=choice)
+        assert found == request(tools=[TOOL], tool_choice=choice)
     chosen = request(tools=[TOOL], guided_regex="ab*").sampling["grammar"]
     assert chosen == grammar.regex("ab*")
 
@@ -108,13 +112,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {
             "tools": [TOOL],
             "tool_choice": "required",
-            "response_format": {"type": "json_object"},
+            "guided_json": {"type": "object"},
         },
         "tools",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "["}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": [1]}}]}]},
         "messages",
     ),
 ]
@@ -166,6 +170,29 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     (found_call,) = request(messages=[message]).messages[0]["tool_calls"]
     assert found_call["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city": "San', "[", "[1]", "null", '{"a": "\\ud800"}', '{"a": ' * 500 + "1" + "}" * 500],
+)
+def test_arguments_that_are_no_object_stay_as_they_were(arguments: str) -> None:
+    """The model may have been cut off in them, and an answer can always be sent back."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (found,) = request(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert found["tool_calls"] == [call]
+
+
+def test_a_call_that_was_cut_off_can_be_sent_back() -> None:
+    """As this server answered it."""
+    begun = CALL[: CALL.index("é")]
+    builder = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    for delta in deltas(begun, "length"):
+        builder.collect(delta)
+    choice = builder.whole(SUMMARY)["choices"][0]
+    assert choice["finish_reason"] == "length"
+    (found,) = request(messages=[choice["message"]]).messages
+    assert found["tool_calls"][0]["function"]["arguments"] == '{"a": "'
 
 
 def deltas(text: str, reason: str = "stop", size: int = 7) -> list[Delta]:

@@ -46,6 +46,21 @@ def make_sequence(tracing_s: float) -> Sequence:
     return seq
 
 
+def test_numbers_that_no_trace_can_have_are_texts(sink: Collector) -> None:
+    """A seed may be larger; the others are refused later."""
+    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0), "tested")
+    sampling = {"seed": 2**64 - 1, "top_k": 10**400, "temperature": 0.5}
+    trace_id = "b" * 32
+    trace = {"traceparent": f"00-{trace_id}-{PARENT_ID}-01"}
+    with tracing.generation(make_request(sampling=sampling, trace=trace), "large"):
+        pass
+    tracing.close()
+    (span,) = sink.wait(1, trace_id)
+    assert span.attributes["gen_ai.request.seed"] == "18446744073709551615"
+    assert span.attributes["gen_ai.request.top_k"] == "1" + "0" * 19
+    assert span.attributes["gen_ai.request.temperature"] == 0.5
+
+
 def test_a_generation_becomes_spans(sink: Collector) -> None:
     """Queue, prefill, decode and as many steps as are wanted, one after the other, with what
     drafting did."""

@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 
 from hdserve import core
-from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.core import MAX_INTEGER, FinishReason, SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.engine import Engine
-from hdserve.errors import ConfigError, EngineGone, EngineStopped, InvalidRequest, Overloaded
+from hdserve.engine.kernels.draw import draw_token
+from hdserve.errors import (
+    ConfigError,
+    EngineGone,
+    EngineStopped,
+    HdserveError,
+    InvalidRequest,
+    Overloaded,
+)
 from hdserve.tree import DraftTree
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
@@ -76,6 +84,12 @@ async def started(
 
 async def collect(engine: AsyncEngine, seq: core.Sequence) -> list[StepOutput]:
     return [output async for output in engine.generate(seq)]
+
+
+def raise_error(outputs: list[StepOutput]) -> None:
+    """As a server does with the last output."""
+    if outputs[-1].error is not None:
+        raise outputs[-1].error
 
 
 async def eventually(condition: Callable[[], Any]) -> None:
@@ -200,6 +214,62 @@ def test_an_invalid_request_loses_nothing() -> None:
                     await collect(engine, make_sequence("bad", [10**6]))
             assert (await good)[-1].finish_reason is FinishReason.LENGTH
             assert engine.num_open == 0
+
+    run_async(test)
+
+
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "top_k": {"top_k": MAX_INTEGER},
+    "a whole top_p": {"top_p": 1, "min_p": 1},
+    "a broken top_k": {"top_k": 3.0},
+    "top_p": {"top_p": 1e-320},
+    "min_p": {"min_p": 1e-320},
+    "cold": {"temperature": 5e-324},
+    "penalty": {"repetition_penalty": 1e-320},
+    "other penalties": {"presence_penalty": 1e-320, "frequency_penalty": -2.0},
+    "biases": {"logit_bias": {0: 100.0, 1: -100.0, 2: 1e-320}},
+    "seed": {"seed": 2**64 - 1},
+    "negative seed": {"seed": -(2**63)},
+    "tokens": {"min_tokens": MAX_INTEGER, "max_tokens": MAX_INTEGER},
+    "drafts": {"speculation": core.SpeculationParams(max_draft_tokens=MAX_INTEGER)},
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_the_ends_of_ranges_are_answered(name: str) -> None:
+    """Whatever the checks of the parameters let through has an answer, without another compiled
+    version of the kernel that draws."""
+
+    async def test() -> None:
+        usual: dict[str, Any] = {"temperature": 0.9, "max_tokens": 4}
+        async with started() as engine:
+            await collect(engine, make_sequence("a", make_prompt(5), **usual))
+            num_versions = len(draw_token.signatures)  # type: ignore[attr-defined]
+            options = {**usual, **UNUSUAL[name]}
+            outputs = await collect(engine, make_sequence("b", make_prompt(5), **options))
+            assert outputs[-1].finish_reason is FinishReason.LENGTH
+            engine.check(max_silence_s=1000)
+        assert len(draw_token.signatures) == num_versions  # type: ignore[attr-defined]
+
+    run_async(test)
+
+
+@pytest.mark.parametrize(
+    "options", [{"logit_bias": {"a": 1.0}}, {"stop_token_ids": (None,)}, {"logprobs": 1.5}]
+)
+def test_what_nobody_checked_ends_one_request_alone(options: dict[str, Any]) -> None:
+    """A value that a request cannot be begun or decoded with is an error of this request."""
+
+    async def test() -> None:
+        async with started() as engine:
+            good = asyncio.create_task(collect(engine, make_sequence("a", make_prompt(5), **LONG)))
+            for name in "bc":
+                seq = make_sequence(name, make_prompt(5), **GREEDY, **options)
+                with pytest.raises(HdserveError, match="log"):
+                    raise_error(await collect(engine, seq))
+            assert (await good)[-1].finish_reason is FinishReason.LENGTH
+            assert engine.num_open == 0
+            engine.check(max_silence_s=1000)
 
     run_async(test)
 

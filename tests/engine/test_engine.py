@@ -17,7 +17,7 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.stats import add_counts
 from hdserve.engine.tokenizer import load_tokenizer
-from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
 from tests.engines import make_engine, make_prompt, make_sequence, run
@@ -248,10 +248,12 @@ def test_held_text_comes_at_the_end() -> None:
         ([1] * (MAX_POSITIONS + 50), {}, PromptTooLong, "prompt"),
         ([1, VOCAB_SIZE], {}, InvalidRequest, "prompt"),
         ([-1], {}, InvalidRequest, "prompt"),
+        ([10**400], {}, InvalidRequest, "prompt"),
         ([1], {"stop_token_ids": (VOCAB_SIZE,)}, InvalidRequest, "stop_token_ids"),
         ([1], {"stop_token_ids": (-1,)}, InvalidRequest, "stop_token_ids"),
         ([1], {"logit_bias": {VOCAB_SIZE: 1.0}}, InvalidRequest, "logit_bias"),
         ([1], {"logit_bias": {-1: 1.0}}, InvalidRequest, "logit_bias"),
+        ([1], {"logit_bias": {10**30: 1.0}}, InvalidRequest, "logit_bias"),
         ([1], {"stop": ("x",)}, InvalidRequest, "stop"),
         (
             [1],
@@ -399,6 +401,40 @@ def test_an_overflow_harms_nobody_else(exact: bool) -> None:
         assert seq.finish_reason is FinishReason.LENGTH
         if number % 2 == 0:
             assert seq.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logprobs": 1.5}, {"stop": (("a",),)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
+    ids=["to choose", "to show", "with a history"],
+)
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_what_fails_for_one_sequence_ends_it_alone(
+    options: dict[str, Any], has_drafts: bool
+) -> None:
+    """A value nobody checked, which the decoder of one sequence fails on, ends that one with an
+    error; those beside it, and those that get its rows of the cache, have the plain answers."""
+    wanted = {number: plain(make_prompt(9, number), **GREEDY) for number in range(6)}
+    futures = {str(number): seq.token_ids for number, seq in wanted.items()}
+    futures |= {f"bad {name}": token_ids for name, token_ids in futures.items()}
+    drafters = [OracleDrafter(futures)] if has_drafts else []
+    engine = make(drafters, tokenizer=TOKENIZER, kv_cache_tokens=96, max_num_sequences=2)
+    good = [make_sequence(str(number), make_prompt(9, number), **GREEDY) for number in wanted]
+    bad = [
+        make_sequence(f"bad {number}", make_prompt(9, number), **GREEDY, **options)
+        for number in wanted
+    ]
+    outputs = run(engine, [seq for pair in zip(good, bad, strict=True) for seq in pair])
+    for number, seq in enumerate(good):
+        assert seq.token_ids == wanted[number].token_ids
+    for seq in bad:
+        ends = [output for output in outputs if output.sequence is seq and output.finish_reason]
+        assert [end.finish_reason for end in ends] == [FinishReason.ERROR]
+        assert isinstance(ends[0].error, HdserveError)
+        told = [token for output in outputs if output.sequence is seq for token in output.token_ids]
+        assert seq.output_token_ids == told
+    assert engine.stats.num_finished == {"length": 6, "error": 6}
+    assert engine.stats.kv_cache_usage == 0.0
 
 
 # --- aborts ---

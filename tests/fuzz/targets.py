@@ -108,7 +108,6 @@ def protocol(data: bytes) -> None:
 def read_generation(generation: Any) -> None:
     SamplingParams(**generation.sampling)
     SpeculationParams(**generation.speculation)
-    assert generation.num_characters >= 0
 
 
 def tool_calls(data: bytes) -> None:

@@ -62,6 +62,18 @@ def test_others_reach_the_gateway_alone(overlay: str) -> None:
         assert None in ports_open_to(policy, "hdserve", labels)
 
 
+@pytest.mark.parametrize("port", [53, 5353])
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_names_are_found(overlay: str, protocol: str, port: int) -> None:
+    """Wherever the name server is: on the node with NodeLocal DNSCache, at 5353 on OpenShift."""
+    to_all = [rule for rule in ray_policy(overlay)["egress"] if "to" not in rule]
+    ports = [
+        (item.get("protocol", "TCP"), item["port"]) for rule in to_all for item in rule["ports"]
+    ]
+    assert (protocol, port) in ports
+
+
 @pytest.mark.parametrize("cluster", API_SERVER_PORTS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_autoscaler_reaches_the_api_server(overlay: str, cluster: str) -> None:
