@@ -85,16 +85,12 @@ def _attend_packed(
         attended = by_kernel.to(value.dtype)
     if not plan.spans:
         return attended
-    if plan.shapes.is_exact and not plan.shapes.splits_prompts:
+    if plan.is_exact:
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
-        num_rows = span.chunk.num_rows
-        queries = query.narrow(2, span.first_row, num_rows)
-        if num_rows == 1 and plan.shapes.splits_prompts:  # by itself it would be rounded otherwise
-            queries = queries.expand(-1, -1, 2, -1)
+        queries = query.narrow(2, span.first_row, span.chunk.num_rows)
         found = _attend(plan.cache, layer, span, queries, mask, scale, softcap)
-        found = found.narrow(2, 0, num_rows).transpose(1, 2)
-        attended.narrow(1, span.first_row, num_rows).copy_(found)
+        attended.narrow(1, span.first_row, span.chunk.num_rows).copy_(found.transpose(1, 2))
     return attended
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +58,9 @@ class StepPlan:
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
-        listed: rows that the kernel attends for; ``None`` if there are none.
-        spans: of the other rows.
-        shapes: those of the forward.
+        listed: sequences that the kernel attends for; ``None`` if there are none.
+        spans: of the other sequences.
+        is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
     """
 
@@ -68,7 +68,7 @@ class StepPlan:
     kv_rows: torch.Tensor
     listed: Listed | None
     spans: list[Span]
-    shapes: Shapes
+    is_exact: bool
     workers: Workers
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ def build_batch(
 
     Args:
         kernel: attends for all sequences if shapes are exact, and else for those of as many rows as
-            it is fast for; or, if shapes say so, for all rows but those of prompts.
+            it is fast for.
     """
     num_rows = shapes.pad_rows(sum(chunk.num_rows for chunk in chunks))
     token_ids = np.zeros(num_rows, np.int64)
@@ -153,30 +153,13 @@ def _plan(
     kernel: TreeAttention | None,
     workers: Workers,
 ) -> StepPlan:
-    by_kernel: list[tuple[int, Chunk, int]] = []
-    spans: list[Span] = []
-    for row, chunk in placed:
-        num_first = _num_library_rows(chunk, shapes, kernel)
-        if num_first == chunk.num_rows:
-            spans.append(Span(row, chunk))
-            continue
-        by_kernel.append((row, chunk, num_first))
-        if num_first:
-            first = replace(chunk, token_ids=chunk.token_ids[:num_first], tree=None)
-            spans.append(Span(row, first))
+    most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows
+    few = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
+    spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
     listed = None
-    if kernel is not None and by_kernel:
-        listed = Listed(kernel, list_columns(by_kernel, len(kv_rows)))
-    return StepPlan(cache, kv_rows, listed, spans, shapes, workers)
-
-
-def _num_library_rows(chunk: Chunk, shapes: Shapes, kernel: TreeAttention | None) -> int:
-    """How many of a chunk's rows, the first ones, attend by PyTorch's own attention."""
-    if kernel is None:
-        return chunk.num_rows
-    if shapes.splits_prompts:
-        return chunk.num_prompt_tokens
-    return chunk.num_rows if not shapes.is_exact and chunk.num_rows > kernel.max_rows else 0
+    if kernel is not None and few:
+        listed = Listed(kernel, list_columns(few, len(kv_rows)))
+    return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
 
 
 def _positions(chunk: Chunk) -> IntArray:

@@ -82,7 +82,6 @@ def build_engine(
         max_num_sequences=config.engine.max_num_sequences,
         pace=PrefillPace(config.engine.prefill_chunk_tokens, config.engine.prefill_slowdown),
         num_extra_rows=max_draft_tokens,
-        keeps_answers=not runner.shapes.splits_prompts,
     )
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",
@@ -104,7 +103,7 @@ def build_engine(
         backend=None if tokenizer is None else tokenizer.backend,
         grammars=grammars,
         max_draft_tokens=max_draft_tokens,
-        max_depth=drafting.max_depth,
+        max_depth=min(drafting.max_depth, runner.max_depth),
         budget=budget,
         on_finish=on_finish,
         faster=faster,

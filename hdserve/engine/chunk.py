@@ -19,14 +19,12 @@ class Chunk:
         token_ids: decided tokens that are not cached yet, at least one.
         tree: drafts after the last of ``token_ids``, its root; ``None`` when the chunk ends inside
             the prompt, where no choice is to be made.
-        num_prompt_tokens: how many of ``token_ids``, the first ones, belong to the prompt.
     """
 
     segment: Segment
     first_column: int
     token_ids: Sequence[int]
     tree: DraftTree | None
-    num_prompt_tokens: int = 0
 
     @property
     def num_rows(self) -> int:

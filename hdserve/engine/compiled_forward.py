@@ -71,7 +71,7 @@ class CompiledForward:
 
     def __init__(self, module: torch.nn.Module, *, is_packed: bool = False) -> None:
         self.is_packed = is_packed
-        self.shapes = Shapes((_MIN_ROWS,)) if is_packed else Shapes()
+        self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,

@@ -207,7 +207,7 @@ class Engine:
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
         if found.shapes.is_exact:
-            self._scheduler.begin_anew(keeps_answers=not found.shapes.splits_prompts)
+            self._scheduler.begin_anew()
         cost = found.cost
         if self._budget is not None and cost is not None:
             self._budget.change_cost(cost)
@@ -391,9 +391,7 @@ def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
     seq = work.slot.seq
     first = seq.num_cached_tokens
     assert 0 <= first < len(seq.token_ids), "the last token is decided, but not yet in the cache"
-    token_ids = seq.token_ids[first : first + work.num_tokens]
-    num_prompt_tokens = min(len(token_ids), max(0, seq.num_prompt_tokens - first))
-    return Chunk(work.slot.segment, first, token_ids, tree, num_prompt_tokens)
+    return Chunk(work.slot.segment, first, seq.token_ids[first : first + work.num_tokens], tree)
 
 
 def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:

@@ -40,8 +40,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     if exact is False:
         return runner.shapes
     for candidates in _candidates(runner, max_rows):
-        is_free = candidates.splits_prompts
-        if exact == "auto" and not is_free and not _is_affordable(runner, candidates):
+        if exact == "auto" and not _is_affordable(runner, candidates):
             break  # the next ones take longer
         found = find_exact_shapes(runner, candidates)
         if found is not None:
@@ -60,7 +59,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """Those that cost least first."""
     if runner.compiled is not None and runner.compiled.is_packed:
-        yield replace(runner.compiled.shapes, is_exact=True, splits_prompts=True)
+        yield replace(runner.compiled.shapes, is_exact=True)
     if has_row_linear(runner.model.module):
         yield Shapes(is_exact=True)
     yield exact_candidates(max_rows)
@@ -99,13 +98,12 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
     Where the cache has no room, the long context and then the largest counts are left out.
-    Candidates that allow any count, or split prompts, are tried at several, all of which must
-    agree.
+    Candidates that allow any count are tried at several, all of which must agree.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
-    if not candidates.row_counts or candidates.splits_prompts:
+    if not candidates.row_counts:
         return candidates if _is_exact_at_any(runner, candidates) else None
     counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
     groups: list[_Group] = []
@@ -187,7 +185,7 @@ def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) 
     context = [_token(runner.model.vocab_size, index) for index in range(length)]
     for first, stop in ((0, cut), (cut, length)):
         if first < stop:
-            runner.forward([Chunk(segment, first, context[first:stop], None, stop - first)])
+            runner.forward([Chunk(segment, first, context[first:stop], None)])
 
 
 def _neighbours(segment: Segment, num_rows: int) -> list[Chunk]:
@@ -212,7 +210,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     if segment is None:
         return True
     row = Chunk(segment, cached, [0], DraftTree(0, 0))
-    chunk = Chunk(segment, 0, [0] * num_tokens, None, num_tokens)
+    chunk = Chunk(segment, 0, [0] * num_tokens, None)
     try:
         return all(_cost(runner, shapes, tried) <= _AFFORDABLE_COST for tried in (row, chunk))
     finally:

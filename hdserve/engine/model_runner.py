@@ -18,7 +18,7 @@ from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.top import topk
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
 from hdserve.engine.workers import Workers
 
 
@@ -81,6 +81,7 @@ class ModelRunner:
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
         shapes: of the next forwards.
+        max_depth: of drafts, up to which a row's attention does not depend on where they lie.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ModelRunner:
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
+        self.max_depth = UNLIMITED if self._attention is None else self._attention.max_depth
         self.compiled: CompiledForward | None = None
 
     def compile_with(self, compiled: CompiledForward | None) -> None:

@@ -127,7 +127,7 @@ def _multiply_rows(
     """``weight`` for the kernel, ``others`` for PyTorch."""
     plan = current_plan()
     num_rows = rows.numel() // rows.shape[-1]
-    if plan is None or not num_rows or (num_rows > max_rows and not plan.shapes.is_exact):
+    if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
         return F.linear(rows, others, bias)
     products = multiply_rows(rows, weight, plan.workers)
     if bias is not None:

@@ -57,8 +57,6 @@ class Scheduler:
     Args:
         prefixes: gives the segments.
         num_extra_rows: rows a segment has beyond the sequence's longest length, for its drafts.
-        keeps_answers: whether prompts reuse what decoding left in the cache, or only what prompts
-            left: the two may be rounded differently.
     """
 
     def __init__(
@@ -68,13 +66,11 @@ class Scheduler:
         max_num_sequences: int,
         pace: PrefillPace,
         num_extra_rows: int,
-        keeps_answers: bool = True,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._pace = pace
         self._num_extra_rows = num_extra_rows
-        self._keeps_answers = keeps_answers
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
 
@@ -117,9 +113,8 @@ class Scheduler:
             admitted.append(seq)
         return admitted
 
-    def begin_anew(self, *, keeps_answers: bool) -> None:
+    def begin_anew(self) -> None:
         """Let nobody reuse what is in the cache now, or what those that run leave there."""
-        self._keeps_answers = keeps_answers
         self._prefixes.clear()
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
@@ -167,11 +162,8 @@ class Scheduler:
         self.running.remove(slot)
         seq = slot.seq
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
-        num_kept = seq.num_cached_tokens
-        if not self._keeps_answers:
-            num_kept = min(num_kept, seq.num_prompt_tokens)
         namespace = seq.namespace if is_kept else None
-        self._prefixes.release(slot.segment, seq.token_ids[:num_kept], namespace)
+        self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
 
 
 def _max_chunk_tokens(seq: Sequence) -> int:

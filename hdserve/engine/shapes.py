@@ -22,17 +22,16 @@ class Shapes:
             among its siblings in the cache, and beside each other once they are accepted, so
             PyTorch's attention adds the same numbers in another order; in float64 the difference
             vanishes when the result is rounded to the model's precision.
-        splits_prompts: PyTorch attends for the rows of prompts, and the kernel for all others,
-            however many of either there are: which of the two a row gets does not depend on where
-            its prompt is cut.
+        min_rows: fewest rows there may be.
     """
 
     row_counts: tuple[int, ...] = ()
     is_exact: bool = False
-    splits_prompts: bool = False
+    min_rows: int = 1
 
     def pad_rows(self, num_rows: int) -> int:
         """The smallest allowed number of rows that is not below ``num_rows``."""
+        num_rows = max(num_rows, self.min_rows)
         return next((count for count in self.row_counts if count >= num_rows), num_rows)
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
 from hdserve.engine.kernels.memory import address_of
+from hdserve.engine.kernels.tile_attention import (
+    NUMBERS_AT_ONCE,
+    TAIL,
+    attend_by_tiles,
+    room_floats,
+)
+from hdserve.engine.kernels.tiles import PAIRED, TILE_ROWS, make_configuration
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
@@ -24,7 +34,9 @@ from hdserve.engine.workers import Workers
 _MIN_PAIRS_PER_THREAD = 16_384
 """Pairs of a query and a key, which take a tenth of a millisecond or so."""
 
+UNLIMITED = 1 << 30
 _NO_WINDOW = 1 << 62
+_SPARE_COLUMNS = 64
 _MIN_ROWS = 17
 """Of one sequence, up to which it always attends: with what it takes to be called, as fast as
 PyTorch's for one sequence, and three times as fast for sixteen (docs/adr/0017)."""
@@ -36,23 +48,40 @@ _TRIED_KEYS = 256
 class TreeAttention:
     """Attends for all sequences of a step in one call.
 
-    What a row gets does not depend on the other rows, bit for bit.
+    What a row gets does not depend on the other rows, bit for bit.  Where the processor multiplies
+    tiles, it is as fast as PyTorch's for prompts, too.
 
     Args:
         cache: one that :meth:`can_read`.
         workers: share the work.
         max_rows: of one sequence, up to which it is as fast as PyTorch's; see
             :func:`max_attended_rows`.
+        uses_tiles: ``False`` leaves the tiles of the processor alone, if it has any.
+
+    Attributes:
+        uses_tiles: whether it does.
+        max_depth: of drafts, up to which what a row gets does not depend on where they lie.
     """
 
-    def __init__(self, cache: KVCache, workers: Workers, max_rows: int = _MIN_ROWS) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        workers: Workers,
+        max_rows: int = _MIN_ROWS,
+        *,
+        uses_tiles: bool = True,
+    ) -> None:
         self._cache = cache
-        self._shape, self._is_bfloat16 = cache.shape, cache.dtype == torch.bfloat16
+        self._shape = cache.shape
         self._layers = [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
         self._workers = workers
-        self._scores: list[npt.NDArray[np.float32]] = []
-        self._rooms: list[tuple[int, int]] = []
+        self.uses_tiles = uses_tiles and self._fits_tiles()
+        self.max_depth = TAIL if self.uses_tiles else UNLIMITED
         self.max_rows = max_rows
+        self._kernel: Callable[..., None] = attend_by_tiles if self.uses_tiles else attend
+        self._tiles = make_configuration()
+        self._arrays: list[npt.NDArray[np.float32]] = []
+        self._rooms: list[tuple[Any, ...]] = []
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
@@ -80,39 +109,51 @@ class TreeAttention:
         """
         num_heads, num_rows = query.shape[1], query.shape[2]
         attended = torch.zeros((1, num_rows, num_heads, self._shape.value_size))
-        queries = query.transpose(1, 2).float().contiguous()
+        queries = query.transpose(1, 2)
+        queries = (queries if self.uses_tiles else queries.float()).contiguous()
         num_parts = self._workers.num_parts(columns.num_visible * num_heads, _MIN_PAIRS_PER_THREAD)
-        scores = self._scratch(num_parts, columns.most_visible)
-        queries_at, attended_at = queries.data_ptr(), attended.data_ptr()
-        stored, listed, is_bfloat16 = self._layers[layer], columns.addresses, self._is_bfloat16
+        rooms = self._scratch(num_parts, columns.most_visible + num_rows)
+        fixed = (
+            self._layers[layer],
+            columns.addresses,
+            queries.data_ptr(),
+            attended.data_ptr(),
+            num_heads,
+        )
+        terms = (scale, softcap or 0.0, window or _NO_WINDOW)
 
         def work(part: int, first: int, stop: int) -> None:
-            attend(
-                stored,
-                listed,
-                queries_at,
-                attended_at,
-                num_heads,
-                *scores[part],
-                is_bfloat16,
-                scale,
-                softcap or 0.0,
-                window or _NO_WINDOW,
-                first,
-                stop,
-            )
+            self._kernel(*fixed, *rooms[part], *terms, first, stop)
 
         self._workers.share(work, len(columns.spans) * self._shape.num_heads, num_parts)
         return attended
 
-    def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
-        """Room for scores, a part each: its address, and how many scores there may be."""
-        wanted = num_columns + 2 * NUM_LANES
-        if len(self._scores) < num_parts or self._scores[0].shape[1] < wanted:
-            shape = (QUERIES_PER_TILE, 2 * wanted)
-            self._scores = [np.empty(shape, np.float32) for _ in range(num_parts)]
-            self._rooms = [(address_of(room), room.shape[1]) for room in self._scores]
+    def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[Any, ...]]:
+        """Room to work in, a part each, as the kernel takes it."""
+        wanted = num_columns + _SPARE_COLUMNS
+        if len(self._rooms) < num_parts or self._rooms[0][1] < wanted:
+            self._arrays.clear()
+            self._rooms = [self._room(2 * wanted) for _ in range(num_parts)]
         return self._rooms
+
+    def _room(self, num_columns: int) -> tuple[Any, ...]:
+        if self.uses_tiles:
+            more = self._keep(np.zeros(room_floats(self._shape.key_size), np.float32))
+            scores = self._keep(np.empty((TILE_ROWS, num_columns), np.float32))
+            return scores, num_columns, more, self._tiles
+        scores = self._keep(np.empty((QUERIES_PER_TILE, num_columns), np.float32))
+        return scores, num_columns, self._cache.dtype == torch.bfloat16
+
+    def _keep(self, array: npt.NDArray[np.float32]) -> int:
+        """Let an array live as long as its address is known."""
+        self._arrays.append(array)
+        return address_of(array)
+
+    def _fits_tiles(self) -> bool:
+        """Whether the sizes of keys and values are multiples of what the tiles take."""
+        is_known = multiplies_tiles(self._cache.device, self._cache.dtype)
+        sizes_fit = self._shape.key_size % PAIRED == self._shape.value_size % NUMBERS_AT_ONCE == 0
+        return is_known and sizes_fit and bool(torch.cpu._init_amx())  # asks the system for them
 
 
 @torch.inference_mode()
@@ -123,12 +164,14 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())
+    if kernel.uses_tiles:
+        return UNLIMITED
     keys, values = cache.read(0, 0, _TRIED_KEYS)
     query = keys.new_zeros((1, shape.num_heads, _TRIED_COUNTS[-1], shape.key_size))
     mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
     segment = Segment(0, _TRIED_KEYS)
     columns = {
-        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None), 0)], count)
+        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None))], count)
         for count in _TRIED_COUNTS
     }
 

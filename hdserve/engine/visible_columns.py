@@ -46,22 +46,17 @@ class VisibleColumns:
         object.__setattr__(self, "addresses", np.array(found, np.int64))
 
 
-def list_columns(placed: Iterable[tuple[int, Chunk, int]], num_rows: int) -> VisibleColumns:
-    """List what the rows of chunks see.
-
-    Args:
-        placed: chunks, in ascending order, each between its first row of ``num_rows`` and the
-            number of its first decided tokens that attend elsewhere.
-    """
+def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleColumns:
+    """List what the rows of chunks see; each chunk comes with its first row of ``num_rows``, in
+    ascending order."""
     spans: list[tuple[int, int, int]] = []
     rows: list[tuple[int, int, int]] = []
     tails: list[int] = []
-    for chunk_row, chunk, num_elsewhere in placed:
-        first_row = chunk_row + num_elsewhere
+    for first_row, chunk in placed:
         rows += [_NOTHING] * (first_row - len(rows))
-        spans.append((first_row, chunk.num_rows - num_elsewhere, chunk.segment.start))
-        first, stop = chunk.first_column + 1, chunk.first_column + 1 + len(chunk.token_ids)
-        rows += [(column, 0, column) for column in range(first + num_elsewhere, stop)]
+        spans.append((first_row, chunk.num_rows, chunk.segment.start))
+        first = chunk.first_column + 1
+        rows += [(column, 0, column) for column in range(first, first + len(chunk.token_ids))]
         if chunk.tree is not None and chunk.tree.num_draft_tokens:
             _list_drafts(chunk.tree, chunk.first_column + len(chunk.token_ids), rows, tails)
     visible = [row[2] for row in rows]

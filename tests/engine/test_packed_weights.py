@@ -64,7 +64,7 @@ def make_sequences() -> list[Sequence]:
 @needs_tiles
 def test_they_are_found_exact(faster: Faster) -> None:
     assert faster.compiled.is_packed
-    assert faster.shapes == Shapes((2,), is_exact=True, splits_prompts=True)
+    assert faster.shapes == Shapes(is_exact=True, min_rows=2)
 
 
 @needs_tiles

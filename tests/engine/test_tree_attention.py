@@ -9,20 +9,36 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
-from hdserve.engine.tree_attention import TreeAttention, max_attended_rows
+from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, max_attended_rows
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
+needs_tiles = pytest.mark.skipif(
+    not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles"
+)
 NUM_KV_HEADS, NUM_HEADS = 2, 6
 SEGMENT_ROWS = 256
+IN_VECTORS, IN_TILES = (80, 96), (64, 128)
+"""Numbers of a key and of a value that fit into the one or the other."""
+
+KINDS = pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.float32, IN_VECTORS), (torch.bfloat16, IN_VECTORS), (torch.bfloat16, IN_TILES)],
+    ids=str,
+)
 
 
-def make_cache(num_sequences: int, dtype: torch.dtype = torch.float32) -> KVCache:
-    """Full of random numbers, of 80 a key and 96 a value."""
-    cache = KVCache(KVShape(1, NUM_KV_HEADS, 80, 96), num_sequences * SEGMENT_ROWS, dtype, CPU)
+def make_cache(
+    num_sequences: int,
+    dtype: torch.dtype = torch.float32,
+    sizes: tuple[int, int] = IN_VECTORS,
+) -> KVCache:
+    """Full of random numbers."""
+    cache = KVCache(KVShape(1, NUM_KV_HEADS, *sizes), num_sequences * SEGMENT_ROWS, dtype, CPU)
     for stored in cache.read_all(0):
         stored.copy_(torch.randn(stored.shape, generator=torch.Generator().manual_seed(1)))
     return cache
@@ -33,8 +49,7 @@ def attend(
 ) -> torch.Tensor:
     """``[num_rows, num_heads, value_size]`` of ``query [num_rows, num_heads, key_size]``."""
     firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
-    placed = [(first, chunk, 0) for first, chunk in zip(firsts, chunks, strict=True)]
-    columns = list_columns(placed, len(query))
+    columns = list_columns(zip(firsts, chunks, strict=True), len(query))
     return kernel(0, query.transpose(0, 1)[None], columns, 0.11, window, None)[0]
 
 
@@ -45,16 +60,16 @@ def make_tree(generator: random.Random, num_nodes: int) -> DraftTree:
     return tree
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@KINDS
 @pytest.mark.parametrize("window", [None, 7, 40, 200])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_draft_gets_the_bits_of_plain_decoding(
-    seed: int, window: int | None, dtype: torch.dtype
+    seed: int, window: int | None, dtype: torch.dtype, sizes: tuple[int, int]
 ) -> None:
     """A node among siblings, in a batch, and the same token decoded by itself, after the path to
     it was moved to where it is committed."""
     generator = random.Random(seed)
-    cache = make_cache(5, dtype)
+    cache = make_cache(5, dtype, sizes)
     kernel = TreeAttention(cache, Workers())
     chunks = [
         Chunk(
@@ -65,7 +80,7 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
         )
         for index in range(5)
     ]
-    query = torch.randn(sum(chunk.num_rows for chunk in chunks), NUM_HEADS, 80).to(dtype)
+    query = torch.randn(sum(chunk.num_rows for chunk in chunks), NUM_HEADS, sizes[0]).to(dtype)
     together = attend(kernel, chunks, query, window)
     first = 0
     for chunk in chunks:
@@ -82,12 +97,13 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
         first += chunk.num_rows
 
 
-def test_where_a_prompt_is_cut_changes_no_bit() -> None:
+@KINDS
+def test_where_a_prompt_is_cut_changes_no_bit(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(2)
-    cache = make_cache(1)
+    cache = make_cache(1, dtype, sizes)
     kernel = TreeAttention(cache, Workers())
     segment = Segment(0, SEGMENT_ROWS)
-    query = torch.randn(200, NUM_HEADS, 80, generator=generator)
+    query = torch.randn(200, NUM_HEADS, sizes[0], generator=generator).to(dtype)
     whole = attend(kernel, [Chunk(segment, 0, [1] * 200, None)], query)
     for cut in (1, 16, 99, 128, 199):
         parts = ((0, cut), (cut, 200))
@@ -110,7 +126,7 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         kernel = TreeAttention(cache, Workers())
         assert torch.equal(attend(kernel, chunks, query), alone)
-        assert len(kernel._scores) == num_threads  # it did share it
+        assert len(kernel._rooms) == num_threads  # it did share it
     finally:
         torch.set_num_threads(before)
 
@@ -119,4 +135,28 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
 @pytest.mark.parametrize("size", [8, 64])
 def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None:
     """Whether the kernel can read such a cache or not."""
-    assert max_attended_rows(KVShape(3, 2, size, size), dtype) in {17, 64}
+    in_tiles = size == 64 and multiplies_tiles(CPU, dtype)
+    known = {UNLIMITED} if in_tiles else {17, 64}
+    assert max_attended_rows(KVShape(3, 2, size, size), dtype) in known
+
+
+@needs_tiles
+@pytest.mark.parametrize("window", [None, 5, 100])
+@pytest.mark.parametrize("num_cached", [0, 1, 31, 32, 95, 190])
+def test_tiles_attend_as_vectors_do(num_cached: int, window: int | None) -> None:
+    """But for the rounding of weights to bfloat16; drafts deeper than a tail are right, too."""
+    generator = random.Random(num_cached)
+    cache = make_cache(1, torch.bfloat16, IN_TILES)
+    tree = DraftTree(1, 60)
+    for token in range(20):
+        tree.add_node(generator.randrange(len(tree)), 2 + token, Source.OTHER)
+    tree.add_path([*range(100, 140)], Source.OTHER)
+    chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7, 8, 9], tree)
+    query = torch.randn(chunk.num_rows, NUM_HEADS, IN_TILES[0]).bfloat16()
+    by_tiles = TreeAttention(cache, Workers())
+    by_vectors = TreeAttention(cache, Workers(), uses_tiles=False)
+    assert by_tiles.uses_tiles
+    assert by_tiles.max_depth < max(tree.depths)
+    found, wanted = (attend(kernel, [chunk], query, window) for kernel in (by_tiles, by_vectors))
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
+    assert (found - wanted).abs().mean() < 2e-3

@@ -230,27 +230,26 @@ def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
 
 
 @inlined
-def _softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any) -> Any:
+def softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any) -> Any:
     """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum."""
     begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
-    for column in range(begin, end, NUM_LANES):
-        score = multiplied(load(scores, (place, column)), spread(scale))
-        if softcap > _ZERO:
-            score = multiplied(tanh(multiplied(score, spread(_ONE / softcap))), spread(softcap))
-        store(scores, (place, column), score)
+    if softcap > _ZERO:
+        for column in range(begin, end, NUM_LANES):
+            score = multiplied(load(scores, (place, column)), spread(scale / softcap))
+            store(scores, (place, column), multiplied(tanh(score), spread(softcap / scale)))
     _fill(scores, place, begin, low, _NOTHING)
     _fill(scores, place, high, end, _NOTHING)
     top = spread(_NOTHING)
     for column in range(begin, end, NUM_LANES):
         top = larger(top, load(scores, (place, column)))
-    shift = spread(-largest(top))
-    for column in range(begin, end, NUM_LANES):
-        store(scores, (place, column), exponential(added(load(scores, (place, column)), shift)))
-    _fill(scores, place, 0, low, _ZERO)
-    _fill(scores, place, high, end, _ZERO)
+    steepness, shift = spread(scale), spread(-scale * largest(top))
     weights = spread(_ZERO)
     for column in range(begin, end, NUM_LANES):
-        weights = added(weights, load(scores, (place, column)))
+        weight = exponential(fused(load(scores, (place, column)), steepness, shift))
+        store(scores, (place, column), weight)
+        weights = added(weights, weight)
+    _fill(scores, place, 0, low, _ZERO)
+    _fill(scores, place, high, end, _ZERO)
     return _ONE / total(weights)
 
 
@@ -359,7 +358,7 @@ def _attend_tile(call: Call, tile: _Tile, scale: Any, softcap: Any, window: int)
         _own_scores(call, tile, query)
         high = call.rows[query.row, 2] - tile.origin
         low = max(0, high - window)
-        scores[place, shares] = _softmax(scores, place, low, high, scale, softcap)
+        scores[place, shares] = softmax(scores, place, low, high, scale, softcap)
         for d in range(0, size, NUM_LANES):
             store(call.attended, (query.row, query.head, d), spread(_ZERO))
     _shared_values(call, tile, num_shared_numbers)

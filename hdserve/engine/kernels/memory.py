@@ -62,6 +62,9 @@ doubles_at = _matrix_at(types.float64)
 words_at = _matrix_at(types.uint32)
 """The float32 ``[num_rows, num_columns]`` at an address, their bits seen as uint32."""
 
+word_matrices_at = _matrices_at(types.uint32)
+"""The uint32 ``[number, num_rows, num_columns]`` at an address."""
+
 float_matrices_at = _matrices_at(types.float32)
 """The float32 ``[number, num_rows, num_columns]`` at an address."""
 

@@ -56,7 +56,8 @@ def _call(builder: Any, name: str, *vectors: Any) -> Any:
     return builder.call(function, vectors)
 
 
-def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: Any) -> Any:
+def pointer_to(context: Any, builder: Any, kind: Any, value: Any, indices: Any) -> Any:
+    """For the code of intrinsics: the address of an item of an array."""
     array = context.make_array(kind)(context, builder, value)
     found = cgutils.unpack_tuple(builder, indices)  # type: ignore[no-untyped-call]
     return cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
@@ -68,7 +69,7 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
     """Sixteen items of C-contiguous ``array`` from ``indices``: float32, or bfloat16 as uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *args)
+        pointer = pointer_to(context, builder, signature.args[0], *args)
         if array.dtype == types.float32:
             return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
         halves = ir.VectorType(ir.IntType(16), NUM_LANES)
@@ -83,7 +84,7 @@ def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
     """``array[indices : + 16] = value``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
         builder.store(args[2], builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
@@ -95,7 +96,7 @@ def _prefetch(typing_context: Any, array: Any, indices: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
-        pointer = builder.bitcast(_pointer(context, builder, signature.args[0], *args), byte)
+        pointer = builder.bitcast(pointer_to(context, builder, signature.args[0], *args), byte)
         function_type = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
         function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
             builder.module, function_type, "llvm.prefetch.p0"
@@ -193,7 +194,7 @@ def _store_totals(
     """``array[indices : + 4] =`` the sums of ``a``, ``b``, ``c`` and ``d``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
         first = _interleaved_sum(builder, args[2], args[3], 1)
         second = _interleaved_sum(builder, args[4], args[5], 1)
         together = _interleaved_sum(builder, first, second, 2)

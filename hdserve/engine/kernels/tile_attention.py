@@ -1,0 +1,362 @@
+"""The attention of :mod:`~hdserve.engine.kernels.attention` in the tiles of the processor.
+
+For keys and values in bfloat16.  A row's numbers are added in an order of its own here, too, though
+in another one than there:
+
+- a score is a product of tiles, which depends on its query and its key alone;
+- weighted values of all positions but the last ``TAIL`` are added in blocks of 32 positions,
+  counted from the beginning of the sequence, by products of tiles with weights rounded to bfloat16.
+  Those positions lie beside each other in the cache, be the row decoded by itself or a draft, as
+  long as no draft is deeper than ``TAIL`` (what lies apart of a deeper one is added one by one as
+  well); other rows of the tile have weights of zero where they see less, and adding zero changes
+  nothing;
+- those of the last positions, which may be a draft's ancestors and lie anywhere among the other
+  drafts, are added one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.engine.kernels import tiles
+from hdserve.engine.kernels.attention import softmax
+from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.memory import (
+    bfloat_matrices_at,
+    bfloats_at,
+    float_matrices_at,
+    floats_at,
+    integers_at,
+    word_matrices_at,
+    words_at,
+)
+from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, TILE_ROWS
+from hdserve.engine.kernels.vectors import (
+    NUM_LANES,
+    fused,
+    load,
+    multiplied,
+    prefetch,
+    spread,
+    store,
+)
+
+TAIL = 32
+"""Positions of a row whose values are added one by one: the deepest draft there may be."""
+
+NUMBERS_AT_ONCE = NUM_SUMS * NUM_LANES
+"""Of a value."""
+
+_LEFT_BYTES = TILE_ROWS * PAIRED * 2
+_ROW_BYTES = 64
+_MAX_LAST = TAIL + 256
+_ROWS_AHEAD = 32
+"""So far ahead keys and values are fetched into the cache."""
+_ZERO = np.float32(0.0)
+
+_clear_0, _clear_1, _clear_2, _clear_3 = tiles.clear_sums
+_add_to_0, _add_to_1, _add_to_2, _add_to_3 = tiles.add_to_sums
+_store_0, _store_1, _store_2, _store_3 = tiles.store_sums
+
+
+def room_floats(key_size: int) -> int:
+    """How many float32 a thread needs beside its scores."""
+    return (
+        key_size // 2 * NUM_LANES
+        + TILE_ROWS * NUM_LANES
+        + (_LEFT_BYTES + NUM_SUMS * _LEFT_BYTES) // 4
+        + TILE_ROWS * NUMBERS_AT_ONCE
+        + TILE_ROWS * _MAX_LAST
+    )
+
+
+class _Call(NamedTuple):
+    """The arrays of one call.
+
+    Attributes:
+        queries: bfloat16 ``[num_rows, num_heads, key_size]``, two numbers as one uint32.
+        keys, values: bfloat16 ``[num_kv_heads, num_kv_rows, size]``, seen as uint16.
+        attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
+        spans, rows, tails: as in :class:`~hdserve.engine.kernels.attention.Call`.
+        scores: float32 ``[TILE_ROWS, at least the columns of a sequence + 2 * PAIRED]``.
+        asked: uint32 ``[key_size / 2, 16]``, the queries of a tile as columns.
+        turned: float32 ``[16, 16]``, scores of 16 keys.
+        weights: uint16 ``[16, 32]``, of 16 queries for 32 positions.
+        paired: uint16 ``[4 * 16, 32]``, values of these.
+        sums: float32 ``[16, 64]``.
+        last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
+    """
+
+    queries: npt.NDArray[np.uint32]
+    keys: npt.NDArray[np.uint16]
+    values: npt.NDArray[np.uint16]
+    attended: npt.NDArray[np.float32]
+    spans: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    tails: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    asked: npt.NDArray[np.uint32]
+    turned: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.uint16]
+    paired: npt.NDArray[np.uint16]
+    sums: npt.NDArray[np.float32]
+    last: npt.NDArray[np.float32]
+
+
+class _Tile(NamedTuple):
+    """Sixteen queries, or fewer, from ``first_query`` of one sequence and one head of keys, that
+    see columns from ``origin``, a multiple of 32, to before ``end``."""
+
+    first_row: int
+    first_query: int
+    num_queries: int
+    num_groups: int
+    kv_head: int
+    first_key: int
+    origin: int
+    end: int
+
+
+@inlined
+def _row(tile: _Tile, place: int) -> int:
+    return tile.first_row + (tile.first_query + place) // tile.num_groups
+
+
+@inlined
+def _head(tile: _Tile, place: int) -> int:
+    return tile.kv_head * tile.num_groups + (tile.first_query + place) % tile.num_groups
+
+
+@inlined
+def _bound(call: _Call, tile: _Tile, place: int) -> int:
+    """From where on, counted from the origin, values are added one by one."""
+    row = _row(tile, place)
+    bound: int = min(call.rows[row, 0], call.rows[row, 2] - TAIL)
+    return max(0, bound - tile.origin)
+
+
+@inlined
+def _ask(call: _Call, tile: _Tile) -> None:
+    for place in range(tile.num_queries):
+        row, head = _row(tile, place), _head(tile, place)
+        for word in range(call.queries.shape[2]):
+            call.asked[word, place] = call.queries[row, head, word]
+
+
+@inlined
+def _score(call: _Call, tile: _Tile) -> None:
+    """The scores of all columns, of the queries of the tile and whatever fills it."""
+    stride = call.keys.shape[2] * 2
+    for column in range(tile.origin, tile.end, TILE_ROWS):
+        tiles.clear_scores()
+        for number in range(0, call.keys.shape[2], PAIRED):
+            row = tile.first_key + column
+            if tile.first_query == 0:
+                for ahead in range(row + _ROWS_AHEAD, row + _ROWS_AHEAD + TILE_ROWS):
+                    prefetch(call.keys, (tile.kv_head, ahead, number))
+            tiles.load_left(call.keys, (tile.kv_head, row, number), stride)
+            tiles.load_right(call.asked, (number // 2, 0), _ROW_BYTES)
+            tiles.add_to_scores()
+        tiles.store_scores(call.turned, (0, 0), _ROW_BYTES)
+        if tile.num_queries == 1:
+            for key in range(TILE_ROWS):
+                call.scores[0, column - tile.origin + key] = call.turned[key, 0]
+        else:
+            tiles.store_turned(call.turned, call.scores, column - tile.origin)
+
+
+@inlined
+def _weigh(call: _Call, tile: _Tile, scale: Any, softcap: Any, window: int) -> None:
+    """Scores to weights by position; those of the last positions go to ``last``, each divided by
+    the sum, which is kept behind the others, and leave zeros."""
+    scores, shares = call.scores, call.scores.shape[1] - 1
+    stop = -(-_most(call, tile) // PAIRED) * PAIRED
+    for place in range(tile.num_queries):
+        row = _row(tile, place)
+        prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
+        for index in range(visible - prefix):  # the column of a position is never before it
+            column = call.tails[first_tail + index] - tile.origin
+            scores[place, prefix - tile.origin + index] = scores[place, column]
+        high = visible - tile.origin
+        low = max(0, high - window)
+        scores[place, shares] = softmax(scores, place, low, high, scale, softcap)
+        bound = _bound(call, tile, place)
+        for index in range(high - bound):
+            call.last[place, index] = scores[place, bound + index]
+        for column in range(bound, max(stop, high)):
+            scores[place, column] = _ZERO
+
+
+@inlined
+def _most(call: _Call, tile: _Tile) -> int:
+    """The last of the bounds."""
+    found = 0
+    for place in range(tile.num_queries):
+        found = max(found, _bound(call, tile, place))
+    return found
+
+
+@inlined
+def _add_block(call: _Call, tile: _Tile, block: int, first: int) -> None:
+    """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``."""
+    for place in range(tile.num_queries):
+        for column in range(0, PAIRED, NUM_LANES):
+            weights = load(call.scores, (place, block + column))
+            tiles.store_rounded(call.weights, (place, column), weights)
+    key = tile.first_key + tile.origin + block
+    for pair in range(TILE_ROWS):
+        if tile.first_query == 0:
+            for number in range(first, first + NUMBERS_AT_ONCE, PAIRED):
+                prefetch(call.values, (tile.kv_head, key + 2 * pair + _ROWS_AHEAD, number))
+                prefetch(call.values, (tile.kv_head, key + 2 * pair + _ROWS_AHEAD + 1, number))
+        for n in range(NUM_SUMS):
+            number = first + n * NUM_LANES
+            tiles.store_paired(
+                call.paired,
+                (n * TILE_ROWS + pair, 0),
+                call.values,
+                (tile.kv_head, key + 2 * pair, number),
+                (tile.kv_head, key + 2 * pair + 1, number),
+            )
+    tiles.load_left(call.weights, (0, 0), _ROW_BYTES)
+    tiles.load_right(call.paired, (0, 0), _ROW_BYTES)
+    _add_to_0()
+    tiles.load_right(call.paired, (TILE_ROWS, 0), _ROW_BYTES)
+    _add_to_1()
+    tiles.load_right(call.paired, (2 * TILE_ROWS, 0), _ROW_BYTES)
+    _add_to_2()
+    tiles.load_right(call.paired, (3 * TILE_ROWS, 0), _ROW_BYTES)
+    _add_to_3()
+
+
+@inlined
+def _add_blocks(call: _Call, tile: _Tile, first: int) -> None:
+    stride = NUMBERS_AT_ONCE * 4
+    _clear_0()
+    _clear_1()
+    _clear_2()
+    _clear_3()
+    for block in range(0, _most(call, tile), PAIRED):
+        _add_block(call, tile, block, first)
+    _store_0(call.sums, (0, 0), stride)
+    _store_1(call.sums, (0, NUM_LANES), stride)
+    _store_2(call.sums, (0, 2 * NUM_LANES), stride)
+    _store_3(call.sums, (0, 3 * NUM_LANES), stride)
+
+
+@inlined
+def _add_last(call: _Call, tile: _Tile, place: int, first: int) -> None:
+    """Add the values of the last positions one by one, and divide by the sum of the weights."""
+    row, head, kv_head = _row(tile, place), _head(tile, place), tile.kv_head
+    n0, n1, n2, n3 = 0, NUM_LANES, 2 * NUM_LANES, 3 * NUM_LANES
+    a, b = load(call.sums, (place, n0)), load(call.sums, (place, n1))
+    c, d = load(call.sums, (place, n2)), load(call.sums, (place, n3))
+    prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
+    bound = _bound(call, tile, place) + tile.origin
+    for position in range(bound, visible):
+        column = position
+        if position >= prefix:
+            column = call.tails[first_tail + position - prefix]
+        key = tile.first_key + column
+        weight = spread(call.last[place, position - bound])
+        a = fused(weight, load(call.values, (kv_head, key, first + n0)), a)
+        b = fused(weight, load(call.values, (kv_head, key, first + n1)), b)
+        c = fused(weight, load(call.values, (kv_head, key, first + n2)), c)
+        d = fused(weight, load(call.values, (kv_head, key, first + n3)), d)
+    share = spread(call.scores[place, call.scores.shape[1] - 1])
+    store(call.attended, (row, head, first + n0), multiplied(a, share))
+    store(call.attended, (row, head, first + n1), multiplied(b, share))
+    store(call.attended, (row, head, first + n2), multiplied(c, share))
+    store(call.attended, (row, head, first + n3), multiplied(d, share))
+
+
+@inlined
+def _tile(call: _Call, span: int, kv_head: int, first_query: int, window: int) -> _Tile:
+    first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
+    num_groups = call.queries.shape[1] // call.keys.shape[0]
+    num_queries = min(TILE_ROWS, num_rows * num_groups - first_query)
+    first = first_row + first_query // num_groups
+    stop = first_row + (first_query + num_queries - 1) // num_groups + 1
+    low, end = call.rows[first, 2], 0
+    for row in range(first, stop):
+        prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
+        low = min(low, visible)
+        end = max(end, prefix)
+        if visible > prefix:
+            end = max(end, call.tails[first_tail + visible - prefix - 1] + 1)
+    origin = max(0, low - max(window, TAIL)) // PAIRED * PAIRED
+    return _Tile(first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, end)
+
+
+@inlined
+def _attend(
+    call: _Call, scale: Any, softcap: Any, window: int, first_item: int, stop_item: int
+) -> None:
+    num_kv_heads = call.keys.shape[0]
+    num_groups = call.queries.shape[1] // num_kv_heads
+    for item in range(first_item, stop_item):
+        span, kv_head = item // num_kv_heads, item % num_kv_heads
+        for first_query in range(0, call.spans[span, 1] * num_groups, TILE_ROWS):
+            tile = _tile(call, span, kv_head, first_query, window)
+            _ask(call, tile)
+            _score(call, tile)
+            _weigh(call, tile, scale, softcap, window)
+            for first in range(0, call.values.shape[2], NUMBERS_AT_ONCE):
+                _add_blocks(call, tile, first)
+                for place in range(tile.num_queries):
+                    _add_last(call, tile, place, first)
+
+
+@entry_point
+def attend_by_tiles(
+    stored: npt.NDArray[np.int64],
+    listed: npt.NDArray[np.int64],
+    queries_at: int,
+    attended_at: int,
+    num_heads: int,
+    scores_at: int,
+    scores_size: int,
+    room_at: int,
+    configuration: npt.NDArray[np.uint8],
+    scale: float,
+    softcap: float,
+    window: int,
+    first_item: int,
+    stop_item: int,
+) -> None:
+    """As :func:`~hdserve.engine.kernels.attention.attend`, for items likewise.
+
+    Args:
+        queries_at: of bfloat16, keys a multiple of 32 and values of 64 numbers.
+        scores_at: room for :data:`TILE_ROWS` times ``scores_size`` scores.
+        room_at: room for :func:`room_floats`, zeros at first.
+        configuration: of the tiles.
+    """
+    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
+    num_rows = listed[3]
+    turned_at = room_at + key_size // 2 * NUM_LANES * 4
+    weights_at = turned_at + TILE_ROWS * NUM_LANES * 4
+    paired_at = weights_at + _LEFT_BYTES
+    sums_at = paired_at + NUM_SUMS * _LEFT_BYTES
+    call = _Call(
+        word_matrices_at(queries_at, num_rows, num_heads, key_size // 2),
+        bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
+        bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
+        float_matrices_at(attended_at, num_rows, num_heads, value_size),
+        integers_at(listed[0], listed[1], 3),
+        integers_at(listed[2], num_rows, 3),
+        integers_at(listed[4], 1, listed[5])[0],
+        floats_at(scores_at, TILE_ROWS, scores_size),
+        words_at(room_at, key_size // 2, NUM_LANES),
+        floats_at(turned_at, TILE_ROWS, NUM_LANES),
+        bfloats_at(weights_at, TILE_ROWS, PAIRED),
+        bfloats_at(paired_at, NUM_SUMS * TILE_ROWS, PAIRED),
+        floats_at(sums_at, TILE_ROWS, NUMBERS_AT_ONCE),
+        floats_at(sums_at + TILE_ROWS * NUMBERS_AT_ONCE * 4, TILE_ROWS, _MAX_LAST),
+    )
+    tiles.configure(configuration, (0,))
+    _attend(call, np.float32(scale), np.float32(softcap), window, first_item, stop_item)
+    tiles.release()

@@ -1,0 +1,193 @@
+"""Products of matrices in the tiles of the processor (AMX), as functions for compiled code.
+
+A tile has 16 rows of 64 bytes.  A product takes 16 rows of 32 bfloat16 from the left; on the right
+are 16 columns of 32, two numbers of a column beside each other; their sums are 16 rows of 16
+float32.  What a number of a product comes out as depends on its row and its column alone.
+
+These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_tiles`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from hdserve.engine.kernels.vectors import NUM_LANES, pointer_to
+
+TILE_ROWS: Final = 16
+PAIRED: Final = 32
+"""Numbers that one product sums up."""
+
+NUM_SUMS: Final = 4
+"""Tiles of sums that :data:`add_to_sums` adds to in turns."""
+
+_LEFT, _RIGHT, _SCORES, _SUMS = 0, 1, 2, 4
+_BYTE, _INT64, _HALF, _WORD = (ir.IntType(bits) for bits in (8, 64, 16, 32))
+_ROW_BYTES = 64
+
+
+def make_configuration() -> npt.NDArray[np.uint8]:
+    """What :data:`configure` takes: eight tiles of full size."""
+    configuration = np.zeros(64, np.uint8)
+    configuration[0] = 1
+    configuration[16:32:2] = _ROW_BYTES
+    configuration[48:56] = TILE_ROWS
+    return configuration
+
+
+def _instruction(builder: Any, name: str, *args: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, kind, f"llvm.x86.{name}"
+    )
+    builder.call(function, args)
+
+
+def _tile(number: int) -> Any:
+    return ir.Constant(_BYTE, number)
+
+
+def _byte_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+    return builder.bitcast(pointer, _BYTE.as_pointer())
+
+
+def _on_memory(name: str, tile: int) -> Any:
+    """Moves a tile from or to ``array[indices]`` and on, rows ``stride`` bytes apart."""
+
+    def typed(_context: Any, array: Any, indices: Any, stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _byte_pointer(context, builder, signature, args)
+            _instruction(builder, name, _tile(tile), pointer, args[2])
+            return context.get_dummy_value()
+
+        return types.void(array, indices, types.int64), codegen
+
+    return intrinsic(typed)
+
+
+def _on_tiles(name: str, *tiles: int) -> Any:
+    def typed(_context: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+            _instruction(builder, name, *map(_tile, tiles))
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return intrinsic(typed)
+
+
+def _configure(_context: Any, array: Any, indices: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _instruction(builder, "ldtilecfg", _byte_pointer(context, builder, signature, args))
+        return context.get_dummy_value()
+
+    return types.void(array, indices), codegen
+
+
+configure: Any = intrinsic(_configure)
+"""Take ``array[indices]`` and on for the sizes of this thread's tiles."""
+release: Any = _on_tiles("tilerelease")
+load_left: Any = _on_memory("tileloadd64", _LEFT)
+load_right: Any = _on_memory("tileloadd64", _RIGHT)
+clear_scores: Any = _on_tiles("tilezero", _SCORES)
+add_to_scores: Any = _on_tiles("tdpbf16ps", _SCORES, _LEFT, _RIGHT)
+store_scores: Any = _on_memory("tilestored64", _SCORES)
+clear_sums: Any = tuple(_on_tiles("tilezero", _SUMS + n) for n in range(NUM_SUMS))
+add_to_sums: Any = tuple(_on_tiles("tdpbf16ps", _SUMS + n, _LEFT, _RIGHT) for n in range(NUM_SUMS))
+store_sums: Any = tuple(_on_memory("tilestored64", _SUMS + n) for n in range(NUM_SUMS))
+
+
+def _lanes(values: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(_WORD, len(values)), values)
+
+
+def _swapped(builder: Any, rows: list[Any], width: int) -> list[Any]:
+    """One stage of turning a matrix: blocks of ``width`` beside the diagonal change places."""
+    turned = list(rows)
+    for low in range(NUM_LANES):
+        if low & width:
+            continue
+        high = low | width
+        first = [n if not n & width else NUM_LANES + (n ^ width) for n in range(NUM_LANES)]
+        second = [n | width if not n & width else NUM_LANES + n for n in range(NUM_LANES)]
+        turned[low] = builder.shuffle_vector(rows[low], rows[high], _lanes(first))
+        turned[high] = builder.shuffle_vector(rows[low], rows[high], _lanes(second))
+    return turned
+
+
+def _store_turned(_context: Any, source: Any, target: Any, column: Any) -> Any:
+    """``target[:16, column : column + 16] = source.T`` of float32 ``source [16, 16]``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), NUM_LANES)
+        zero = ir.Constant(_INT64, 0)
+
+        def place(kind: Any, array: Any, row: int, item: Any) -> Any:
+            indices = cgutils.pack_array(  # type: ignore[no-untyped-call]
+                builder, [ir.Constant(_INT64, row), item]
+            )
+            pointer = pointer_to(context, builder, kind, array, indices)
+            return builder.bitcast(pointer, vector.as_pointer())
+
+        rows = [
+            builder.load(place(signature.args[0], args[0], row, zero), align=4)
+            for row in range(NUM_LANES)
+        ]
+        for width in (1, 2, 4, 8):
+            rows = _swapped(builder, rows, width)
+        for row, found in enumerate(rows):
+            builder.store(found, place(signature.args[1], args[1], row, args[2]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, target, types.int64), codegen
+
+
+def _store_rounded(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
+    """``array[indices : + 16] =`` sixteen float32 rounded to bfloat16, seen as uint16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = ir.VectorType(_WORD, NUM_LANES)
+        bits = builder.bitcast(args[2], words)
+        shift, one = (ir.Constant(words, [number] * NUM_LANES) for number in (16, 1))
+        below_half = ir.Constant(words, [0x7FFF] * NUM_LANES)
+        is_odd = builder.and_(builder.lshr(bits, shift), one)
+        rounded = builder.lshr(builder.add(builder.add(bits, below_half), is_odd), shift)
+        halves = builder.trunc(rounded, ir.VectorType(_HALF, NUM_LANES))
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        builder.store(halves, builder.bitcast(pointer, halves.type.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, vector), codegen
+
+
+def _store_paired(
+    _context: Any, array: Any, indices: Any, source: Any, first: Any, second: Any
+) -> Any:
+    """``array[indices : + 32] =`` sixteen items of uint16 ``source`` from ``first`` and from
+    ``second``, in turns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        halves = ir.VectorType(_HALF, NUM_LANES)
+
+        def load(indices: Any) -> Any:
+            pointer = pointer_to(context, builder, signature.args[2], args[2], indices)
+            return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
+
+        turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(2 * NUM_LANES)]
+        paired = builder.shuffle_vector(load(args[3]), load(args[4]), _lanes(turns))
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        builder.store(paired, builder.bitcast(pointer, paired.type.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, source, first, second), codegen
+
+
+store_turned: Any = intrinsic(_store_turned)
+store_rounded: Any = intrinsic(_store_rounded)
+store_paired: Any = intrinsic(_store_paired)
