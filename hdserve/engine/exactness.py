@@ -204,6 +204,8 @@ def _token(vocab_size: int, index: int) -> int:
 def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether forwards at ``shapes`` take about as long as others, for one row after some context
     and for a chunk of a prompt."""
+    if runner.always_attends and replace(runner.shapes, is_exact=True) == shapes:
+        return True  # they are no other forwards
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     num_tokens = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
     segment = runner.cache.allocate(max(cached + 1, num_tokens))

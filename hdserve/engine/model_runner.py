@@ -108,6 +108,11 @@ class ModelRunner:
         self.compiled = compiled
         self.shapes = Shapes() if compiled is None else compiled.shapes
 
+    @property
+    def always_attends(self) -> bool:
+        """Whether the kernel attends for all rows at any shapes."""
+        return self._attention is not None and self._attention.max_rows == UNLIMITED
+
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:
         """Run the model once; the chunks' keys and values are in the cache afterwards.

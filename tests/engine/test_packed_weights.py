@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hdserve.config import EngineConfig
 from hdserve.core import Sequence
@@ -17,7 +18,7 @@ from hdserve.engine.loader import prepare_model
 from hdserve.engine.shapes import Shapes
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
-from tests.models import make_model
+from tests.models import VOCAB_SIZE, make_model
 
 has_tiles = multiplies_tiles(torch.device("cpu"), torch.bfloat16)
 needs_tiles = pytest.mark.skipif(not has_tiles, reason="the processor has no tiles")
@@ -31,7 +32,21 @@ NUM_SEQUENCES = 12
 
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
-    return make_model(dtype=torch.bfloat16)
+    """With keys and values of a size that fits into tiles."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=256,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval().bfloat16()
 
 
 @pytest.fixture(scope="module")
