@@ -51,8 +51,8 @@ def build_engine(
 
     Args:
         compiled: the model, if it has been compiled.
-        begin_to_compile: compiles it beside the first requests; not used where forwards have to be
-            exact from the first request on, so that the same one never gives something else.
+        begin_to_compile: compiles it beside the first requests; not used where that would make
+            forwards that are exact inexact.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
@@ -69,9 +69,8 @@ def build_engine(
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compile_with(None if runner.needs_hidden else compiled)
     changes_over = begin_to_compile is not None and not runner.needs_hidden
-    exact = config.engine.exact
-    if exact is True or not (changes_over and can_pack(model.module)):
-        runner.shapes = choose_shapes(runner, _max_rows(config.engine, max_draft_tokens), exact)
+    max_rows = _max_rows(config.engine, max_draft_tokens)
+    runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
         budget = DraftBudget(
@@ -93,7 +92,7 @@ def build_engine(
         cache.num_rows,
     )
     faster = None
-    if changes_over and not runner.shapes.is_exact:
+    if changes_over and (can_pack(model.module) or not runner.shapes.is_exact):
         assert begin_to_compile is not None
         faster = begin_to_compile(model, config.engine, 1 + max_draft_tokens, budget is not None)
     return Engine(

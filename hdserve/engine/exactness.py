@@ -13,6 +13,7 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.compiled_forward import can_pack
 from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.row_linear import has_row_linear
@@ -58,8 +59,8 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """Those that cost least first."""
-    if runner.compiled is not None and runner.compiled.is_packed:
-        yield replace(runner.compiled.shapes, is_exact=True)
+    if runner.always_attends and can_pack(runner.model.module):
+        yield replace(runner.shapes, is_exact=True)
     if has_row_linear(runner.model.module):
         yield Shapes(is_exact=True)
     yield exact_candidates(max_rows)

@@ -25,10 +25,12 @@ QUESTION = [{"role": "user", "content": "I want to book a table for two in San J
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    """The default application, but that it drafts on a machine too busy for drafts to pay."""
+    """The default application, but that it drafts on a machine too busy for drafts to pay, and is
+    exact before it is compiled, so that answers can be compared."""
     config = default_config().model_dump(mode="json")
     for model in config["models"]:
         model["drafting"]["adapts_budget"] = False
+        model["engine"]["exact"] = True
     served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
     try:
         served.wait_ready()

@@ -39,6 +39,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
                 "num_replicas": 2,
                 "num_cpus": 0.2,
                 "drafting": {"adapts_budget": False},
+                "engine": {"exact": True},
             }
         ],
         "model_database": {"snapshot_dir": str(directory / "database")},
