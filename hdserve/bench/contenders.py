@@ -124,8 +124,11 @@ class EngineContender(Contender):
         num_steps = stats.num_steps
         reset_peak_memory()
         started = time.perf_counter()
-        sequences = self._decode(task, batch_size, max_tokens, sampling)
+        sequences = self._decode_steadily(task, batch_size, max_tokens, sampling)
         seconds = time.perf_counter() - started
+        for seq in sequences:
+            if seq.finish_reason is None:
+                self._engine.abort(seq.request_id)
         found = Measurement(
             seconds=seconds,
             num_tokens=sum(seq.num_output_tokens for seq in sequences),
@@ -147,30 +150,60 @@ class EngineContender(Contender):
     def _decode(
         self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
     ) -> list[core.Sequence]:
+        """Every prompt to its end."""
         sequences = [
-            self._sequence(task, index, max_tokens, sampling) for index in range(len(task.prompts))
+            self._sequence(task, number, max_tokens, sampling)
+            for number in range(len(task.prompts))
         ]
         waiting = sequences[::-1]
         num_open = 0
         while waiting or num_open:
             while waiting and num_open < batch_size:
-                if self.is_drafting and self._state == "cold":
-                    self._host.own_database.clear()
-                self._engine.add(waiting.pop())
+                self._add(waiting.pop())
                 num_open += 1
             num_open -= sum(out.finish_reason is not None for out in self._engine.step())
         return sequences
 
+    def _decode_steadily(
+        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
+    ) -> list[core.Sequence]:
+        """As many tokens as the answers have, by ``batch_size`` sequences from the first to the
+        last: as sequences end, others begin, and when all prompts have been, the first come again.
+
+        Else the last sequences would decode with fewer and fewer beside them, drafted ones longer
+        than plain ones, which all end together.
+        """
+        num_left = sum(task.num_tokens(index, max_tokens) for index in range(len(task.prompts)))
+        sequences: list[core.Sequence] = []
+        num_open = 0
+        while num_left > 0:
+            while num_open < batch_size:
+                sequences.append(self._sequence(task, len(sequences), max_tokens, sampling))
+                self._add(sequences[-1])
+                num_open += 1
+            for output in self._engine.step():
+                num_left -= len(output.token_ids)
+                num_open -= output.finish_reason is not None
+        return sequences
+
+    def _add(self, seq: core.Sequence) -> None:
+        if self.is_drafting and self._state == "cold":
+            self._host.own_database.clear()
+        self._engine.add(seq)
+
     def _sequence(
-        self, task: Task, index: int, max_tokens: int, sampling: dict[str, Any]
+        self, task: Task, number: int, max_tokens: int, sampling: dict[str, Any]
     ) -> core.Sequence:
+        """For the prompts in turns; one that comes again finds nothing of what it had."""
+        turn, index = divmod(number, len(task.prompts))
         num_tokens = task.num_tokens(index, max_tokens)
         recorded = None if task.recorded is None else tuple(task.recorded[index])
         return core.Sequence(
-            f"{task.name}/{index}",
+            f"{task.name}/{number}",
             list(task.prompts[index].token_ids),
-            SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=index, **sampling),
+            SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number, **sampling),
             SpeculationParams(is_enabled=self.is_drafting, is_output_shared=self.is_drafting),
+            namespace=f"again {turn}" if turn else core.DEFAULT_NAMESPACE,
             recorded_token_ids=recorded,
         )
 

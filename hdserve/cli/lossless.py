@@ -61,6 +61,18 @@ def check_lossless(
         raise typer.Exit(1)
 
 
+def _as_served(config: ModelConfig) -> ModelConfig:
+    """Compiled where a server is exact once it has compiled the model, too."""
+    from hdserve.engine.compiled_forward import can_compile
+    from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
+
+    engine = config.engine
+    device = pick_device(engine.device)
+    if not can_compile() or not multiplies_tiles(device, pick_dtype(engine.dtype, device)):
+        return config
+    return config.model_copy(update={"engine": engine.model_copy(update={"compile": True})})
+
+
 def _run(
     prompts: Path,
     model: str,
@@ -78,7 +90,8 @@ def _run(
 
     rows = read_prompts(prompts, limit)
     engine = {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
-    host = ModelHost(checked(ModelConfig, {"name": model, "model": model, "engine": engine}))
+    config = checked(ModelConfig, {"name": model, "model": model, "engine": engine})
+    host = ModelHost(_as_served(config))
     settings = {
         "model": model,
         "prompts": file_digest(prompts),

@@ -19,6 +19,8 @@ _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
 _MAX_PAUSE = 64
 _PATIENCE = 0.1
+_WORST_GAIN = -0.25
+_NUM_KEPT_TIMES = 2
 _NUM_WEIGHED_STEPS = 16
 _NUM_TIMED_STEPS = 9
 _AFFORDABLE_READING = 0.06
@@ -89,12 +91,16 @@ class _Patience:
     """How long to go on looking for drafts that do not pay; all times are for each sequence of a
     step.
 
+    What it was while something else kept the machine busy is soon forgotten: a loss counts only up
+    to a part of a step, and after a long pause few of the times before it.
+
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
     """
 
     def __init__(self, step_s: float) -> None:
         self._gain_s = step_s * _PATIENCE
+        self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
         self._num_steps_to_skip = 0
         self._is_looking = True
@@ -109,6 +115,9 @@ class _Patience:
 
     def took(self, seconds: float) -> None:
         """Learn what the last step took beside its forward."""
+        if self._is_looking and self._pause >= _NUM_TIMED_STEPS:
+            while len(self._looking_s) > _NUM_KEPT_TIMES:
+                self._looking_s.popleft()
         (self._looking_s if self._is_looking else self._plain_s).append(seconds)
 
     @property
@@ -126,6 +135,7 @@ class _Patience:
         """Learn what drafting gained in a step, in seconds, or lost."""
         if not self._is_looking or not self._looking_s:
             return
+        gain_s = max(gain_s, self._worst_gain_s)
         self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
             self._pause = 0

@@ -128,6 +128,23 @@ def test_a_round_knows_nothing_of_the_round_before() -> None:
     assert all(other.drafts == first.drafts for other in others)
 
 
+def test_slots_are_full_to_the_end() -> None:
+    """As sequences end others begin, until as many tokens came as the answers have."""
+    engine: Any = {"compile": False}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    prompts = [
+        EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
+        for text in (*TEXTS, *TEXTS, TEXTS[0])
+    ]
+    for is_drafting in (False, True):
+        contender = EngineContender("c", host, is_drafting=is_drafting, state="warm")
+        found = contender.run(Task("all", prompts), 3, 20, {"temperature": 0.0})
+        assert 100 <= found.num_tokens < 100 + 3 * 17
+        assert found.num_steps > 2.5 * found.num_engine_steps
+        stats = contender._engine.stats
+        assert stats.num_running == stats.num_waiting == stats.num_drafter_sequences == 0
+
+
 def make_task(name: str, size: int, *, is_recorded: bool = False) -> Task:
     prompts = [
         EncodedPrompt(PromptRow(f"{name}{index}", name, ""), (index,), False)

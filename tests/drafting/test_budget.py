@@ -219,6 +219,17 @@ def test_one_long_step_is_no_reason_to_pause() -> None:
         budget.took(100.0 if step % 7 == 3 else 1.2)
 
 
+def test_a_busy_machine_is_soon_forgotten() -> None:
+    """When steps took ten times as long for a while, and those with drafts most of all, drafting
+    goes on soon after."""
+    budget = make_budget(FREE)
+    assert len(steps_with_drafts(budget, 100, looking_s=0.2)) == 100
+    assert len(steps_with_drafts(budget, 1000, looking_s=40.0, plain_s=9.0)) < 60
+    later = steps_with_drafts(budget, 1000, looking_s=0.2, plain_s=0.1)
+    assert len(later) > 700
+    assert later[-100:] == list(range(900, 1000))
+
+
 def test_steps_beside_prompts_are_not_timed() -> None:
     """What a chunk of a prompt takes is not the price of drafting."""
     budget = make_budget(FREE)
