@@ -25,7 +25,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from actors.corpus import Corpus, describe, file_checksum
 from hdserve.databases.snapshot import FORMAT_VERSION, sync_directory
-from hdserve.errors import DatabaseError
+from hdserve.errors import DatabaseError, DatabaseGone
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +346,7 @@ def _ask(timeout_s: float, method: str, *args: Any) -> Any:
     try:
         return _call(get_or_create(), method, *args, timeout_s=timeout_s)
     except RayError as error:
-        raise DatabaseError("the statistics actor is out of reach; try again") from error
+        raise DatabaseGone("the statistics actor is out of reach; try again") from error
 
 
 def _call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:

@@ -32,7 +32,10 @@ from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
 _MIN_PAIRS_PER_THREAD = 16_384
-"""Pairs of a query and a key, which take a tenth of a millisecond or so."""
+"""Pairs of a query and a key, which take some 50 us."""
+
+_PAIRS_PER_KEY = 3
+"""To read a key and its value for the first query takes as long as so many pairs."""
 
 UNLIMITED = 1 << 30
 _NO_WINDOW = 1 << 62
@@ -111,7 +114,9 @@ class TreeAttention:
         attended = torch.zeros((1, num_rows, num_heads, self._shape.value_size))
         queries = query.transpose(1, 2)
         queries = (queries if self.uses_tiles else queries.float()).contiguous()
-        num_parts = self._workers.num_parts(columns.num_visible * num_heads, _MIN_PAIRS_PER_THREAD)
+        num_pairs = columns.num_visible * num_heads
+        num_pairs += columns.num_shared * self._shape.num_heads * _PAIRS_PER_KEY
+        num_parts = self._workers.num_parts(num_pairs, _MIN_PAIRS_PER_THREAD)
         rooms = self._scratch(num_parts, columns.most_visible + num_rows)
         fixed = (
             self._layers[layer],

@@ -30,6 +30,7 @@ class VisibleColumns:
         tails: columns.
         most_visible: columns the row that sees most of them sees.
         num_visible: columns all rows see together.
+        num_shared: columns that the rows of a sequence share, of all sequences together.
         addresses: of spans, rows and tails, each with its length, as the kernel takes them.
     """
 
@@ -38,6 +39,7 @@ class VisibleColumns:
     tails: IntArray
     most_visible: int
     num_visible: int
+    num_shared: int
     addresses: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,10 +54,12 @@ def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleC
     spans: list[tuple[int, int, int]] = []
     rows: list[tuple[int, int, int]] = []
     tails: list[int] = []
+    num_shared = 0
     for first_row, chunk in placed:
         rows += [_NOTHING] * (first_row - len(rows))
         spans.append((first_row, chunk.num_rows, chunk.segment.start))
         first = chunk.first_column + 1
+        num_shared += first
         rows += [(column, 0, column) for column in range(first, first + len(chunk.token_ids))]
         if chunk.tree is not None and chunk.tree.num_draft_tokens:
             _list_drafts(chunk.tree, chunk.first_column + len(chunk.token_ids), rows, tails)
@@ -67,6 +71,7 @@ def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleC
         np.array(tails or [0], np.int64),
         most_visible=max(visible, default=0),
         num_visible=sum(visible),
+        num_shared=num_shared,
     )
 
 

@@ -164,10 +164,12 @@ def test_its_cost_is_measured(faster: Future[Faster]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_compiles(architecture: str) -> None:
-    """With grouped heads, windows of attention, and whatever else its layers do."""
-    compile_model(prepare_model(make_model(architecture), EngineConfig()))
+def test_every_architecture_compiles(architecture: str, dtype: torch.dtype) -> None:
+    """With grouped heads, windows of attention, and whatever else its layers do; where the
+    processor multiplies tiles with packed weights."""
+    compile_model(prepare_model(make_model(architecture, dtype), EngineConfig()))
 
 
 class Refusing(torch.nn.Module):
