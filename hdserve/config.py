@@ -103,7 +103,7 @@ class EngineConfig(StrictModel):
     prompts."""
 
     compile: bool | Literal["auto"] = "auto"
-    """Whether the model runs as one compiled graph, 1.3 to 1.6 times as fast on a CPU: ``true``
+    """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU: ``true``
     compiles it before the first request; ``auto`` compiles it beside the first requests of a
     server on a CPU that has a C++ compiler, unless forwards run at exact shapes already."""
 
