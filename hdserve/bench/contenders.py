@@ -99,6 +99,11 @@ class EngineContender(Contender):
         self._state = state
         self._filled: list[list[int]] = []
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its forwards are."""
+        return self._engine.is_exact
+
     def answers(self, prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
         """The token ids of greedy answers to ``prompts``."""
         sequences = self._decode(Task("fill", prompts), 8, max_tokens, {"temperature": 0.0})

@@ -72,6 +72,8 @@ def engine(
     fill, all groups are decoded together.  An interrupted job goes on with the first round it has
     not ended when the same command is run again.
     """
+    from hdserve.bench.contenders import EngineContender
+
     if (prompts is None) == (replay is None):
         raise ConfigError("exactly one of --prompts and --replay is needed")
     if state not in STATES:
@@ -119,7 +121,8 @@ def engine(
         if fill is not None:
             _fill(contenders, host, fill, max_tokens, journal, is_replay=is_replay)
         results = _measure(contenders, tasks, sizes, max_tokens, temperature, rounds, journal)
-    setting = depends_on | {"interruptions": journal.num_interruptions}
+    is_exact = any(one.is_exact for one in contenders if isinstance(one, EngineContender))
+    setting = depends_on | {"exact": is_exact, "interruptions": journal.num_interruptions}
     if output.has_text:
         _print(results, setting)
     output.write({"results": [{**result.to_json(), **setting} for result in results]})

@@ -19,7 +19,7 @@ _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
 _MAX_PAUSE = 64
 _PATIENCE = 0.1
-_WORST_GAIN = -0.25
+_WORST_GAIN = -0.5
 _NUM_KEPT_TIMES = 2
 _NUM_WEIGHED_STEPS = 16
 _NUM_TIMED_STEPS = 9
@@ -92,7 +92,7 @@ class _Patience:
     step.
 
     What it was while something else kept the machine busy is soon forgotten: a loss counts only up
-    to a part of a step, and after a long pause few of the times before it.
+    to half a step, and after a long pause few of the times before it.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -135,8 +135,10 @@ class _Patience:
         """Learn what drafting gained in a step, in seconds, or lost."""
         if not self._is_looking or not self._looking_s:
             return
-        gain_s = max(gain_s, self._worst_gain_s)
-        self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
+        if gain_s < self._worst_gain_s:  # beyond doubt
+            self._gain_s = self._worst_gain_s
+        else:
+            self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
             self._pause = 0
         elif gain_s > -self._gain_s:  # it may be about to pay again

@@ -10,6 +10,7 @@ from typing import Any
 
 from hdserve import core
 from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.databases.recycled import NUM_TOP
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Held
 from hdserve.drafting.budget import DraftBudget
@@ -187,7 +188,8 @@ class Engine:
         trees = self._draft(scheduled)
         drafted = time.perf_counter()
         chunks = [_chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
-        forwarded = self._runner.forward(chunks)
+        is_read = self._shows_forwards and any(tree and tree.num_draft_tokens for tree in trees)
+        forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)

@@ -28,18 +28,21 @@ class TopTokens:
 
     Args:
         logits: ``[num_rows, vocab_size]``.
+        num_at_once: as many are computed if fewer are asked for.
     """
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, num_at_once: int = 1) -> None:
         self._logits = logits
-        self._found: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = {}
+        self._num_at_once = min(num_at_once, logits.shape[1])
+        self._found = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 
     def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
-        if k not in self._found:
-            values, tokens = topk(self._logits, k)
-            self._found[k] = tokens.cpu().numpy(), values.cpu().numpy()
-        return self._found[k]
+        if k > self._found[0].shape[1]:
+            values, tokens = topk(self._logits, max(k, self._num_at_once))
+            self._found = tokens.cpu().numpy(), values.cpu().numpy()
+        tokens_found, logits_found = self._found
+        return tokens_found[:, :k], logits_found[:, :k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,11 @@ class ModelRunner:
         return self._attention is not None and self._attention.max_rows == UNLIMITED
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> list[NodeOutputs | None]:
+    def forward(self, chunks: Sequence[Chunk], num_top: int = 1) -> list[NodeOutputs | None]:
         """Run the model once; the chunks' keys and values are in the cache afterwards.
+
+        Args:
+            num_top: how many of the likeliest tokens of every row will be asked for, if any.
 
         Returns:
             Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
@@ -124,7 +130,7 @@ class ModelRunner:
             chunks, self.cache, self.model.device, self.shapes, self._attention, self._workers
         )
         logits, hidden = self._run(batch)
-        top = TopTokens(logits)
+        top = TopTokens(logits, num_top)
         return [
             None
             if chunk.tree is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hdserve.core import DraftCounts, Source
@@ -20,8 +21,8 @@ def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) ->
     missing = num_accepted + 1 - len(counts.num_drafts_by_accepted)
     counts.num_drafts_by_accepted.extend([0] * missing)
     counts.num_drafts_by_accepted[num_accepted] += 1
-    for source in tree.sources[1:]:
-        _increment(counts.draft_tokens_by_source, source)
+    for source, number in Counter(tree.sources[1:]).items():
+        _increment(counts.draft_tokens_by_source, source, number)
     for node in acceptance.path[1:]:
         _increment(counts.accepted_by_source, tree.sources[node])
 
