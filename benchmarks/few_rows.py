@@ -12,6 +12,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from hdserve.engine.attention import packed_attention
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
+from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
@@ -80,15 +82,17 @@ def make_chunks(
         yield Chunk(segment, num_cached, [5], tree)
 
 
-def attention(num_sequences: int, num_rows: int, num_rounds: int) -> dict[str, float]:
+def attention(
+    num_sequences: int, num_rows: int, num_rounds: int, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
     """Of one layer, with what it takes to be called."""
     shape = KVShape(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
     num_kv_rows = num_sequences * align(NUM_CACHED + num_rows)
-    cache = KVCache(shape, num_kv_rows, torch.float32, CPU)
+    cache = KVCache(shape, num_kv_rows, dtype, CPU)
     chunks = [*make_chunks(cache, num_sequences, num_rows, NUM_CACHED)]
-    kernel, workers = TreeAttention(cache, Workers()), Workers()
+    workers = Workers()
     size = (1, NUM_HEADS, num_sequences * num_rows, HEAD_SIZE)
-    query, key, value = (torch.randn(size) for _ in range(3))
+    query, key, value = (torch.randn(size).to(dtype) for _ in range(3))
     layer = SimpleNamespace(layer_idx=0)
 
     def attend(used: TreeAttention | None) -> Work:
@@ -100,7 +104,12 @@ def attention(num_sequences: int, num_rows: int, num_rounds: int) -> dict[str, f
 
         return work
 
-    return best_ms({"PyTorch": attend(None), "kernel": attend(kernel)}, num_rounds)
+    vectors = TreeAttention(cache, workers, uses_tiles=False)
+    contenders = {"PyTorch": attend(None), "kernel": attend(vectors)}
+    tiles = TreeAttention(cache, workers)
+    if tiles.uses_tiles:
+        contenders["kernel, tiles"] = attend(tiles)
+    return best_ms(contenders, num_rounds)
 
 
 def products(num_rows: int, num_rounds: int) -> dict[str, float]:
@@ -140,13 +149,20 @@ def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[st
 
 def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Of a compiled model, as it is served, and exact."""
+    engines = {
+        "float32": EngineConfig(exact=False, dtype="float32"),
+        "float32, exact": EngineConfig(exact=True, dtype="float32"),
+    }
+    if multiplies_tiles(CPU, torch.bfloat16):
+        engines["bfloat16 in tiles, exact"] = EngineConfig(
+            exact=True, compile=True, dtype="bfloat16"
+        )
     runners = {}
-    for name, is_exact in (("as served", False), ("exact", True)):
-        engine = EngineConfig(exact=is_exact, dtype="float32")
+    for name, engine in engines.items():
         loaded = load_model(ModelConfig(name=model, model=model, engine=engine))
         runner = ModelRunner(loaded, KVCache(loaded.kv_shape, 16 * 384, loaded.dtype, CPU))
-        runner.compiled = compile_model(loaded)
-        runner.shapes = Shapes(is_exact=is_exact)
+        runner.compile_with(compile_model(loaded))
+        runner.shapes = replace(runner.shapes, is_exact=engine.exact is True)
         runners[name] = runner
     for num_sequences, num_rows in FORWARD_CASES:
         contenders: dict[str, Work] = {}
@@ -181,7 +197,13 @@ def main() -> None:
     cases = [
         (f"{count} x {rows}", attention(count, rows, rounds)) for count, rows in ATTENTION_CASES
     ]
-    show(f"Attention, sequences x rows, {NUM_HEADS} heads of {HEAD_SIZE}, {NUM_CACHED} keys", cases)
+    title = f"Attention, sequences x rows, {NUM_HEADS} heads of {HEAD_SIZE}, {NUM_CACHED} keys"
+    show(title, cases)
+    halves = (
+        (f"{count} x {rows}", attention(count, rows, rounds, torch.bfloat16))
+        for count, rows in (*ATTENTION_CASES, (1, 256))
+    )
+    show(f"{title}, bfloat16", halves)
     sizes = f"{NUM_LAYERS} layers of {NUM_INPUTS} x {NUM_OUTPUTS}"
     show(
         f"Products of rows, {sizes}",
