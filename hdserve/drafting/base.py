@@ -111,7 +111,7 @@ class Drafter(ABC):
         """``tree`` was verified and ``acceptance.token_ids`` are now the end of ``seq.token_ids``.
 
         Tokens of steps in which nothing was to be drafted may come later, before the next
-        ``propose`` or ``finish``, several at once: as an accepted path of ``Source.PLAIN``.
+        ``propose`` or ``finish``, several at once: as an accepted path.
 
         ``forward`` is ``None`` where recorded output is replayed without a model, and where the
         model is so fast that reading its forwards would not pay.

@@ -342,14 +342,10 @@ class Hierarchy(Drafter):
             self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
         num_added = 0
-        # of tokens that were not drafted for only the text is kept: a third of what learning takes
-        rate = 0.0 if Source.PLAIN in tree.sources[1:] else self.options.learning_rate
         for begin in range(0, num_new, MAX_NEW_TOKENS):
-            new_tokens = acceptance.token_ids[begin : begin + MAX_NEW_TOKENS]
-            num_added = self._commit(request, new_tokens, rate)
+            num_added = self._commit(request, acceptance.token_ids[begin : begin + MAX_NEW_TOKENS])
         context.num_tokens += num_new
-        if rate > 0:
-            request.calibration.num_tokens += num_new
+        request.calibration.num_tokens += num_new
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
         if len(self._contexts) > 1 and self._resources.model_database is not None:
@@ -389,8 +385,8 @@ class Hierarchy(Drafter):
         )
         recycled.advance_stamp()
 
-    def _commit(self, request: _Request, token_ids: TokenIds, rate: float) -> int:
-        """Append at most ``MAX_NEW_TOKENS`` tokens, and learn from them; not at a ``rate`` of 0."""
+    def _commit(self, request: _Request, token_ids: TokenIds) -> int:
+        """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
         new_tokens = self._scratch.new_tokens
         for index, token in enumerate(token_ids):  # for a few faster than as a slice
             new_tokens[index] = token
@@ -400,7 +396,7 @@ class Hierarchy(Drafter):
             self._scratch_handles.address,
             request.levels,
             len(token_ids),
-            rate,
+            self.options.learning_rate,
             self.options.token_bias_rate,
         )
 

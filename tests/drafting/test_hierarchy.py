@@ -383,28 +383,6 @@ def test_observe_learns_without_a_draft() -> None:
     assert drafter.calibration("default").num_tokens == 1
 
 
-def test_what_was_decoded_plainly_is_text_and_no_lesson() -> None:
-    """The calibration stays what it was, and the text is drafted from as any other."""
-    drafters = [Hierarchy(make_resources()) for _ in range(2)]
-    trees = []
-    for drafter, source in zip(drafters, (Source.PLAIN, Source.CONTEXT), strict=True):
-        before = drafter.calibration("default").to_bytes()
-        seq = make_sequence(PHRASE[:1])
-        drafter.start(seq)
-        told = DraftTree(PHRASE[0], 2 * len(PHRASE))
-        token_ids = [*PHRASE[1:], *PHRASE, 50, PHRASE[0]]
-        told.add_path(token_ids[:-1], source)
-        seq.token_ids += token_ids
-        drafter.observe(seq, told, Acceptance(range(len(token_ids)), token_ids), None)
-        after = drafter.calibration("default").to_bytes()
-        assert (after == before) == (source is Source.PLAIN)
-        tree = DraftTree(PHRASE[0], 8)
-        drafter.propose(seq, tree)
-        trees.append(max(paths(tree), key=len))
-    assert trees[0] == trees[1]
-    assert len(trees[0]) > 2
-
-
 def test_output_beyond_what_was_expected() -> None:
     """A request whose length was not announced may go on for ever."""
     rng = np.random.default_rng(0)
