@@ -33,7 +33,13 @@ from hdserve.access import Access
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import Outcome
-from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig, parse_config
+from hdserve.config import (
+    GatewayConfig,
+    ModelConfig,
+    ModelDatabaseConfig,
+    TelemetryConfig,
+    parse_config,
+)
 from hdserve.core import FinishReason, Sequence, Source, StepOutput
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.stats import EngineStats
@@ -98,7 +104,9 @@ def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
             self._engine.start()
 
     deploy = serve.deployment(
-        name="model-stub", max_ongoing_requests=10_000, ray_actor_options=actor_options(0)
+        name="model-stub",
+        max_ongoing_requests=10_000,
+        ray_actor_options=actor_options(0, GatewayConfig().max_body_bytes),
     )
     return deploy(StubServer).bind()
 
