@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from deployments.responses import error_body
@@ -12,11 +13,15 @@ from hdserve.errors import HdserveError, Overloaded, RequestError
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
+CLIENT_CLOSED_REQUEST = 499
+"""What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
+
 
 def add_error_handlers(api: FastAPI) -> None:
     """For our own errors, for those of the framework, and for what nobody expected."""
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
+    api.add_exception_handler(ClientDisconnect, _on_disconnect)
     api.add_exception_handler(Exception, _on_unexpected)
 
 
@@ -36,6 +41,10 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed_methods(request))
     return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -36,3 +39,36 @@ def test_unknown_routes() -> None:
         answer = client.get("/v1/nothing")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "invalid_route")
     assert "allow" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
+def test_who_hangs_up_in_the_middle_of_a_request_is_no_fault_of_ours(path: str) -> None:
+    """Counted, but neither as an internal error nor with a traceback in the log."""
+    gateway = Gateway(default_config(), {})
+    messages = iter(
+        [
+            {"type": "http.request", "body": b'{"model": ', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"content-length", b"1000")],
+    }
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(_: Any) -> None:
+        pass
+
+    asyncio.run(build_api(gateway)(scope, receive, send))
+    counts = {
+        item.labels: item.value
+        for item in gateway.http_metrics.samples()
+        if item.name == "hdserve_http_requests" and item.value
+    }
+    assert counts == {(path, "499"): 1}
