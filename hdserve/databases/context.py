@@ -175,11 +175,15 @@ class ContextDatabase:
             self.places = new_places(len(self.tokens))
             self._index(MATCH_TOKENS - 1, self.num_tokens - 1)
         if self.is_table_full:
-            old = self.table
-            in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS
-            self.table = self._pool.take(int(self.size[NUM_BUCKETS]) * 2)
-            copy_stamped(old.rows, self.table.rows, in_use, old.stamp, self.table.stamp)
-            self._pool.give_back(old)
+            self.enlarge_table()
+
+    def enlarge_table(self) -> None:
+        """Move the contexts to a table of twice the size."""
+        old = self.table
+        in_use = int(self.size[NUM_BUCKETS]) * BUCKET_ROWS
+        self.table = self._pool.take(int(self.size[NUM_BUCKETS]) * 2)
+        copy_stamped(old.rows, self.table.rows, in_use, old.stamp, self.table.stamp)
+        self._pool.give_back(old)
 
     def release(self) -> None:
         """Give the table back; the database must not be used again."""

@@ -114,6 +114,13 @@ def inlined(function: _F) -> _F:
     return compiled
 
 
+@jit
+def _address(words: npt.NDArray[np.uint32]) -> int:
+    """In compiled code, which is ten times as fast as ``words.ctypes``."""
+    address: int = words.ctypes.data
+    return address
+
+
 _MAPPED_BYTES = 1 << 18
 """From here on memory comes from the system, which has zeroed it: what was used before would be
 zeroed whole when it is asked for, which takes a millisecond for 16 MiB."""
@@ -127,7 +134,7 @@ def new_lines(num_lines: int) -> Rows:
         return np.frombuffer(memory, np.uint32).reshape(-1, ROW_WORDS)
     num_words = num_lines * ROW_WORDS
     buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
-    offset = -buffer.ctypes.data % ROW_BYTES // 4
+    offset = -_address(buffer) % ROW_BYTES // 4
     return buffer[offset : offset + num_words].reshape(-1, ROW_WORDS)
 
 

@@ -38,7 +38,6 @@ from hdserve.drafting.arrays import (
     STATISTICS,
     VERIFIED_PARENT,
     VERIFIED_TOKEN,
-    Databases,
     new_scratch,
 )
 from hdserve.drafting.base import Drafter, DraftResources, Forward, Held
@@ -60,10 +59,6 @@ LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 MIN_NEW_TOKENS = 1000
 """A calibration is worth sharing when it has learned from so many more tokens."""
 
-_OWN_ARRAYS = tuple(
-    Databases._fields.index(name)
-    for name in ("tokens", "places", "context", "context_size", "state")
-)
 LEVEL_SOURCES = (
     Source.CONTEXT,
     Source.MODEL,
@@ -220,6 +215,8 @@ class Hierarchy(Drafter):
         drafter.propose(seq, tree)
         seq.token_ids.append(0)
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
+        request: _Request = seq.drafter_state[self.name]
+        request.context.enlarge_table()
         drafter.finish(seq)
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
@@ -258,15 +255,9 @@ class Hierarchy(Drafter):
         request.levels = self._levels_of(seq)
         context = request.context
         request.handles = request.sources.handles.copy()
-        own: tuple[npt.NDArray[Any], ...] = (
-            context.tokens,
-            context.places,
-            context.table.rows,
-            context.size,
-            request.state,
+        request.handles.replace_own(
+            context.tokens, context.places, context.table.rows, context.size, request.state
         )
-        for index, array in zip(_OWN_ARRAYS, own, strict=True):
-            request.handles.replace(index, array)
         request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 
     def _refresh(self, request: _Request, seq: Sequence) -> None:

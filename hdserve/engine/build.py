@@ -25,6 +25,7 @@ from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
+from hdserve.engine.sampler import choose_one
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import ConfigError
@@ -70,6 +71,7 @@ def build_engine(
     runner.compile_with(None if runner.needs_hidden else compiled)
     changes_over = begin_to_compile is not None and not runner.needs_hidden
     max_rows = _max_rows(config.engine, max_draft_tokens)
+    _compile_kernels(runner)
     runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
@@ -107,6 +109,14 @@ def build_engine(
         on_finish=on_finish,
         faster=faster,
     )
+
+
+def _compile_kernels(runner: ModelRunner) -> None:
+    """Those that no forward calls: compiled, or loaded, before a request waits for them."""
+    scratch_row = runner.cache.scratch_row
+    runner.cache.keep([(scratch_row, scratch_row)])
+    logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
+    choose_one(logits, core.SamplingParams(temperature=1.0), 0.0)
 
 
 def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:

@@ -12,6 +12,7 @@ from hdserve.drafting.arrays import CELL_COUNT, CELL_P
 from hdserve.drafting.calibration import MAX_STATE_BYTES, Calibration, merge_states
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.errors import SnapshotError
+from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
     VOCAB_SIZE,
     follow,
@@ -123,3 +124,22 @@ def test_scores_become_calibrated() -> None:
         accepted.append(acceptance.num_accepted_tokens)
     assert len(expected) > 2200
     assert sum(expected[2000:]) == pytest.approx(sum(accepted[2000:]), rel=0.1)
+
+
+def test_endless_repetition_is_learned_once() -> None:
+    """What one request says over and over does not push the weights of a namespace ever higher."""
+    drafter = Hierarchy(make_resources())
+    seq = make_sequence([1, 2, 3])
+    drafter.start(seq)
+    calibration = drafter.calibration(seq.namespace)
+
+    def repeat(num_tokens: int) -> tuple[float, float]:
+        for _ in range(num_tokens // 8):
+            step = Acceptance(range(8), [7] * 8)
+            drafter.observe(seq, DraftTree(7, 0), step, None)
+            seq.token_ids += step.token_ids
+        return float(np.abs(calibration.weights).max()), float(calibration.token_bias.max())
+
+    learned = repeat(2000)
+    assert learned[1] > 0.0
+    assert repeat(4000) == learned
