@@ -96,6 +96,9 @@ class _Patience:
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
+
+    Attributes:
+        was_looking: what :meth:`is_looking` said last.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -103,22 +106,22 @@ class _Patience:
         self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
         self._num_steps_to_skip = 0
-        self._is_looking = True
+        self.was_looking = True
         self._looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         self._plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
-        self._is_looking = self._num_steps_to_skip <= 0
+        self.was_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
-        return self._is_looking
+        return self.was_looking
 
     def took(self, seconds: float) -> None:
         """Learn what the last step took beside its forward."""
-        if self._is_looking and self._pause >= _NUM_TIMED_STEPS:
+        if self.was_looking and self._pause >= _NUM_TIMED_STEPS:
             while len(self._looking_s) > _NUM_KEPT_TIMES:
                 self._looking_s.popleft()
-        (self._looking_s if self._is_looking else self._plain_s).append(seconds)
+        (self._looking_s if self.was_looking else self._plain_s).append(seconds)
 
     @property
     def looking_s(self) -> float:
@@ -133,7 +136,7 @@ class _Patience:
 
     def weigh(self, gain_s: float) -> None:
         """Learn what drafting gained in a step, in seconds, or lost."""
-        if not self._is_looking or not self._looking_s:
+        if not self.was_looking or not self._looking_s:
             return
         if gain_s < self._worst_gain_s:  # beyond doubt
             self._gain_s = self._worst_gain_s
@@ -220,8 +223,12 @@ class DraftBudget:
             return
         number = len(trees)
         patience = self._patience_with(number)
-        plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
+        if not (num_proposed or patience.was_looking):
+            if num_other_rows == 0:
+                self._last = patience, number, float(self._cost.of_rows(number, 1, number)[0])
+            return
+        plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         seconds = self._cost.of_rows(num_other_rows + number, num_proposed + 1, number)
         if num_other_rows:  # which take what they take, with drafts and without
             seconds = seconds - seconds[0] + self._cost.of_rows(number, 1, number)

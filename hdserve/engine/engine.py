@@ -29,7 +29,7 @@ from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
 
-_MAX_UNOBSERVED_TOKENS = 8
+_MAX_UNOBSERVED_TOKENS = 32
 """Drafters learn from so many tokens at once while nothing is drafted."""
 
 
@@ -313,8 +313,11 @@ class Engine:
             return
         seq.num_unobserved_tokens = 0
         root, *token_ids = seq.token_ids[-number - 1 :]
-        tree = DraftTree(root, number - 1)
-        tree.add_path(token_ids[:-1], core.Source.PLAIN)
+        others, plain = number - 1, [core.Source.PLAIN]
+        tree = DraftTree(root, others)
+        tree.add_nodes(
+            token_ids[:-1], range(others), plain * others, [1.0] * others, range(1, number)
+        )
         self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
 
     @property
