@@ -30,6 +30,10 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
 """By status, as the schema documents them."""
 
 
+SPECULATION_HEADER = "x-hdserve-speculation"
+"""For clients that cannot set fields of a body of their own."""
+
+
 def request_id(request: Request) -> str:
     """The id of who sent it, or a new one."""
     return request.headers.get("x-request-id", "")[:64] or uuid4().hex
@@ -37,7 +41,18 @@ def request_id(request: Request) -> str:
 
 async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
     """``generation`` in the namespace of who sent it, in its conversation and its trace, with the
-    size of the body, which was read."""
+    size of the body, which was read; without drafts where a header says so.
+
+    Raises:
+        InvalidRequest: the header says something else.
+    """
+    speculation = request.headers.get(SPECULATION_HEADER, "on")
+    if speculation not in ("on", "off"):
+        raise InvalidRequest(f"{SPECULATION_HEADER} is 'on' or 'off'", SPECULATION_HEADER)
+    if speculation == "off":
+        generation = replace(
+            generation, speculation={**generation.speculation, "is_enabled": False}
+        )
     return replace(
         generation,
         namespace=identity_of(request).namespace,

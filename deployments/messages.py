@@ -14,6 +14,9 @@ from hdserve.errors import InvalidRequest, Unsupported
 MAX_MESSAGES = 2048
 """Of a conversation, as many as the OpenAI API takes."""
 
+_UNSUPPORTED_FIELDS = ("audio", "function_call")
+"""What chat templates do not show, so that it would be missing from the prompt without a word."""
+
 _REFUSAL = "refusal"
 """A part of what another server's assistant wrote; to a template it is text."""
 
@@ -31,9 +34,12 @@ class Message(Body):
         as the string they are where the model was cut off in them.
 
         Raises:
-            Unsupported: a part of the content is not text.
+            Unsupported: a part of the message is neither text nor a call of a tool.
             InvalidRequest: a call has no function or no arguments.
         """
+        for name in _UNSUPPORTED_FIELDS:
+            if (self.model_extra or {}).get(name):
+                raise Unsupported(f"{name} of a message is not supported", "messages")
         fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
         if fields.get("tool_calls"):
             fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])

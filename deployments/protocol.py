@@ -10,7 +10,7 @@ from pydantic import Field
 from deployments.body import Body, ClosedBody
 from deployments.generation import GenerationRequest, Prompt
 from deployments.messages import Messages, Parts, joined
-from deployments.request_body import RequestBody
+from deployments.request_body import OfferedBody, RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
 from deployments.tool_parsers import HermesToolParser, ToolParser
 from deployments.tools import ToolFields
@@ -272,8 +272,18 @@ class CompletionBody(GenerationBody):
         )
 
 
-class TokenizeBody(Body):
+class TokenizeBody(OfferedBody):
     """``POST /tokenize``: the token ids of a text or of a chat."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": ({},),
+        "return_token_strs": (False,),
+        "tools": ([],),
+    }
 
     model: str
     prompt: str | None = None
@@ -281,7 +291,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(OfferedBody):
     """``POST /detokenize``: the text of token ids."""
 
     model: str

@@ -13,6 +13,7 @@ from hdserve.errors import InvalidRequest, Unsupported
 Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_REASON_CHARACTERS = 300
+_MAX_PARAM_CHARACTERS = 100
 
 # What other servers document beyond the OpenAI API and would change an answer.
 _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
@@ -28,16 +29,14 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class RequestBody(Body):
-    """What the requests of all APIs have in common."""
+class OfferedBody(Body):
+    """A body of which not everything that is documented somewhere is offered."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset()
     """Documented parameters that could not change an answer."""
-
-    stream_options: Body | None = None
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -65,9 +64,19 @@ class RequestBody(Body):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Fields of the request that nobody documents."""
+        return tuple(sorted(self.model_extra or ()))
+
+
+class RequestBody(OfferedBody):
+    """What the requests that generate have in common, in all APIs."""
+
+    stream_options: Body | None = None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
         options = self.stream_options.model_extra if self.stream_options else None
         nested = [f"stream_options.{name}" for name in options or ()]
-        return tuple(sorted([*(self.model_extra or ()), *nested]))
+        return tuple(sorted([*super().ignored, *nested]))
 
 
 def parse_body(model: type[Model], data: Any) -> Model:
@@ -80,11 +89,15 @@ def parse_body(model: type[Model], data: Any) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        param = str(first["loc"][0]) if first["loc"] else None
+        param = _printable(str(first["loc"][0]))[:_MAX_PARAM_CHARACTERS] if first["loc"] else None
         where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
         reason = f"{where}: {first['msg']}" if where else first["msg"]
-        reason = reason.encode(errors="backslashreplace").decode()
-        raise InvalidRequest(reason[:_MAX_REASON_CHARACTERS], param) from error
+        raise InvalidRequest(_printable(reason)[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _printable(text: str) -> str:
+    """Without halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _without_nulls(value: Any) -> Any:

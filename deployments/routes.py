@@ -34,7 +34,6 @@ from deployments.protocol import (
     GenerationBody,
     TokenizeBody,
 )
-from deployments.request_body import parse_body
 from deployments.responses import (
     STREAM_END,
     ChatFormat,
@@ -111,9 +110,10 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         return await _answer(gateway, body, await owned(request, generation), form)
 
     @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request, response: Response) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
-        body = parse_body(TokenizeBody, await read_json(request))
+        body = TokenizeBody.parse(await read_json(request))
+        response.headers.update(ignored_header(gateway.config.gateway, body.ignored))
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
         if body.prompt is not None:
@@ -126,9 +126,10 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
 
     @api.post("/detokenize", responses=responses, openapi_extra=body_schema(DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
-        body = parse_body(DetokenizeBody, await read_json(request))
+        body = DetokenizeBody.parse(await read_json(request))
+        response.headers.update(ignored_header(gateway.config.gateway, body.ignored))
         return {"prompt": await gateway.detokenize(body.model, list(body.tokens))}
 
 
@@ -145,7 +146,11 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "root": root,
         }
 
-    @api.get("/v1/models")
+    errors: dict[int | str, dict[str, Any]] = {
+        status: dict(GENERATION_ERRORS[status]) for status in (401, 404, 503)
+    }
+
+    @api.get("/v1/models", responses={401: errors[401]})
     async def models() -> dict[str, Any]:
         """The served models, the default one first; with their context, where it is known."""
         lengths = await gateway.context_lengths()
@@ -155,7 +160,7 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
                 found["max_model_len"] = lengths[found["root"]]
         return {"object": "list", "data": entries}
 
-    @api.get("/v1/models/{name:path}", responses={404: {"description": "No such model"}})
+    @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
         """One model and what its replica runs on."""
         found = entry(name)

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from hdserve.errors import ConfigError
+from hdserve.strict_yaml import load_yaml
 
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
 API_KEYS_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_API_KEYS_FILE"
@@ -361,6 +362,8 @@ class ServeConfig(StrictModel):
         known = {model.name for model in self.models}
         for model in self.models:
             for other in model.draft_from:
+                if other == model.name:
+                    raise ValueError(f"{model.name}: draft_from names the model itself")
                 if other not in known:
                     raise ValueError(f"{model.name}: draft_from names the unknown model {other!r}")
         return self
@@ -434,7 +437,7 @@ def read_config(path: str | Path) -> ServeConfig:
         ConfigError: the file cannot be read or is wrong.
     """
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = load_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     if not isinstance(data, dict):

@@ -18,6 +18,7 @@ import yaml
 
 from hdserve.config import ServeConfig, load_config, parse_config
 from hdserve.errors import ConfigError
+from hdserve.strict_yaml import load_documents, load_yaml
 
 IMPORT_PATH = "deployments:app"
 GATEWAY_DEPLOYMENT = "gateway"
@@ -52,7 +53,7 @@ def read_deployed_config(path: str | Path) -> DeployedConfig:
             in it the configuration lies.
     """
     try:
-        documents = list(yaml.safe_load_all(Path(path).read_text(encoding="utf-8")))
+        documents = load_documents(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     try:
@@ -76,7 +77,7 @@ def _in_documents(documents: list[Any]) -> DeployedConfig:
     spec = services[0].get("spec")
     text = spec.get("serveConfigV2") if isinstance(spec, dict) else None
     try:
-        data = yaml.safe_load(text) if isinstance(text, str) else None
+        data = load_yaml(text) if isinstance(text, str) else None
     except yaml.YAMLError as error:
         raise ConfigError(f"spec.serveConfigV2: {error}") from error
     if not isinstance(data, dict):

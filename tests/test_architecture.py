@@ -13,6 +13,7 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
+    "hdserve.strict_yaml": 0,
     "hdserve.grammar": 1,
     "hdserve.journal": 1,
     "hdserve.core": 1,

@@ -61,6 +61,8 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         (MODEL % "" + "access: {api_keys_file: /no/such/file}", "access: cannot read the API keys"),
         (MODEL % "" + "access: {admin_key: short}", "access: access.admin_key needs at least"),
         ("models: [", "cannot read the configuration"),
+        (MODEL % ", name: b", "the key 'name' is there twice"),
+        (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
@@ -71,6 +73,15 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert isinstance(error, ConfigError)
     assert reason in error.message
     assert str(path) in error.message.splitlines()[0]
+
+
+def test_a_directory_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
+    """It may be on the nodes that serve."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % ", statistics: /no/where")
+    result = check(path)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: models.0.statistics: there is no directory /no/where")
 
 
 def test_files_of_keys_that_are_doubtful(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 // Replicas and databases, from /v1/models and /metrics.
 
-import { getJson, getText, parseMetrics } from "./api.js";
+import { ApiError, getJson, getText, parseMetrics } from "./api.js";
 import { bytes, byId, element, number } from "./dom.js";
 
 const INTERVAL_MS = 2000;
 const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", recycled: "recycled", context: "context" };
 
 export class Cluster {
-  constructor({ fail }) {
+  constructor({ say, fail }) {
+    this.say = say;
     this.fail = fail;
     this.timer = null;
+    this.hasFailed = false;
   }
 
   show(isShown) {
@@ -31,8 +33,12 @@ export class Cluster {
         ...roots.map((name, index) => card(name, infos[index], series.filter((item) => item.labels.model_name === name))),
       );
       document.querySelectorAll(".scroll").forEach((part, index) => (part.scrollLeft = tops[index] ?? 0));
+      if (this.hasFailed) this.say("");
+      this.hasFailed = false;
     } catch (error) {
-      this.show(false);
+      // Without a key nothing changes until there is one; a server that restarts comes back.
+      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) this.show(false);
+      this.hasFailed = true;
       this.fail(error);
     }
   }

@@ -31,6 +31,7 @@ function useKey(value) {
   byId("key-dialog").close();
   byId("key-button").textContent = value ? "Key ✓" : "Key";
   loadModels();
+  cluster.show(byId("tab-databases").getAttribute("aria-selected") === "true");
 }
 
 byId("key-button").addEventListener("click", () => askForKey());

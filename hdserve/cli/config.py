@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +29,6 @@ def check_config(
     with --json with the `problems` in it.  Files of keys that are missing or open to everybody are
     `warnings`.  What of it this machine can serve, `hdserve doctor --config FILE` says.
     """
-    from hdserve.access import key_file_warnings
-
     output = JsonOutput(json_path)
     try:
         config = read_deployed_config(file).config
@@ -38,7 +37,7 @@ def check_config(
         config, problems = None, error.message.splitlines()
     models = () if config is None else config.models
     facts = list(map(_facts, models))
-    warnings = [] if config is None else [item.text for item in key_file_warnings(config.access)]
+    warnings = [] if config is None else [*_warnings(config)]
     output.write(
         {
             "file": str(file),
@@ -120,6 +119,19 @@ def _problems(config: ServeConfig) -> list[str]:
         if _is_path(model.model) and not Path(model.model).is_dir():
             found.append(f"models.{index}.model: there is no directory {model.model}")
     return found
+
+
+def _warnings(config: ServeConfig) -> Iterator[str]:
+    """What may be meant as it is."""
+    from hdserve.access import key_file_warnings
+
+    for item in key_file_warnings(config.access):
+        yield item.text
+    for index, model in enumerate(config.models):
+        directory = model.statistics
+        if directory not in (None, "bundled") and not Path(directory).is_dir():
+            reason = f"there is no directory {directory} here; without one there is less to draft"
+            yield f"models.{index}.statistics: {reason}"
 
 
 def _is_path(model: str) -> bool:

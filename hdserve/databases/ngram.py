@@ -114,6 +114,14 @@ def inlined(function: _F) -> _F:
     return compiled
 
 
+def strictly_inlined(function: _F) -> _F:
+    """As :func:`inlined`, for arithmetic with what need not be numbers: without ``fastmath``."""
+    compiled: _F = numba.njit(nogil=True, error_model="numpy", _nrt=False, forceinline=True)(
+        function
+    )
+    return compiled
+
+
 @jit
 def _address(words: npt.NDArray[np.uint32]) -> int:
     """In compiled code, which is ten times as fast as ``words.ctypes``."""

@@ -11,6 +11,7 @@ The rows are those of :mod:`hdserve.databases.ngram`; a count is a probability i
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from hdserve.databases.ngram import (
     BUCKET_ROWS,
@@ -23,6 +24,7 @@ from hdserve.databases.ngram import (
     Ints,
     NgramTable,
     Rows,
+    Tokens,
     claim_row,
     grow,
     inlined,
@@ -47,8 +49,8 @@ def write_top(
     rows: Rows,
     size: Ints,
     context_hash: np.uint64,
-    tokens: Ints,
-    shares: Ints,
+    tokens: Tokens,
+    shares: npt.NDArray[np.float32],
     stamp: int,
 ) -> None:
     """Make ``tokens``, likeliest first, what follows a context."""

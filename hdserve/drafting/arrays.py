@@ -189,6 +189,6 @@ def new_scratch(max_nodes: int) -> Scratch:
         new_tokens=np.zeros(MAX_NEW_TOKENS, np.int64),
         drafted=np.zeros((4, max_nodes), np.int64),
         verified=np.zeros((2, max_nodes + 1), np.int64),
-        top_tokens=np.zeros((max_nodes + 1, NUM_TOP), np.int32),
-        top_shares=np.zeros((max_nodes + 1, NUM_TOP), np.float32),
+        top_tokens=np.zeros(NUM_TOP, np.int32),
+        top_shares=np.zeros(NUM_TOP, np.float32),
     )

@@ -39,7 +39,6 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 
-
 _TOKENS, _PLACES, _CONTEXT, _CONTEXT_SIZE, _STATE = (
     Databases._fields.index(name)
     for name in ("tokens", "places", "context", "context_size", "state")
@@ -210,6 +209,6 @@ def scratch_of(address: int) -> Scratch:
         _int64_1d(table[22, 0], (MAX_NEW_TOKENS,)),
         _int64_2d(table[23, 0], (table[23, 1], table[23, 2])),
         _int64_2d(table[24, 0], (table[24, 1], table[24, 2])),
-        _int32_2d(table[25, 0], (table[25, 1], NUM_TOP)),
-        _float32_2d(table[26, 0], (table[26, 1], NUM_TOP)),
+        _int32_1d(table[25, 0], (NUM_TOP,)),
+        _float32_1d(table[26, 0], (NUM_TOP,)),
     )

@@ -359,20 +359,20 @@ class Hierarchy(Drafter):
         """Keep the likeliest tokens after each node of a verified tree."""
         database, scratch = self._resources.model_database, self._scratch
         assert database is not None
-        num_nodes = min(len(tree), len(scratch.top_tokens))
+        num_nodes = min(len(tree), scratch.verified.shape[1])
         recycled = database.recycling(seq.namespace)
         self._refresh(request, seq)
         tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
-        with np.errstate(invalid="ignore"):
-            shares = np.exp(logits - logits[:, :1])
-            shares /= shares.sum(axis=1, keepdims=True)
-        scratch.top_tokens[:num_nodes, : tokens.shape[1]] = tokens[:num_nodes]
-        scratch.top_shares[:num_nodes, : tokens.shape[1]] = shares[:num_nodes]
         scratch.verified[VERIFIED_TOKEN, :num_nodes] = tree.token_ids[:num_nodes]
         scratch.verified[VERIFIED_PARENT, :num_nodes] = tree.parents[:num_nodes]
-        root = int(request.state[STATE_NUM_TOKENS]) - num_new - 1
         recycle(
-            request.handles.address, self._scratch_handles.address, root, num_nodes, recycled.stamp
+            request.handles.address,
+            self._scratch_handles.address,
+            np.ascontiguousarray(tokens),
+            np.ascontiguousarray(logits),
+            int(request.state[STATE_NUM_TOKENS]) - num_new - 1,
+            num_nodes,
+            recycled.stamp,
         )
         recycled.advance_stamp()
 

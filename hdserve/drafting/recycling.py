@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from hdserve.databases.ngram import HASH_SEED, START, extend_hash, jit
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.databases.ngram import HASH_SEED, START, Ints, extend_hash, jit, strictly_inlined
 from hdserve.databases.recycled import write_top
 from hdserve.drafting.arrays import (
     NUM_ORDERS,
@@ -15,22 +18,48 @@ from hdserve.drafting.arrays import (
 )
 from hdserve.drafting.handles import databases_of, scratch_of
 
+Logits = npt.NDArray[np.float32]
+
+
+@strictly_inlined
+def _share_out(logits: Logits, node: int, shares: Logits) -> None:
+    """The softmax of the likeliest tokens after a node."""
+    num_top = logits.shape[1]
+    total = np.float32(0.0)
+    for index in range(num_top):
+        shares[index] = math.exp(logits[node, index] - logits[node, 0])
+        total += shares[index]
+    for index in range(num_top):
+        shares[index] /= total
+
 
 @jit
 def recycle(
-    database_handles: int, scratch_handles: int, root: int, num_nodes: int, stamp: int
+    database_handles: int,
+    scratch_handles: int,
+    tokens: Ints,
+    logits: Logits,
+    root: int,
+    num_nodes: int,
+    stamp: int,
 ) -> None:
     """Write the rows of the first ``num_nodes`` of ``scratch.verified``.
 
     Contexts are of output tokens only, ``START`` before them, as those of other sequences.
 
     Args:
+        tokens, logits: the likeliest after each node, ``[n, k]``, ``k <= NUM_TOP``.
         root: the position of node 0 in the text of the sequence.
     """
     databases = databases_of(database_handles)
     scratch = scratch_of(scratch_handles)
     first = databases.state[STATE_OUTPUT_START]
+    top_tokens, shares = scratch.top_tokens, scratch.top_shares
+    shares[tokens.shape[1] :] = np.float32(0.0)
     for node in range(num_nodes):
+        for index in range(tokens.shape[1]):
+            top_tokens[index] = tokens[node, index]
+        _share_out(logits, node, shares)
         context_hash, length, ancestor, position = HASH_SEED, 0, node, root
         for which in range(NUM_ORDERS):
             order = databases.orders[RECYCLED, which]
@@ -51,7 +80,7 @@ def recycle(
                 databases.recycled,
                 databases.recycled_size,
                 context_hash,
-                scratch.top_tokens[node],
-                scratch.top_shares[node],
+                top_tokens,
+                shares,
                 stamp,
             )

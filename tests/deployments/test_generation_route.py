@@ -41,17 +41,20 @@ class Measuring:
     """Answers with the size it was told."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
-        text = f"{request.num_body_bytes} bytes"
+        text = f"{request.num_body_bytes} bytes, {dict(request.speculation)}"
         yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
 
 
-def answer(model: serve.Application, path: str, **fields: Any) -> httpx.Response:
+def answer(
+    model: serve.Application, path: str, headers: dict[str, str] | None = None, **fields: Any
+) -> httpx.Response:
     handle: Any = serve.run(model, name="model", _local_testing_mode=True)
     transport = httpx.ASGITransport(build_api(Gateway(CONFIG, {"m": handle})))
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
-            return await client.post(path, json={"model": "m", **BODIES[path], **fields})
+            body = {"model": "m", **BODIES[path], **fields}
+            return await client.post(path, json=body, headers=headers)
 
     return asyncio.run(post())
 
@@ -65,6 +68,19 @@ def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
     """Of all of it: whatever is long may take long to make tokens of."""
     found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
     assert f"{len(found.request.content)} bytes" in found.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_header_turns_drafts_off(path: str) -> None:
+    """Whatever the body says; a header that says anything else is wrong."""
+
+    def asked(value: str) -> httpx.Response:
+        model = serve.deployment(Measuring).bind()
+        return answer(model, path, {"x-hdserve-speculation": value}, speculation={"enabled": True})
+
+    assert "'is_enabled': False" in asked("off").text
+    assert "'is_enabled': True" in asked("on").text
+    assert asked("perhaps").json()["error"]["param"] == "x-hdserve-speculation"
 
 
 @pytest.mark.parametrize("path", BODIES)

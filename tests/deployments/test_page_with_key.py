@@ -92,6 +92,26 @@ def test_databases_are_shown(page: Any) -> None:
     assert "statistics" in rows.locator("th").all_inner_texts()
 
 
+def test_databases_come_when_the_key_is_there(
+    application: ServedApplication, tmp_path: Path
+) -> None:
+    """Where the page was opened at them, as a bookmark does; and again after a restart."""
+    with browser_context(tmp_path) as context:
+        context.set_default_timeout(TIMEOUT_MS)
+        page = context.new_page()
+        page.goto(f"{application.base_url}/#databases")
+        dialog = page.get_by_role("dialog", name="API key")
+        dialog.get_by_label("Key", exact=True).fill(KEY)
+        dialog.get_by_role("button", name="Use it").click()
+        page.get_by_role("region", name=f"Databases of {MODEL}").wait_for()
+
+        page.route("**/metrics", lambda route: route.fulfill(status=503, body="{}"))
+        page.get_by_text("The server answered 503").wait_for()
+        with page.expect_response(lambda response: response.ok and "metrics" in response.url):
+            page.unroute("**/metrics")
+        page.get_by_text("The server answered 503").wait_for(state="hidden")
+
+
 def test_without_the_key_nothing_is_answered(application: ServedApplication) -> None:
     with pytest.raises(openai.AuthenticationError):
         application.client().models.list()

@@ -16,6 +16,7 @@ from deployments.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    Speculation,
     TokenizeBody,
 )
 from deployments.request_body import parse_body
@@ -317,6 +318,22 @@ def test_parts_that_are_no_text_are_refused(part: dict[str, Any]) -> None:
     assert error.param == "messages"
 
 
+@pytest.mark.parametrize("name", ["audio", "function_call"])
+def test_what_a_template_would_leave_out_is_refused(name: str) -> None:
+    """A part of the conversation is never missing from the prompt without a word."""
+    message = {"role": "assistant", "content": None, name: {"name": "f", "arguments": "{}"}}
+    assert isinstance(refused(ChatBody, messages=[message]), Unsupported)
+    assert chat(messages=[{"role": "assistant", "content": "a", name: None}]).messages
+
+
+def test_names_of_fields_are_bounded() -> None:
+    """Those that are told, too."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(Speculation, {"x" * 10_000: 1, "\ud800": 1})
+    assert len(str(caught.value.param)) <= 100
+    assert len(caught.value.message) <= 300
+
+
 def test_prediction_is_one_text() -> None:
     """A prediction may come as a text or in parts."""
     assert chat().prediction is None
@@ -388,6 +405,18 @@ def test_tokenize_bodies() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_body(DetokenizeBody, {"model": "m", "tokens": ["a"]})
     assert caught.value.param == "tokens"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [{}]}, {"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}],
+)
+def test_tokenize_refuses_what_would_change_the_count(fields: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        TokenizeBody.parse({"model": "m", "messages": USER} | fields)
+    assert [caught.value.param] == list(fields)
+    neutral = {"tools": [], "chat_template": None, "add_generation_prompt": True, "other": 1}
+    assert TokenizeBody.parse({"model": "m", "messages": USER} | neutral).ignored == ("other",)
 
 
 JSON = st.recursive(
