@@ -5,6 +5,7 @@ The checks run the code that serving runs where they can, so that they fail for 
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import socket
@@ -34,6 +35,7 @@ MIN_SHARED_MEMORY_BYTES = 2**30
 _MIN_PYTHON = (3, 11)
 _IMPORT_TIMEOUT_S = 120.0
 _HTTP_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 3.0
 
 
 class Verdict(StrEnum):
@@ -58,15 +60,21 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(config: ServeConfig, port: int) -> Iterator[Finding]:
-    """Everything that ``serve run deployments:app`` needs, in the order in which it needs it."""
+def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
+    """Everything that ``serve run deployments:app`` needs, in the order in which it needs it.
+
+    Args:
+        ray_address: of the cluster to run on; empty for one of its own.
+    """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python,
         check_packages,
         check_ray,
+        lambda: check_cluster(ray_address),
         lambda: check_port(port),
         lambda: check_access(config),
         lambda: check_model_database(config),
+        lambda: check_telemetry(config),
     )
     for check in checks:
         yield from check()
@@ -134,6 +142,33 @@ def check_ray(
             yield _warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
         else:
             yield _ok("shared memory", text)
+
+
+def check_cluster(address: str) -> Iterator[Finding]:
+    """Whether somebody listens where the cluster is said to be."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):  # "local", "auto" and the like: Ray's own to find
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        remedy = "ray start --head, or unset RAY_ADDRESS for a cluster of its own"
+        yield _failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
+    else:
+        yield _ok("Ray cluster", f"somebody listens at {address}")
+
+
+def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
+    """Whether traces that are wanted can be sent."""
+    if config.telemetry.endpoint is None:
+        return
+    try:
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError as error:
+        remedy = "python -m pip install 'hdserve[tracing]'"
+        yield _failure("traces", f"packages are missing: {error}", remedy)
+    else:
+        yield _ok("traces", f"to {config.telemetry.endpoint}")
 
 
 def check_port(port: int) -> Iterator[Finding]:

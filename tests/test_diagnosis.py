@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from hdserve import diagnosis
 from hdserve.cli import app
-from hdserve.config import ModelConfig, parse_config
+from hdserve.config import ModelConfig, default_config, parse_config
 from hdserve.diagnosis import Finding, Verdict
 from hdserve.models import bundled_model_path, bundled_statistics
 
@@ -98,6 +99,32 @@ def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = diagnosis.check_ray(tmp_path)
     assert finding.verdict is Verdict.FAILURE
     assert "broken on purpose" in finding.text
+
+
+def test_cluster() -> None:
+    """Of an address that is one somebody has to listen."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        (finding,) = diagnosis.check_cluster(address)
+        assert (finding.verdict, "RAY_ADDRESS" in finding.remedy) == ("failure", True)
+        listener.listen()
+        for found in (address, f"ray://{address}"):
+            assert verdicts(diagnosis.check_cluster(found)) == ["ok"]
+    for found in ("", "local", "auto"):
+        assert verdicts(diagnosis.check_cluster(found)) == []
+
+
+def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces need packages that are not always there."""
+    assert verdicts(diagnosis.check_telemetry(default_config())) == []
+    telemetry = {"endpoint": "http://localhost:4318/v1/traces"}
+    config = parse_config({"models": [{"name": "a", "model": "a"}], "telemetry": telemetry})
+    module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, module, None)
+    (finding,) = diagnosis.check_telemetry(config)
+    assert finding.verdict == "failure"
+    assert "hdserve[tracing]" in finding.remedy
 
 
 def test_port() -> None:

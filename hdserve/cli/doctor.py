@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +46,8 @@ def doctor(
     from hdserve.diagnosis import Verdict, diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
-    for finding in diagnose(deployed.config, port or deployed.port or _DEFAULT_PORT):
+    listening_at = port or deployed.port or _DEFAULT_PORT
+    for finding in diagnose(deployed.config, listening_at, os.environ.get("RAY_ADDRESS", "")):
         findings.append(finding)
         if not output.has_text:
             continue
