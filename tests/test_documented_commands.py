@@ -28,6 +28,8 @@ STAND_INS = {
     "Qwen/Qwen2.5-7B-Instruct": MODEL,
     "qwen2.5-7b": MODEL,
     "phrase": "hierarchy",
+    "specbench-vicuna-7b.eval.jsonl.gz": "recorded.eval.jsonl.gz",
+    "specbench-vicuna-7b.fill.jsonl.gz": "recorded.fill.jsonl.gz",
     "bfloat16": "float32",  # some CPUs have to emulate it
     "1,2,4,8,16,32": "1,2",
     DATABASE: "database",
@@ -122,8 +124,10 @@ def stood_in(words: tuple[str, ...]) -> list[str]:
 def test_a_shown_command_runs(
     words: tuple[str, ...], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does what it is shown for; ``doctor`` may find that something is wrong here."""
+    """It does what it is shown for; ``doctor`` may find that something is wrong here, and of so few
+    tokens ``check-lossless`` may see no draft accepted, which is no proof."""
     monkeypatch.chdir(directory)
     result = CliRunner().invoke(app, stood_in(words))
-    assert result.exit_code in ({0, 1} if words[0] == "doctor" else {0}), result.output
+    may_fail = words[0] == "doctor" or "0 accepted" in result.output
+    assert result.exit_code in ({0, 1} if may_fail else {0}), result.output
     assert result.stdout

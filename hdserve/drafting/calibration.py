@@ -55,6 +55,13 @@ MAX_NUM_TOKENS = 2**53
 _MOST_BIASES = MAX_STATE_BYTES // 3
 """No more would fit: each takes three bytes and a half."""
 
+MAX_WEIGHT = 4.0
+"""Of weights and biases, which are below 2 otherwise: on text that repeats itself without end they
+would grow with every token, since no probability is above 0.997, and what comes after it would be
+misjudged for as long."""
+
+_TOKENS_PER_CHECK = 4096
+
 _CLIP = 0.0003
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
@@ -90,6 +97,14 @@ class Calibration:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bias)
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """Note how many tokens were learned from; keeps weights and biases within their bounds."""
+        before = self.num_tokens // _TOKENS_PER_CHECK
+        self.num_tokens += num_tokens
+        if self.num_tokens // _TOKENS_PER_CHECK != before:
+            for array in (self.weights, self.token_bias):
+                np.clip(array, -MAX_WEIGHT, MAX_WEIGHT, out=array)
 
     def to_bytes(self) -> bytes:
         """The state as compressed msgpack, at most ``MAX_STATE_BYTES``.

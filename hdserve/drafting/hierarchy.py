@@ -336,7 +336,7 @@ class Hierarchy(Drafter):
         for begin in range(0, num_new, MAX_NEW_TOKENS):
             num_added = self._commit(request, acceptance.token_ids[begin : begin + MAX_NEW_TOKENS])
         context.num_tokens += num_new
-        request.calibration.num_tokens += num_new
+        request.calibration.count_tokens(num_new)
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
         if len(self._contexts) > 1 and self._resources.model_database is not None:

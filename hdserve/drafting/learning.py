@@ -18,7 +18,6 @@ from hdserve.drafting.arrays import (
     EVENT_CELL,
     EVENT_INPUT,
     MAP_SIZE,
-    MAX_PROBABILITY,
     NODE_DEPTH,
     NUM_LEVELS,
     POINTER_INPUT,
@@ -89,23 +88,17 @@ def learn_weights(
     rate: float,
     bias_rate: float,
 ) -> int:
-    """One step of each weight set that took part; returns the index of ``token`` or -1.
-
-    The right candidate teaches nothing where its probability was capped: on text that repeats
-    itself without end the weights would grow without bound.
-    """
+    """One step of each weight set that took part; returns the index of ``token`` or -1."""
     right = -1
     base_state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
     gradient, inputs, weights = scratch.gradient, scratch.inputs, learned.weights
     gradient[:] = 0.0
     for index in range(num):
         candidate = scratch.candidates[index, CANDIDATE_TOKEN]
-        probability = scratch.probabilities[index]
-        error = -probability
+        error = -scratch.probabilities[index]
         if candidate == token:
             right = index
-            is_capped = probability >= np.float32(MAX_PROBABILITY)
-            error = np.float32(0.0) if is_capped else np.float32(1.0) - probability
+            error += np.float32(1.0)
         pattern = scratch.candidates[index, CANDIDATE_PATTERN]
         step = np.float32(rate) * error
         add_scaled(weights, pattern, step, inputs, index)

@@ -10,7 +10,7 @@ import pytest
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
-from hdserve.bench.replay_setup import largest_id, open_statistics
+from hdserve.bench.replay_setup import ending_token_ids, largest_id, open_statistics
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import DraftResources
@@ -53,7 +53,8 @@ def _replay(
     vocab_size = max(largest_id(rows), largest_id(fill)) + 1
     statistics = _statistics() if has_statistics else None
     drafter = Hierarchy(
-        DraftResources(vocab_size, database, statistics), HierarchyOptions(min_score=min_score)
+        DraftResources(vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)),
+        HierarchyOptions(min_score=min_score),
     )
     replay = Replay([drafter], database, mode, budget, 24)
     if mode is ReplayMode.WARM:
