@@ -92,4 +92,4 @@ class ClusterSharing:
 
     def forget(self, model: str, namespace: str) -> None:
         """An operator flushed the namespace."""
-        self._engine.call(lambda _: self._host.forget(model, namespace))
+        self._engine.call(lambda engine: self._host.forget(engine, model, namespace))

@@ -215,7 +215,7 @@ class Hierarchy(Drafter):
         drafter.propose(seq, tree)
         seq.token_ids.append(0)
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
-        request: _Request = seq.drafter_state[self.name]
+        request: _Request = seq.drafter_state[drafter.name]
         request.context.enlarge_table()
         drafter.finish(seq)
 

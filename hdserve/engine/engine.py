@@ -95,6 +95,10 @@ class Engine:
         """Draft from another corpus, or none, from now on."""
         self._drafters.use_statistics(statistics)
 
+    def forget_prefixes(self) -> None:
+        """Let no request reuse what those that ended or run left in the KV cache."""
+        self._scheduler.begin_anew()
+
     @property
     def max_total_tokens(self) -> int:
         """Longest prompt and output together: of the model, or less where the cache is smaller."""

@@ -141,9 +141,12 @@ class ModelHost:
         """Add what other replicas, or other models to draft from, have generated."""
         self.databases[model].apply(namespace, outputs)
 
-    def forget(self, model: str, namespace: str) -> None:
-        """Drop what ``model`` has generated in ``namespace``."""
+    def forget(self, engine: Engine, model: str, namespace: str) -> None:
+        """Drop what ``model`` has generated in ``namespace``; and what is kept of prompts, of all
+        namespaces, which costs them a prefill.  In the engine's thread."""
         self.databases[model].clear(namespace)
+        if model == self.config.name:
+            engine.forget_prefixes()
 
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
         """Draft from another corpus, or none, from now on; in the engine's thread."""

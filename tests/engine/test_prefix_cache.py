@@ -371,3 +371,19 @@ def test_what_is_not_shared_is_not_kept() -> None:
     seq = make_sequence("b", prompt)
     run(engine, [seq])
     assert seq.num_reused_tokens == 0
+
+
+def test_what_is_forgotten_is_not_reused() -> None:
+    """Neither what ended nor what runs; what comes after it is, as ever."""
+    engine = make_engine()
+    prompt = make_prompt(LONG)
+    run(engine, [make_sequence("ended", prompt)])
+    engine.add(make_sequence("runs", prompt, max_tokens=4))
+    engine.step()
+    engine.forget_prefixes()
+    found = []
+    for name in ("first", "second"):
+        seq = make_sequence(name, prompt)
+        run(engine, [seq])
+        found.append(seq.num_reused_tokens)
+    assert found == [0, LONG - 1]
