@@ -53,7 +53,9 @@ class Checkpoint(Generic[ProgressT]):
         """Replace what was saved; an interruption meanwhile leaves nothing to go on with."""
         self._path.unlink(missing_ok=True)
         builder.write(self.directory)
-        self._path.write_text(progress.model_dump_json(), encoding="utf-8")
+        written = self._path.with_suffix(".new")
+        written.write_text(progress.model_dump_json(), encoding="utf-8")
+        written.replace(self._path)
 
     def remove(self) -> None:
         """The database is finished."""

@@ -17,8 +17,8 @@ from hdserve.databases.statistics import (
     StatisticsBuilder,
     StatisticsDatabase,
 )
-from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME, PROGRESS_NAME
-from hdserve.databases.statistics_merge import StatisticsMerge
+from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME, PROGRESS_NAME, Checkpoint
+from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
 from hdserve.errors import DatabaseError
 from tests.interruption import interrupt_when
 
@@ -103,6 +103,26 @@ def test_another_unfinished_merge_is_refused(tmp_path: Path) -> None:
         StatisticsMerge(target, sources)
     shutil.rmtree(target / CHECKPOINT_NAME)
     assert StatisticsMerge(target, sources).num_resumed == 0
+
+
+def test_half_a_progress_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted while it says how far it has come, a job begins anew."""
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+    builder.add("corpus", TEXT)
+    checkpoint = Checkpoint(tmp_path / "merged", MergeProgress)
+    progress = MergeProgress(sources=(), max_bytes=1, num_merged=0)
+    write_text = Path.write_text
+
+    def interrupted(path: Path, text: str, encoding: str) -> int:
+        if path.stem != Path(PROGRESS_NAME).stem:
+            return write_text(path, text, encoding)
+        path.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(builder, progress)
+    assert checkpoint.load() is None
 
 
 def test_the_command_goes_on(tmp_path: Path) -> None:
