@@ -9,9 +9,9 @@ from ray import serve
 
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
-from deployments.tracing import check_tracing
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, StrictModel, load_config
+from hdserve.telemetry import check_tracing
 
 
 class AppArgs(StrictModel):

@@ -13,7 +13,7 @@ from hdserve.errors import HdserveError, Overloaded, RequestError
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
-CLIENT_CLOSED_REQUEST = 499
+_CLIENT_CLOSED_REQUEST = 499
 """What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
 
 
@@ -44,7 +44,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:

@@ -18,7 +18,6 @@ of their own, through a queue of bounded length.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.generation import GenerationRequest, Summary
 from hdserve.config import TelemetryConfig
 from hdserve.core import MAX_INTEGER, DraftCounts, Sequence, Source, StepOutput
-from hdserve.errors import ConfigError
+from hdserve.telemetry import check_tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -48,21 +47,6 @@ _REQUEST_ATTRIBUTES = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "frequency_penalty": "gen_ai.request.frequency_penalty",
 }
-
-
-def check_tracing(config: TelemetryConfig) -> None:
-    """
-    Raises:
-        ConfigError: traces are wanted, and the packages that send them are missing.
-    """
-    if config.endpoint is None:
-        return
-    try:
-        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    except ImportError as error:
-        raise ConfigError(
-            f"telemetry.endpoint needs more packages: pip install 'hdserve[tracing]' ({error})"
-        ) from error
 
 
 class Tracing:

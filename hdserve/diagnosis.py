@@ -5,7 +5,6 @@ The checks run the code that serving runs where they can, so that they fail for 
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import socket
@@ -29,6 +28,7 @@ from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.models import bundled_statistics, resolve_model
+from hdserve.telemetry import check_tracing
 
 MIN_SHARED_MEMORY_BYTES = 2**30
 
@@ -163,10 +163,9 @@ def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
     if config.telemetry.endpoint is None:
         return
     try:
-        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    except ImportError as error:
-        remedy = "python -m pip install 'hdserve[tracing]'"
-        yield _failure("traces", f"packages are missing: {error}", remedy)
+        check_tracing(config.telemetry)
+    except ConfigError as error:
+        yield _failure("traces", error.message, "python -m pip install 'hdserve[tracing]'")
     else:
         yield _ok("traces", f"to {config.telemetry.endpoint}")
 

@@ -26,10 +26,15 @@ def load_documents(text: str) -> list[Any]:
     return list(yaml.load_all(text, _Loader))
 
 
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE_TAG:  # what is merged may be overridden
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in keys:
                 reason = f"the key {str(key)[:100]!r} is there twice"

@@ -22,6 +22,7 @@ LAYERS = {
     "hdserve.config": 2,
     "hdserve.deployed_config": 3,
     "hdserve.access": 3,
+    "hdserve.telemetry": 3,
     "hdserve.databases": 3,
     "hdserve.drafting": 4,
     "hdserve.engine": 5,

@@ -45,6 +45,7 @@ MORE = {
     ("generate", "I want"): ["--model", MODEL, "--max-tokens", "4"],
     ("generate", "--input"): ["--model", MODEL, "--max-tokens", "4"],
     ("database", "build"): ["--max-tokens", "4"],
+    ("check-lossless", "--model"): ["--max-tokens", "48"],  # without an accepted draft it fails
 }
 
 
@@ -124,10 +125,8 @@ def stood_in(words: tuple[str, ...]) -> list[str]:
 def test_a_shown_command_runs(
     words: tuple[str, ...], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does what it is shown for; ``doctor`` may find that something is wrong here, and of so few
-    tokens ``check-lossless`` may see no draft accepted, which is no proof."""
+    """It does what it is shown for; ``doctor`` may find that something is wrong here."""
     monkeypatch.chdir(directory)
     result = CliRunner().invoke(app, stood_in(words))
-    may_fail = words[0] == "doctor" or "0 accepted" in result.output
-    assert result.exit_code in ({0, 1} if may_fail else {0}), result.output
+    assert result.exit_code in ({0, 1} if words[0] == "doctor" else {0}), result.output
     assert result.stdout

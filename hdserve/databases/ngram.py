@@ -124,7 +124,7 @@ def strictly_inlined(function: _F) -> _F:
 
 @jit
 def _address(words: npt.NDArray[np.uint32]) -> int:
-    """In compiled code, which is ten times as fast as ``words.ctypes``."""
+    """In compiled code, which takes 0.25 us, where ``words.ctypes`` takes 0.93."""
     address: int = words.ctypes.data
     return address
 

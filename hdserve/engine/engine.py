@@ -317,11 +317,10 @@ class Engine:
             return
         seq.num_unobserved_tokens = 0
         root, *token_ids = seq.token_ids[-number - 1 :]
-        others, plain = number - 1, [core.Source.PLAIN]
-        tree = DraftTree(root, others)
-        tree.add_nodes(
-            token_ids[:-1], range(others), plain * others, [1.0] * others, range(1, number)
-        )
+        num_drafted = number - 1
+        tree = DraftTree(root, num_drafted)
+        sources = [core.Source.PLAIN] * num_drafted
+        tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
         self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
 
     @property
