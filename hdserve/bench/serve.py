@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,20 @@ from hdserve.bench.request_record import Outcome, RequestRecord
 
 PERCENTILES = (50, 90, 99)
 
+_STATISTICS: Mapping[str, Callable[[Any], Any]] = {
+    "mean": np.mean,
+    "median": np.median,
+    "std": np.std,
+    **{f"p{share}": partial(np.percentile, q=share) for share in PERCENTILES},
+}
+
 
 def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Throughput and latencies of the requests that completed.
 
     Times to the first token (``ttft``), per token after it (``tpot``), between chunks (``itl``) and
     to the end (``e2el``) are in milliseconds.  A chunk of a server that drafts holds several
-    tokens, so ``itl`` is no time per token; ``tpot`` is.
+    tokens, so ``itl`` is no time per token; ``tpot`` is.  What no request has is ``None``.
 
     Args:
         goodput: most milliseconds of a good request, by ``ttft``, ``tpot`` and ``e2el``.
@@ -81,14 +89,10 @@ def _latencies(completed: Sequence[RequestRecord]) -> Iterator[tuple[str, float 
         ("itl", [value for item in completed for value in item.itls_s]),
         ("e2el", [item.e2el_s for item in completed]),
     ):
-        if not values_s:
-            continue
         values_ms = 1000 * np.asarray(values_s)
-        yield f"mean_{name}_ms", float(values_ms.mean())
-        yield f"median_{name}_ms", float(np.median(values_ms))
-        yield f"std_{name}_ms", float(values_ms.std())
-        for percentile in PERCENTILES:
-            yield f"p{percentile}_{name}_ms", float(np.percentile(values_ms, percentile))
+        for statistic, value_of in _STATISTICS.items():
+            found = float(value_of(values_ms)) if values_s else None
+            yield f"{statistic}_{name}_ms", found
 
 
 def _goodput(
