@@ -94,11 +94,13 @@ class StatisticsMerge:
         """Merge everything and write the database.
 
         Raises:
-            DatabaseError: sources are of different tokenizers, or nothing can be written.
+            DatabaseError: sources are of different tokenizers, one is not what was
+                written, or nothing can be written.
         """
         saved_s = time.monotonic()
         for number, database in enumerate(self._databases, 1):
             if number > self.num_resumed:
+                database.verify()
                 self._builder.merge(database)
                 is_last = number == len(self._databases)
                 if not is_last and time.monotonic() - saved_s >= self._checkpoint_s:

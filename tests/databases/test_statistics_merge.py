@@ -19,7 +19,7 @@ from hdserve.databases.statistics import (
 )
 from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME, PROGRESS_NAME, Checkpoint
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
-from hdserve.errors import DatabaseError
+from hdserve.errors import DatabaseError, SnapshotError
 from tests.interruption import interrupt_when
 
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
@@ -49,6 +49,19 @@ def test_counts_and_corpora_are_added(tmp_path: Path) -> None:
     merged = StatisticsDatabase.open(tmp_path / "m")
     assert dict(most_frequent(merged.rows, merged.size, [5, 6], 5)) == {8: 3, 7: 2}
     assert info.num_tokens == 15
+
+
+def test_a_source_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:
+    """Opening looks at the ends of a table; what is merged is read whole before."""
+    sources = _sources(tmp_path, 2)
+    merge = StatisticsMerge(tmp_path / "m", sources)
+    table = sources[1] / TABLE_NAME
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(bytes([file.read(1)[0] ^ 1]))
+    with pytest.raises(SnapshotError, match="corrupt"):
+        merge.run()
+    assert not (tmp_path / "m" / INFO_NAME).exists()
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -104,8 +105,29 @@ def test_a_cache_without_room_to_try_is_said(caplog: pytest.LogCaptureFixture) -
     assert "that fit into the KV cache" in caplog.text
 
 
-def test_auto_is_exact_only_where_it_was_seen_to_be() -> None:
-    """Whatever it costs here: what is chosen holds, and the trial leaves nothing in the cache."""
+def _depends_on_rows(
+    _module: torch.nn.Module, _inputs: object, output: torch.Tensor
+) -> torch.Tensor:
+    return output * (1 + 1e-3 * output.shape[1])
+
+
+@pytest.mark.parametrize("exact", [True, "auto"])
+def test_a_model_whose_rows_are_never_equal_is_not_called_exact(
+    caplog: pytest.LogCaptureFixture, exact: Literal[True, "auto"]
+) -> None:
+    """No shapes are trusted that were not seen to hold; the trial leaves nothing in the cache."""
+    module = make_model()
+    module.model.norm.register_forward_hook(_depends_on_rows)
+    model = prepare_model(module, EngineConfig())
+    runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
+    with caplog.at_level(logging.INFO):
+        assert choose_shapes(runner, 64, exact=exact) is runner.shapes
+    assert runner.cache.usage == 0.0
+    assert not runner.shapes.is_exact
+    assert "not exact" in caplog.text
+
+
+def test_what_auto_chooses_holds() -> None:
     runner = make_runner(1024)
     chosen = choose_shapes(runner, 64, exact="auto")
     assert runner.cache.usage == 0.0
