@@ -63,10 +63,12 @@ class SamplingParams:
     output (Keskar et al. 2019), presence and frequency penalty over the output alone.
 
     Attributes:
-        max_tokens: most tokens to generate; ``None`` is what the context leaves.
+        max_tokens: most tokens to generate; ``None`` is what the context leaves.  0 computes the
+            prompt alone, which needs ``prompt_logprobs``.
         min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
         seed: with the choice index and the position, the only source of randomness.
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
+        prompt_logprobs: the same for the tokens of the prompt.
         stop: strings that end the output; they are not part of it unless
             ``include_stop_str_in_output``.
         grammar: what the output must match, made by :mod:`hdserve.grammar`; its end ends the
@@ -88,6 +90,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -106,11 +109,14 @@ class SamplingParams:
         _check_range("seed", self.seed, -(2**63), 2**64 - 1)
         _check_range("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+            fewest = 1 if self.prompt_logprobs is None else 0
+            _check_range("max_tokens", self.max_tokens, fewest, MAX_INTEGER)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
         if len(self.logit_bias) > MAX_LOGIT_BIASES:
             raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
@@ -268,7 +274,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log probability of one chosen token and of the likeliest alternatives.
+    """The log probability of one token, chosen or of a prompt, and of the likeliest alternatives.
 
     Values are ``log_softmax`` of the model's raw logits, before penalties and temperature.
     """
@@ -289,6 +295,8 @@ class StepOutput:
             when a character or a possible stop string is complete.
         draft: the tree that was verified.
         logprobs: one per token if they were asked for.
+        prompt_logprobs: in the first output, if they were asked for, one per token of the prompt;
+            the first token has none.
         finish_reason: set in the last output of a sequence.
         error: the reason when ``finish_reason`` is ``ERROR``.
     """
@@ -299,6 +307,7 @@ class StepOutput:
     texts: tuple[str, ...] = ()
     draft: DraftTree | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None
 

@@ -28,6 +28,7 @@ class Completion:
 
     Attributes:
         counts: what drafting did for it.
+        prompt_logprobs: if asked for, one per token of the prompt; the first token has none.
     """
 
     text: str
@@ -35,6 +36,7 @@ class Completion:
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | None
     counts: DraftCounts
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 class LLM:
@@ -143,10 +145,14 @@ def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion
     logprobs = None
     if seq.params.logprobs is not None:
         logprobs = [item for output in outputs for item in output.logprobs or ()]
+    prompt_logprobs = next(
+        (output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None
+    )
     return Completion(
         text="".join(output.text for output in outputs),
         token_ids=seq.output_token_ids,
         finish_reason=seq.finish_reason,
         logprobs=logprobs,
         counts=seq.counts,
+        prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
     )

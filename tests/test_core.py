@@ -59,6 +59,10 @@ def test_ranges(name: str) -> None:
     [
         ({"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": MAX_TOP_LOGPROBS + 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "max_tokens": -1}, "max_tokens"),
+        ({"prompt_logprobs": 0, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
         ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias"),
         ({"stop": ("a", "")}, "stop"),
         ({"stop": ("a", "b" * (MAX_STOP_CHARACTERS + 1))}, "stop"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hdserve import LLM, SamplingParams
@@ -12,6 +14,25 @@ from hdserve.errors import ConfigError
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'engine'"):
         LLM("hdserve-mini", engin={})
+
+
+def test_prompts_have_log_probabilities() -> None:
+    """Of each token but the first, without an answer or before one, which they do not change."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    prompts = [[5, 300, 41, 7], [9]]
+    params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=2)
+    for prompt, answer in zip(prompts, llm.generate(prompts, params), strict=True):
+        assert answer.prompt_logprobs is not None
+        first, *others = answer.prompt_logprobs
+        assert first is None
+        assert [item.token_id for item in others if item] == prompt[1:]
+        assert (answer.text, answer.token_ids, answer.finish_reason) == ("", [], "length")
+    plain = SamplingParams(temperature=0.0, max_tokens=6)
+    scored = replace(plain, prompt_logprobs=0)
+    (wanted,), (found,) = llm.generate(prompts[:1], plain), llm.generate(prompts[:1], scored)
+    assert wanted.prompt_logprobs is None
+    assert found.prompt_logprobs is not None
+    assert found.token_ids == wanted.token_ids
 
 
 def test_what_is_remembered_is_drafted_from() -> None:

@@ -86,15 +86,20 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen, and padding.
+        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen, then those of prompt
+            tokens that are scored, and padding.
         logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
             for a chunk without a tree.
+        num_nodes: of all trees; as many of ``logit_rows`` come first.
+        scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
     """
 
     token_ids: torch.Tensor
     position_ids: torch.Tensor
     logit_rows: torch.Tensor
     logit_slices: list[slice]
+    num_nodes: int
+    scored_slices: dict[int, slice]
     plan: StepPlan
 
 
@@ -134,6 +139,8 @@ def build_batch(
             logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
         logit_slices.append(slice(first_logit, len(logit_rows)))
         row = rows.stop
+    num_nodes = len(logit_rows)
+    scored_slices = _append_scored(logit_rows, placed)
     if logit_rows:  # the head is a linear layer like the others
         logit_rows += [0] * (shapes.pad_rows(len(logit_rows)) - len(logit_rows))
     return ForwardBatch(
@@ -141,8 +148,21 @@ def build_batch(
         position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         logit_slices=logit_slices,
+        num_nodes=num_nodes,
+        scored_slices=scored_slices,
         plan=_plan(placed, cache, torch.from_numpy(kv_rows).to(device), shapes, kernel, workers),
     )
+
+
+def _append_scored(logit_rows: list[int], placed: Sequence[tuple[int, Chunk]]) -> dict[int, slice]:
+    """Append the rows of scored tokens; which are those of each chunk that has some."""
+    slices = {}
+    for index, (row, chunk) in enumerate(placed):
+        if chunk.num_scored_tokens:
+            first = len(logit_rows)
+            logit_rows.extend(range(row, row + chunk.num_scored_tokens))
+            slices[index] = slice(first, len(logit_rows))
+    return slices
 
 
 def _plan(

@@ -33,6 +33,9 @@ from hdserve.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _MIN_SEQUENCE_TOKENS = 2
+_MAX_PROMPT_LOGITS = 1 << 24
+"""Of the prompts in one step: 64 MiB in float32."""
+
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
 
@@ -83,6 +86,7 @@ def build_engine(
         max_num_sequences=config.engine.max_num_sequences,
         pace=PrefillPace(config.engine.prefill_chunk_tokens, config.engine.prefill_slowdown),
         num_extra_rows=max_draft_tokens,
+        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // model.vocab_size),
     )
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",

@@ -19,12 +19,14 @@ class Chunk:
         token_ids: decided tokens that are not cached yet, at least one.
         tree: drafts after the last of ``token_ids``, its root; ``None`` when the chunk ends inside
             the prompt, where no choice is to be made.
+        num_scored_tokens: the first of ``token_ids`` whose logits are wanted, too.
     """
 
     segment: Segment
     first_column: int
     token_ids: Sequence[int]
     tree: DraftTree | None
+    num_scored_tokens: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -12,6 +12,7 @@ from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogpro
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
+from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.sampler import HistoryTerms, choose_one, token_logprob, uniform
 from hdserve.engine.verifier import verify
 from hdserve.tree import Acceptance, DraftTree
@@ -34,6 +35,7 @@ class SequenceDecoder:
         detokenizer: ``None`` where only token ids are wanted.
         history: ``None`` when a choice depends on the logits alone.
         grammar: what the output must match; ``None`` allows everything.
+        scorer: of the prompt; ``None`` when its log probabilities are not wanted, or were given.
     """
 
     seq: Sequence
@@ -41,8 +43,14 @@ class SequenceDecoder:
     detokenizer: Detokenizer | None = None
     history: HistoryTerms | None = None
     grammar: GrammarState | None = None
+    scorer: PromptScorer | None = None
     _grammar_ends: list[FinishReason | None] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def score(self, prompt_logits: torch.Tensor) -> None:
+        """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``."""
+        assert self.scorer is not None, "nobody asked for these logits"
+        self.scorer.push(prompt_logits)
 
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them.
@@ -108,6 +116,8 @@ class SequenceDecoder:
         """
         seq, texts = self.seq, list[str]()
         num_used = 0
+        if not seq.num_remaining_tokens:  # the prompt alone was asked for
+            acceptance, seq.finish_reason = Acceptance([], []), FinishReason.LENGTH
         for token_id in acceptance.token_ids:
             grammar_end = self._grammar_ends[num_used] if self.grammar else None
             num_used += 1
@@ -127,10 +137,16 @@ class SequenceDecoder:
             texts=tuple(texts),
             draft=tree,
             logprobs=None if seq.params.logprobs is None else tuple(self._logprobs[:num_used]),
+            prompt_logprobs=None if self.scorer is None else self._take_prompt_logprobs(),
             finish_reason=seq.finish_reason,
             error=self._error,
         )
         return used, output
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        assert self.scorer is not None
+        scorer, self.scorer = self.scorer, None
+        return scorer.finish()
 
     @property
     def _error(self) -> Exception | None:

@@ -21,6 +21,7 @@ from hdserve.engine.decoder import SequenceDecoder, SequenceFault
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
+from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
@@ -260,6 +261,8 @@ class Engine:
             self._stats.num_prompt_tokens += max(
                 0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
             )
+            if outputs is not None and outputs.prompt_logits is not None:
+                self._decoders[seq.request_id].score(outputs.prompt_logits)
             if tree is None or outputs is None:
                 seq.num_cached_tokens += work.num_tokens
                 continue
@@ -269,7 +272,8 @@ class Engine:
                 moves += _moves(root_row, acceptance)
                 seq.num_cached_tokens = len(seq.token_ids) - 1
                 self._scheduler.offer(work.slot)
-                self._learn(seq, tree, acceptance, outputs)
+                if acceptance.token_ids:
+                    self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)
             yield output
@@ -354,7 +358,8 @@ class Engine:
         if params.grammar is not None:
             assert self._grammars is not None
             grammar = self._grammars.state(params.grammar)
-        return SequenceDecoder(seq, ending, detokenizer, history, grammar)
+        scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
+        return SequenceDecoder(seq, ending, detokenizer, history, grammar, scorer)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
         is_eos_ignored = params.ignore_eos and params.grammar is None
@@ -367,7 +372,7 @@ class Engine:
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
         longest = self._max_total_tokens
-        if len(seq.token_ids) >= longest:
+        if len(seq.token_ids) + (seq.params.max_tokens != 0) > longest:
             raise PromptTooLong(
                 f"this model's maximum context length is {longest} tokens, and the prompt has "
                 f"{len(seq.token_ids)}, which leaves none for an answer",
@@ -399,7 +404,8 @@ def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
     seq = work.slot.seq
     first = seq.num_cached_tokens
     assert 0 <= first < len(seq.token_ids), "the last token is decided, but not yet in the cache"
-    return Chunk(work.slot.segment, first, seq.token_ids[first : first + work.num_tokens], tree)
+    token_ids = seq.token_ids[first : first + work.num_tokens]
+    return Chunk(work.slot.segment, first, token_ids, tree, work.num_scored_tokens)
 
 
 def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -54,12 +54,15 @@ class NodeOutputs:
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
+        prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, of a chunk that has scored
+            tokens.
     """
 
     logits: torch.Tensor
     top: TopTokens
     rows: slice
     hidden_states: torch.Tensor | None = None
+    prompt_logits: torch.Tensor | None = None
 
     def top_tokens(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """The ``k`` likeliest next tokens after every node and their logits, two arrays
@@ -124,19 +127,24 @@ class ModelRunner:
             num_top: how many of the likeliest tokens of every row will be asked for, if any.
 
         Returns:
-            Per chunk the outputs at its tree's nodes; ``None`` for a chunk without a tree.
+            Per chunk the outputs at its tree's nodes, and of its scored tokens; ``None`` for a
+            chunk without either.
         """
         batch = build_batch(
             chunks, self.cache, self.model.device, self.shapes, self._attention, self._workers
         )
         logits, hidden = self._run(batch)
-        top = TopTokens(logits, num_top)
-        return [
+        top = TopTokens(logits[: batch.num_nodes], num_top)
+        outputs = [
             None
             if chunk.tree is None
             else NodeOutputs(logits[part], top, part, None if hidden is None else hidden[part])
             for chunk, part in zip(chunks, batch.logit_slices, strict=True)
         ]
+        for index, part in batch.scored_slices.items():
+            nodes = outputs[index] or NodeOutputs(logits[:0], top, slice(0))
+            outputs[index] = replace(nodes, prompt_logits=logits[part])
+        return outputs
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         with running(batch.plan):

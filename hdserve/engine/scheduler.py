@@ -38,11 +38,13 @@ class Scheduled:
         num_tokens: decided tokens that go through the model.
         is_choosing: whether they reach the last decided token, so that a token is chosen and
             drafts may hang on it.
+        num_scored_tokens: the first of them, if the log probabilities of the prompt are wanted.
     """
 
     slot: Slot
     num_tokens: int
     is_choosing: bool
+    num_scored_tokens: int = 0
 
 
 class Scheduler:
@@ -57,6 +59,8 @@ class Scheduler:
     Args:
         prefixes: gives the segments.
         num_extra_rows: rows a segment has beyond the sequence's longest length, for its drafts.
+        max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
+            bounded.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class Scheduler:
         max_num_sequences: int,
         pace: PrefillPace,
         num_extra_rows: int,
+        max_scored_tokens: int,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._pace = pace
         self._num_extra_rows = num_extra_rows
+        self._max_scored_tokens = max_scored_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
 
@@ -101,10 +107,12 @@ class Scheduler:
         while self.waiting and len(self.running) < self._max_num_sequences:
             seq = self.waiting[0]
             num_rows = seq.max_total_tokens + self._num_extra_rows
-            placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
+            # A row that is reused has no logits.
+            prompt = seq.token_ids if seq.params.prompt_logprobs is None else ()
+            placed = self._prefixes.place(prompt, seq.namespace, num_rows)
             if placed is None and self._prefixes.has_room_in_parts(num_rows):
                 self._compact(num_rows)
-                placed = self._prefixes.place(seq.token_ids, seq.namespace, num_rows)
+                placed = self._prefixes.place(prompt, seq.namespace, num_rows)
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
@@ -134,14 +142,22 @@ class Scheduler:
         num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
         num_prompts = len(self.running) - num_decoding + len(self.waiting)
         num_prefill_tokens = self._pace.num_tokens(num_decoding, num_prompts)
+        num_left_to_score = self._max_scored_tokens
         for slot in self.running:
             num_pending = slot.seq.num_pending_tokens
             if num_pending == 1:
                 yield Scheduled(slot, 1, is_choosing=True)
             elif num_prefill_tokens > 0:
                 num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
-                num_prefill_tokens -= num_tokens
-                yield Scheduled(slot, num_tokens, is_choosing=num_tokens == num_pending)
+                num_scored_tokens = 0
+                if slot.seq.params.prompt_logprobs is not None:
+                    num_tokens = min(num_tokens, num_left_to_score)
+                    num_left_to_score -= num_tokens
+                    num_scored_tokens = min(num_tokens, num_pending - 1)
+                if num_tokens:
+                    num_prefill_tokens -= num_tokens
+                    is_choosing = num_tokens == num_pending
+                    yield Scheduled(slot, num_tokens, is_choosing, num_scored_tokens)
 
     def took(self, scheduled: list[Scheduled], seconds: float) -> None:
         """Learn how long the step took."""

@@ -77,7 +77,8 @@ def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
             for _ in range(draw(st.integers(0, 12))):
                 parent = draw(st.integers(0, len(tree) - 1))
                 tree.add_node(parent, draw(st.integers(1, 60)), Source.OTHER)
-        chunks.append(Chunk(Segment(start, 96), num_cached, token_ids, tree))
+        num_scored = draw(st.integers(0, len(token_ids) - (tree is not None)))
+        chunks.append(Chunk(Segment(start, 96), num_cached, token_ids, tree, num_scored))
         start += 96
     return chunks
 
@@ -144,18 +145,24 @@ def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
 @given(chunks=chunk_lists())
 def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
     """Each tree gets the rows of its nodes in order, the root's first; a chunk inside a prompt
-    gets none."""
+    gets none.  The first tokens of a chunk that are scored get theirs behind all of them."""
     batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
     row = 0
-    for chunk, part in zip(chunks, batch.logit_slices, strict=True):
+    num_logits = batch.num_nodes
+    for index, (chunk, part) in enumerate(zip(chunks, batch.logit_slices, strict=True)):
         rows = batch.logit_rows[part].tolist()
         if chunk.tree is None:
             assert rows == []
         else:
-            tokens = [int(batch.token_ids[0, index]) for index in rows]
+            tokens = [int(batch.token_ids[0, node]) for node in rows]
             assert tokens == chunk.tree.token_ids
             assert rows[0] == row + len(chunk.token_ids) - 1
+            assert part.stop <= batch.num_nodes
+        scored = batch.logit_rows[batch.scored_slices.get(index, slice(0))].tolist()
+        assert scored == [*range(row, row + chunk.num_scored_tokens)]
+        num_logits += len(scored)
         row += chunk.num_rows
+    assert len(batch.logit_rows) == num_logits
 
 
 @given(chunks=chunk_lists(), window=st.integers(1, 30))

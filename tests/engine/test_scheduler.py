@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduled, Scheduler
 
 NUM_EXTRA_ROWS = 8
+MAX_SCORED_TOKENS = 6
 
 
 def make_scheduler(
@@ -25,12 +28,15 @@ def make_scheduler(
         max_num_sequences=max_num_sequences,
         pace=PrefillPace(prefill_chunk_tokens, 2.0),
         num_extra_rows=NUM_EXTRA_ROWS,
+        max_scored_tokens=MAX_SCORED_TOKENS,
     )
     return scheduler, cache
 
 
-def make_sequence(name: str, num_prompt_tokens: int, num_output_tokens: int = 4) -> Sequence:
-    seq = Sequence(name, [0] * num_prompt_tokens, SamplingParams())
+def make_sequence(
+    name: str, num_prompt_tokens: int, num_output_tokens: int = 4, **params: Any
+) -> Sequence:
+    seq = Sequence(name, [0] * num_prompt_tokens, SamplingParams(**params))
     seq.max_total_tokens = num_prompt_tokens + num_output_tokens
     return seq
 
@@ -117,6 +123,21 @@ def test_prompts_share_a_step() -> None:
         (4, True),
         (2, False),
     ]
+
+
+def test_tokens_that_are_scored_are_few() -> None:
+    """Prompts that are scored share the rows that may have logits; others take the rest.  Of each
+    all tokens but the last are scored, which nothing follows."""
+    scheduler, _ = make_scheduler()
+    for name, length, num_top in (("a", 9, 0), ("b", 2, 1), ("c", 9, None)):
+        scheduler.add(make_sequence(name, length, prompt_logprobs=num_top))
+    scheduler.admit()
+    steps = [[("a", 6, 6), ("c", 4, 0)], [("a", 3, 2), ("b", 2, 1), ("c", 5, 0)]]
+    for wanted in steps:
+        scheduled = scheduler.schedule()
+        found = [(w.slot.seq.request_id, w.num_tokens, w.num_scored_tokens) for w in scheduled]
+        assert found == wanted
+        process(scheduled)
 
 
 def test_the_last_token_of_a_prompt_alone_is_a_choice() -> None:

@@ -1,0 +1,201 @@
+"""Log probabilities of a prompt are those of the stock model, whatever else the engine does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hdserve import core
+from hdserve.core import FinishReason, StepOutput, TokenLogprob
+from hdserve.engine.engine import Engine
+from hdserve.engine.prompt_scorer import token_logprobs
+from hdserve.engine.sampler import token_logprob
+from hdserve.errors import PromptTooLong
+from hdserve.models import resolve_model
+from tests.drafters import JunkDrafter, OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import ARCHITECTURES, MAX_POSITIONS, VOCAB_SIZE, make_model
+from tests.sampling import SAMPLING
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+
+
+def stock_logprobs(model: torch.nn.Module, prompt: list[int]) -> torch.Tensor:
+    """``[len(prompt) - 1, vocab_size]``: what follows each token of the prompt, by transformers."""
+    stock: Any = model
+    implementation = stock.config._attn_implementation
+    stock.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            logits = stock(torch.tensor([prompt]), use_cache=False).logits[0, :-1]
+            return torch.as_tensor(logits.double().log_softmax(dim=-1))
+    finally:
+        stock.set_attn_implementation(implementation)
+
+
+def scores_of(outputs: list[StepOutput], seq: core.Sequence) -> list[TokenLogprob | None]:
+    """They come in the first output of the sequence and in no other."""
+    first, *others = [output for output in outputs if output.sequence is seq]
+    assert first.prompt_logprobs is not None
+    assert all(output.prompt_logprobs is None for output in others)
+    return list(first.prompt_logprobs)
+
+
+def assert_right(
+    scores: list[TokenLogprob | None], prompt: list[int], wanted: torch.Tensor, num_top: int
+) -> None:
+    first, *rest = scores
+    assert first is None
+    assert len(rest) == len(wanted)
+    for score, token_id, row in zip(rest, prompt[1:], wanted, strict=True):
+        assert score is not None
+        assert score.token_id == token_id
+        assert score.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        tokens, values = [*zip(*score.top, strict=True)] if num_top else ((), ())
+        assert len(set(tokens)) == num_top
+        assert list(values) == pytest.approx(row.topk(num_top).values.tolist(), abs=1e-4)
+        assert [float(row[token]) for token in tokens] == pytest.approx(list(values), abs=1e-4)
+        # So that a client can ask whether the prompt is what greedy decoding would have given.
+        assert dict(score.top).get(token_id, score.logprob) == score.logprob
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 256])
+def test_they_are_those_of_transformers(chunk_tokens: int) -> None:
+    """Of the bundled model in float32, with chunks that cut the prompt anywhere."""
+    model = AutoModelForCausalLM.from_pretrained(
+        resolve_model("hdserve-tiny"), dtype=torch.float32
+    ).eval()
+    prompt = [(7919 * index) % 8000 for index in range(150)]
+    wanted = stock_logprobs(model, prompt)
+    engine = make_engine(model=model, prefill_chunk_tokens=chunk_tokens)
+    seq = make_sequence("a", prompt, **GREEDY, max_tokens=1, prompt_logprobs=3)
+    assert_right(scores_of(run(engine, [seq]), seq), prompt, wanted, 3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture(architecture: str) -> None:
+    """Windows, caps and heads of all kinds are the stock model's own."""
+    model, prompt = make_model(architecture), make_prompt(41)
+    wanted = stock_logprobs(model, prompt)
+    seq = make_sequence("a", prompt, prompt_logprobs=core.MAX_TOP_LOGPROBS)
+    scores = scores_of(run(make_engine(model=model), [seq]), seq)
+    assert_right(scores, prompt, wanted, core.MAX_TOP_LOGPROBS)
+
+
+def test_beside_other_sequences() -> None:
+    """Prompts of several lengths that are scored, and others that are not, decode together with
+    drafts: each score is that of the prompt alone, each token that of plain decoding."""
+    model = make_model()
+    sequences = [
+        make_sequence(f"{n}", make_prompt(1 + 19 * n, n), seed=n, **options)
+        for n, options in enumerate(
+            [
+                {"prompt_logprobs": 0},
+                {"temperature": 0.9},
+                {"prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 0},
+                {"prompt_logprobs": 5, "temperature": 0.9, "logprobs": 1},
+                {"temperature": 0.0},
+            ]
+        )
+    ]
+    plain = plain_tokens(model, sequences)
+    engine = make_engine([OracleDrafter(plain), JunkDrafter(VOCAB_SIZE)], model=model)
+    prompts = [list(seq.token_ids) for seq in sequences]
+    outputs = run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == plain
+    for seq, prompt in zip(sequences, prompts, strict=True):
+        num_top = seq.params.prompt_logprobs
+        if num_top is None:
+            assert all(o.prompt_logprobs is None for o in outputs if o.sequence is seq)
+        else:
+            wanted = stock_logprobs(model, prompt)
+            assert_right(scores_of(outputs, seq), prompt, wanted, num_top)
+
+
+@pytest.mark.parametrize("setting", SAMPLING)
+def test_the_answer_stays_the_same(setting: str) -> None:
+    """Scoring the prompt changes no token that follows it, however it is chosen."""
+    model, prompt = make_model(), make_prompt(30)
+    plain = make_sequence("a", prompt, **SAMPLING[setting])
+    run(make_engine(model=model), [plain])
+    for drafters in ([], [OracleDrafter({"a": plain.token_ids})]):
+        seq = make_sequence("a", prompt, **SAMPLING[setting], prompt_logprobs=1)
+        run(make_engine(drafters, model=model), [seq])
+        assert seq.token_ids == plain.token_ids
+
+
+def test_neighbours_get_the_same_bits() -> None:
+    """In exact mode not even the last bit of what others see depends on a prompt being scored."""
+    model = make_model(dtype=torch.float32)
+
+    def logprobs(**options: Any) -> list[TokenLogprob]:
+        engine = make_engine(model=model, exact=True)
+        assert engine.is_exact
+        seq = make_sequence("a", make_prompt(20), **GREEDY, logprobs=3)
+        other = make_sequence("b", make_prompt(90, 1), **GREEDY, **options)
+        outputs = run(engine, [seq, other])
+        return [item for o in outputs if o.sequence is seq for item in o.logprobs or ()]
+
+    assert logprobs() == logprobs(prompt_logprobs=20)
+
+
+def test_what_is_cached_is_computed_again() -> None:
+    """A prompt that is scored reuses nothing, but leaves its rows to those that come later."""
+    model, prompt = make_model(), make_prompt(100)
+    wanted = stock_logprobs(model, prompt)
+    engine = make_engine(model=model)
+    run(engine, [make_sequence("before", prompt, **GREEDY)])
+    seq = make_sequence("scored", prompt, **GREEDY, max_tokens=0, prompt_logprobs=1)
+    assert_right(scores_of(run(engine, [seq]), seq), prompt, wanted, 1)
+    assert seq.num_reused_tokens == 0
+    engine.forget_prefixes()
+    run(engine, [make_sequence("again", prompt, **GREEDY, max_tokens=0, prompt_logprobs=1)])
+    after = make_sequence("after", prompt, **GREEDY)
+    run(engine, [after])
+    assert after.num_reused_tokens == len(prompt) - 1
+
+
+def test_the_prompt_alone() -> None:
+    """``max_tokens=0`` gives the scores and no token, of a prompt as long as the context, too."""
+
+    def scored(length: int) -> tuple[Engine, core.Sequence]:
+        seq = make_sequence("a", make_prompt(length), max_tokens=0, prompt_logprobs=0)
+        engine = make_engine([JunkDrafter(VOCAB_SIZE)])
+        (output,) = run(engine, [seq])
+        assert output.token_ids == output.sources == ()
+        assert output.finish_reason is FinishReason.LENGTH
+        assert output.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == length
+        assert seq.num_output_tokens == 0
+        assert engine.stats.num_prompt_tokens == length
+        return engine, seq
+
+    for length in (1, 2, 16, 17, MAX_POSITIONS):
+        scored(length)
+    engine, _ = scored(5)
+    for options in ({"max_tokens": 0}, {"max_tokens": 1}):
+        too_long = MAX_POSITIONS + 1 - options["max_tokens"]
+        with pytest.raises(PromptTooLong):
+            engine.add(make_sequence("b", make_prompt(too_long), **options, prompt_logprobs=0))
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    """What nobody checked is refused when it is queued, and others go on."""
+    engine = make_engine()
+    with pytest.raises(TypeError):
+        engine.add(make_sequence("a", make_prompt(5), prompt_logprobs=1.5))
+    assert len(run(engine, [make_sequence("a", make_prompt(5))])) > 0
+
+
+def test_rows_are_scored_as_one_by_one() -> None:
+    """Prompts and answers have log probabilities by the same definition."""
+    logits = torch.randn((5, 40), generator=torch.Generator().manual_seed(3)) * 9
+    for num_top in (0, 1, 20):
+        for row, found in zip(logits, token_logprobs(logits, range(5), num_top), strict=True):
+            wanted = token_logprob(row, found.token_id, num_top)
+            assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+            assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
+            assert [v for _, v in found.top] == pytest.approx([v for _, v in wanted.top], abs=1e-5)
