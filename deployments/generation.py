@@ -65,11 +65,11 @@ class Alternative(NamedTuple):
 
 
 class TokenInfo(NamedTuple):
-    """The log probabilities of one generated token; ``data`` are the bytes it stands for, which
-    need not be whole characters."""
+    """The log probabilities of one token; ``data`` are the bytes it stands for, which need not be
+    whole characters.  The first token of a prompt has none."""
 
     data: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[Alternative, ...]
 
 
@@ -89,6 +89,7 @@ class Delta(NamedTuple):
         sources: values of :class:`hdserve.core.Source`, one per token.
         texts: if asked for, one per token; together they are ``text``.
         draft: if asked for, the tree that was verified, from node 1 on.
+        prompt_logprobs: if asked for, in the first delta of a choice, one per token of its prompt.
     """
 
     prompt_index: int
@@ -100,6 +101,7 @@ class Delta(NamedTuple):
     finish_reason: str | None
     texts: tuple[str, ...] | None = None
     draft: tuple[DraftedToken, ...] = ()
+    prompt_logprobs: tuple[TokenInfo, ...] = ()
 
 
 class Summary(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -144,9 +144,11 @@ class ModelServer:
                 items = await _all_of(merged)
                 outputs = [item for item in items if isinstance(item, StepOutput)]
                 num_open -= items.count(None)
+                deltas = partial(
+                    self._record_builder.deltas, includes_sources=request.includes_sources
+                )
                 records: list[Delta | Summary] = [
-                    self._record_builder.delta(output, includes_sources=request.includes_sources)
-                    for output in outputs
+                    *await _off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
                 ]
                 if not num_open:
                     if request.prediction and records:  # to count it may take a while
@@ -284,6 +286,14 @@ def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException
     if isinstance(error, InvalidRequest) and error.param == "prompt" and request.messages:
         return type(error)(error.message, "messages")
     return error
+
+
+def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
+    return sum(
+        len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
+        for output in outputs
+        if output.prompt_logprobs is not None
+    )
 
 
 async def _all_of(items: asyncio.Queue[T]) -> list[T]:

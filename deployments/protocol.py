@@ -249,22 +249,23 @@ class CompletionBody(GenerationBody):
 
         Raises:
             InvalidRequest: parameters contradict each other.
-            Unsupported: ``echo`` together with ``logprobs``, or ``best_of`` other than ``n``.
+            Unsupported: ``best_of`` other than ``n``.
         """
         if not self.prompts:
             raise InvalidRequest("the prompt is empty", "prompt")
         if len(self.prompts) * self.num_choices > MAX_ANSWERS:
             raise InvalidRequest(f"prompts times n is over {MAX_ANSWERS}", "prompt")
-        if self.echo and self.logprobs is not None:
-            raise Unsupported("echo together with logprobs is not supported", "echo")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise Unsupported("best_of other than n is not supported", "best_of")
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
         constraint = self.constraint()
+        sampling = self.sampling(max_tokens, self.logprobs, constraint)
+        if self.echo and (self.logprobs is not None or max_tokens == 0):
+            sampling["prompt_logprobs"] = self.logprobs or 0
         return GenerationRequest(
             request_id=request_id,
             prompts=self.prompts,
-            sampling=self.sampling(max_tokens, self.logprobs, constraint),
+            sampling=sampling,
             grammar_param=constraint and constraint.param,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),

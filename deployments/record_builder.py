@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from deployments.generation import (
     Alternative,
@@ -19,6 +20,8 @@ from hdserve.engine.stats import add_counts
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.tree import DraftTree
 
+_NUM_CACHED_TOKENS = 1 << 14
+
 
 class RecordBuilder:
     """Builds deltas and summaries.
@@ -29,7 +32,11 @@ class RecordBuilder:
 
     def __init__(self, tokenizer: Tokenizer, replica: str) -> None:
         self._tokenizer = tokenizer
+        self._token_bytes = lru_cache(_NUM_CACHED_TOKENS)(tokenizer.token_bytes)
         self._replica = replica
+
+    def deltas(self, outputs: Iterable[StepOutput], *, includes_sources: bool) -> list[Delta]:
+        return [self.delta(output, includes_sources=includes_sources) for output in outputs]
 
     def delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
         """What a step added to a choice, which the id of its sequence names."""
@@ -45,6 +52,7 @@ class RecordBuilder:
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
+            prompt_logprobs=() if output.prompt_logprobs is None else self._prompt(output),
         )
 
     def summary(
@@ -86,8 +94,13 @@ class RecordBuilder:
             for node in range(1, len(tree))
         )
 
+    def _prompt(self, output: StepOutput) -> tuple[TokenInfo, ...]:
+        first = TokenInfo(self._token_bytes(output.sequence.token_ids[0]), None, ())
+        others = [item for item in output.prompt_logprobs or () if item is not None]
+        return (first, *map(self._info, others))
+
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
-        data = self._tokenizer.token_bytes
+        data = self._token_bytes
         top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
         return TokenInfo(data(logprob.token_id), logprob.logprob, top)
 

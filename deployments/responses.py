@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from deployments.generation import Delta, Summary, TokenInfo
+from deployments.generation import Alternative, Delta, Summary, TokenInfo
 from deployments.tool_parsers import ToolParser
 from deployments.tool_reader import ToolReader
 from hdserve.core import Source
@@ -209,7 +209,7 @@ class CompletionFormat:
         entry = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(delta.logprobs, index),
+            "logprobs": self._logprobs(delta, index),
             "finish_reason": delta.finish_reason,
         }
         return [entry]
@@ -219,26 +219,28 @@ class CompletionFormat:
         return {
             "index": index,
             "text": self._echo(answer.prompt_index) + answer.text,
-            "logprobs": self._logprobs(answer.logprobs, index),
+            "logprobs": self._logprobs(answer, index),
             "finish_reason": answer.finish_reason,
         }
 
     def _echo(self, prompt_index: int) -> str:
         return self._echoes[prompt_index] if self._echoes else ""
 
-    def _logprobs(self, tokens: Iterable[TokenInfo] | None, index: int) -> dict[str, Any] | None:
-        if tokens is None:
+    def _logprobs(self, part: Delta | Answer, index: int) -> dict[str, Any] | None:
+        if part.logprobs is None:
             return None
+        echo = self._echo(part.prompt_index)
+        offsets = _offsets_in_echo(echo, part.prompt_logprobs)
         decoder = self._decoders.setdefault(index, _new_decoder("replace"))
-        offsets = []
-        for token in tokens:
-            offsets.append(self._num_characters.get(index, 0))
+        for token in part.logprobs:
+            offsets.append(self._num_characters.get(index, len(echo)))
             self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
+        tokens = [*part.prompt_logprobs, *part.logprobs]
         return {
             "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                {_distinct_text(data): logprob for data, logprob in token.top} for token in tokens
+                None if token.logprob is None else _by_text(token.top) for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -247,8 +249,31 @@ class CompletionFormat:
 ResponseFormat = ChatFormat | CompletionFormat
 
 
-def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
+def _chat_token(data: bytes, logprob: float | None) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:
+    """Where each token of a prompt begins in its text, in which a first one that the tokenizer put
+    before it takes no place."""
+    decoder = _new_decoder("replace")
+    offsets, end = list[int](), 0
+    for token in tokens:
+        text = decoder.decode(token.data)
+        if offsets or echo.startswith(text):
+            offsets.append(end)
+            end += len(text)
+        else:
+            offsets.append(0)
+    return offsets
+
+
+def _by_text(top: Iterable[Alternative]) -> dict[str, float]:
+    """Of two tokens with the same text the likelier one stays."""
+    found: dict[str, float] = {}
+    for data, logprob in top:
+        found.setdefault(_distinct_text(data), logprob)
+    return found
 
 
 def _distinct_text(data: bytes) -> str:
@@ -267,11 +292,13 @@ class Answer:
         self.prompt_index = prompt_index
         self.text = ""
         self.logprobs: list[TokenInfo] | None = None
+        self.prompt_logprobs: tuple[TokenInfo, ...] = ()
         self.finish_reason: str | None = None
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.finish_reason = delta.finish_reason
+        self.prompt_logprobs += delta.prompt_logprobs
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += delta.logprobs

@@ -31,7 +31,7 @@ class PromptScorer:
 
     def push(self, logits: torch.Tensor) -> None:
         """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows."""
-        for rows in logits.split(_ROWS_AT_ONCE):
+        for rows in torch.split(logits, _ROWS_AT_ONCE):
             first = len(self._found)
             token_ids = self._seq.token_ids[first : first + len(rows)]
             self._found += token_logprobs(rows, token_ids, self._num_top)

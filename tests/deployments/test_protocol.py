@@ -78,7 +78,8 @@ def test_sampling_parameters(make: Any, name: str) -> None:
 
 def test_every_sampling_field_has_a_parameter() -> None:
     """No field of ``SamplingParams`` is out of reach of a request."""
-    assert set(SamplingParams.__slots__) == {*SAMPLING, "logprobs", "grammar"}
+    others = {"logprobs", "prompt_logprobs", "grammar"}
+    assert set(SamplingParams.__slots__) == {*SAMPLING, *others}
 
 
 def test_what_a_client_leaves_out_is_absent() -> None:
@@ -186,10 +187,24 @@ def test_unsupported_parameters_are_refused(
     assert name in error.message
 
 
-def test_echo_with_logprobs_is_refused() -> None:
-    """Log probabilities of the prompt are not offered."""
-    assert refused(CompletionBody, echo=True, logprobs=1).param == "echo"
-    assert CompletionBody.parse({"model": "m", "prompt": "x", "echo": True}).echo
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"logprobs": 3}, None),
+        ({"echo": True}, None),
+        ({"echo": False, "logprobs": 3, "max_tokens": 0}, None),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, 0),
+        ({"echo": True, "max_tokens": 0}, 0),
+    ],
+)
+def test_an_echo_has_log_probabilities_too(fields: dict[str, Any], wanted: int | None) -> None:
+    """Where they are asked for; and the prompt alone is computed as if they were."""
+    sampling = completion(**fields).sampling
+    assert sampling.get("prompt_logprobs") == wanted
+    assert sampling.get("logprobs") == fields.get("logprobs")
+    if wanted is not None:
+        assert SamplingParams(**sampling).prompt_logprobs == wanted
 
 
 WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [

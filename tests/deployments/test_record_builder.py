@@ -48,6 +48,23 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
     assert (delta.texts, delta.draft) == (None, ())
 
 
+def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokenizer) -> None:
+    """One per token, each as the bytes it stands for; the first has none."""
+    prompt = tuple(tokenizer.encode(" tablé", adds_special_tokens=False))
+    scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),)) for token_id in prompt[1:]]
+    outputs = [
+        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
+        StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
+    ]
+    first, second = RecordBuilder(tokenizer, "x").deltas(outputs, includes_sources=False)
+    assert len(first.prompt_logprobs) == len(prompt) > 2
+    assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
+    assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]
+    top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25),)
+    assert [info.top for info in first.prompt_logprobs] == [(), *[top] * len(scores)]
+    assert second.prompt_logprobs == ()
+
+
 def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
     """The path of the step's tokens, as far as the tree has it; the bonus is not in it."""
     ids = tokenizer.encode("a table for two", adds_special_tokens=False)

@@ -210,6 +210,50 @@ def test_completion_logprobs() -> None:
     assert [chunk["text_offset"] for chunk in chunks] == [[0], [1]]
 
 
+def test_an_echo_has_logprobs() -> None:
+    """The prompt's come first, with offsets from the start of its text, where the tokenizer put a
+    token before it, too; those of the answer go on behind it, whole and streamed."""
+    scored = (
+        TokenInfo(b"<s>", None, ()),
+        TokenInfo(b"\xc3", -1.5, (Alternative(b"a", -0.5),)),
+        TokenInfo(b"\xa9", -0.25, ()),
+        TokenInfo(b"on", -0.75, ()),
+    )
+    parts = [
+        delta("yz", logprobs=LOGPROBS[1:], prompt_logprobs=scored),
+        delta("é", logprobs=LOGPROBS[:1], finish_reason="stop"),
+    ]
+    for bos, offsets in (("", [0, 0, 0, 1, 3, 5]), ("<s>", [0, 3, 3, 4, 6, 8])):
+        (body,) = collected(CompletionFormat((f"{bos}éon",)), *parts)["choices"]
+        assert body["text"] == f"{bos}éonyzé"
+        assert body["logprobs"] == {
+            "tokens": ["<s>", "bytes:\\xc3", "bytes:\\xa9", "on", "yz", "é"],
+            "token_logprobs": [None, -1.5, -0.25, -0.75, -0.25, -0.5],
+            "top_logprobs": [None, {"a": -0.5}, {}, {}, {}, {"é": -0.5, "b": -1.0}],
+            "text_offset": offsets,
+        }
+        made = builder(CompletionFormat((f"{bos}éon",)))
+        chunks = [made.add(part)[0]["choices"][0] for part in parts]
+        assert [chunk["text"] for chunk in chunks] == [f"{bos}éonyz", "é"]
+        for name, values in body["logprobs"].items():
+            assert [chunk["logprobs"][name] for chunk in chunks] == [values[:5], values[5:]]
+
+
+def test_an_echo_alone_has_no_logprobs() -> None:
+    """Those that were computed for ``max_tokens: 0`` are not shown where nobody asked."""
+    part = delta("", finish_reason="length", prompt_logprobs=(TokenInfo(b"a", None, ()),))
+    (choice,) = collected(CompletionFormat(("a",)), part)["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("a", None)
+
+
+def test_of_two_tokens_with_one_text_the_likelier_is_shown() -> None:
+    """So that the largest value stays that of the likeliest token."""
+    twins = (Alternative(b"\n", -0.5), Alternative(b"\n", -3.0))
+    part = delta("x", logprobs=(TokenInfo(b"x", -1.0, twins),))
+    (choice,) = collected(CompletionFormat(), part)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"\n": -0.5}]
+
+
 def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)
