@@ -88,6 +88,7 @@ def test_an_evaluation_harness(application: ServedApplication, stock: Any) -> No
     assert greedy(stock, context, len(unlikely)) != unlikely
     pairs = [(context, likely), (context, unlikely), (context[:1], [7]), (context * 9, likely)]
     prompts = [context + continuation for context, continuation in pairs]
+    wanted = [stock_logprobs(stock, prompt) for prompt in prompts]
     for _ in range(2):
         answer = httpx.post(
             f"{application.base_url}/v1/completions",
@@ -96,18 +97,15 @@ def test_an_evaluation_harness(application: ServedApplication, stock: Any) -> No
         )
         choices = sorted(answer.json()["choices"], key=lambda choice: int(choice["index"]))
         assert len(choices) == len(prompts)
-        for (context, continuation), prompt, choice in zip(pairs, prompts, choices, strict=True):
-            wanted = stock_logprobs(stock, prompt)
-            rows = wanted[len(context) - 1 : -1]
+        for (context, continuation), rows, choice in zip(pairs, wanted, choices, strict=True):
+            scored = [*zip(rows, (context + continuation)[1:], strict=False)]
+            values = [float(row[token]) for row, token in scored]
             found, is_greedy = likelihood(choice["logprobs"], len(context))
-            total = sum(float(row[token]) for row, token in zip(rows, continuation, strict=True))
-            assert found == pytest.approx(total, abs=1e-3)
-            assert is_greedy == (rows.argmax(dim=-1).tolist() == continuation)
+            assert found == pytest.approx(sum(values[len(context) - 1 :]), abs=1e-3)
+            likeliest = rows[len(context) - 1 : -1].argmax(dim=-1).tolist()
+            assert is_greedy == (likeliest == continuation)
             assert choice["logprobs"]["token_logprobs"][0] is None
-            assert choice["logprobs"]["token_logprobs"][1:-1] == pytest.approx(
-                [float(row[token]) for row, token in zip(wanted, prompt[1:], strict=False)],
-                abs=1e-4,
-            )
+            assert choice["logprobs"]["token_logprobs"][1:-1] == pytest.approx(values, abs=1e-4)
 
 
 @pytest.mark.parametrize("prompt", [TEXT, TOKENIZER.encode(TEXT)], ids=["text", "ids"])

@@ -23,7 +23,7 @@ from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
-from tests.models import ARCHITECTURES, make_model
+from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
 
 pytestmark = [
     pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
@@ -99,6 +99,30 @@ def test_no_number_of_rows_compiles_again(
             runner.forward([Chunk(segment, 0, make_prompt(length), DraftTree(3, 0))])
         for num_nodes in (0, 5, 30):
             runner.forward(list(make_work(runner, num_nodes, 3)))
+
+
+@pytest.mark.parametrize("length", [2, 17, 64])
+def test_prompts_are_scored_by_the_same_graphs(
+    model: torch.nn.Module, compiled: CompiledForward, length: int
+) -> None:
+    """Inside a prompt and at its end."""
+    _, runner = make_runner(model)
+    segment = runner.cache.allocate(64)
+    assert segment is not None
+    prompt = make_prompt(length)
+    for tree, num_scored in ((None, length), (DraftTree(prompt[-1], 0), length - 1)):
+        chunk = Chunk(segment, 0, prompt, tree, num_scored)
+        runner.compiled = None
+        (wanted,) = runner.forward([chunk])
+        runner.compiled = compiled
+        with torch.compiler.set_stance("fail_on_recompile"):
+            (found,) = runner.forward([chunk])
+        assert wanted is not None
+        assert wanted.prompt_logits is not None
+        assert found is not None
+        assert found.prompt_logits is not None
+        assert found.prompt_logits.shape == (num_scored, VOCAB_SIZE)
+        torch.testing.assert_close(found.prompt_logits, wanted.prompt_logits, atol=1e-5, rtol=1e-5)
 
 
 def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:

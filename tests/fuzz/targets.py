@@ -301,6 +301,7 @@ _COMPLETION = {
     "prompt": [[1, 2], [3]],
     "max_tokens": 5,
     "logprobs": 1,
+    "echo": True,
     "guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}},
     "guided_regex": "[a-z]+",
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
