@@ -138,15 +138,13 @@ class ModelServer:
             asyncio.create_task(self._pump(seq, clock, merged, trace))
             for seq, clock in zip(sequences, clocks, strict=True)
         ]
+        deltas = partial(self._record_builder.deltas, includes_sources=request.includes_sources)
         try:
             num_open = len(tasks)
             while num_open:
                 items = await _all_of(merged)
                 outputs = [item for item in items if isinstance(item, StepOutput)]
                 num_open -= items.count(None)
-                deltas = partial(
-                    self._record_builder.deltas, includes_sources=request.includes_sources
-                )
                 records: list[Delta | Summary] = [
                     *await _off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
                 ]
@@ -289,6 +287,7 @@ def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException
 
 
 def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
+    """With the alternatives."""
     return sum(
         len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
         for output in outputs

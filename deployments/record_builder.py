@@ -21,6 +21,7 @@ from hdserve.engine.tokenizer import Tokenizer
 from hdserve.tree import DraftTree
 
 _NUM_CACHED_TOKENS = 1 << 14
+"""Of which the bytes are kept: prompts that are scored have many, and the same ones again."""
 
 
 class RecordBuilder:
@@ -36,6 +37,7 @@ class RecordBuilder:
         self._replica = replica
 
     def deltas(self, outputs: Iterable[StepOutput], *, includes_sources: bool) -> list[Delta]:
+        """What steps added to choices, in their order."""
         return [self.delta(output, includes_sources=includes_sources) for output in outputs]
 
     def delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:

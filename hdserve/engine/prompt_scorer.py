@@ -21,7 +21,7 @@ class PromptScorer:
     The first token follows nothing, so it has no score.
 
     Raises:
-        TypeError: the number of alternatives is none.
+        TypeError: the number of alternatives is not an integer.
     """
 
     def __init__(self, seq: core.Sequence) -> None:

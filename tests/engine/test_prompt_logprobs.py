@@ -151,6 +151,7 @@ def test_what_is_cached_is_computed_again() -> None:
     seq = make_sequence("scored", prompt, **GREEDY, max_tokens=0, prompt_logprobs=1)
     assert_right(scores_of(run(engine, [seq]), seq), prompt, wanted, 1)
     assert seq.num_reused_tokens == 0
+    assert engine.stats.num_queried_tokens == len(prompt), "those of the sequence before"
     engine.forget_prefixes()
     run(engine, [make_sequence("again", prompt, **GREEDY, max_tokens=0, prompt_logprobs=1)])
     after = make_sequence("after", prompt, **GREEDY)
