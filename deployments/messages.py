@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
 class Message(Body):
     """One message of a conversation."""
 
-    role: str = Field(max_length=64)
+    role: Literal["assistant", "developer", "system", "tool", "user"]
     content: str | Parts | None = None
 
     def for_template(self) -> dict[str, Any]:

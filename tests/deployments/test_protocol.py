@@ -213,7 +213,7 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"messages": "hi"}, "messages"),
     (ChatBody, {"messages": [{"content": "hi"}]}, "messages"),
     (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages"),
-    (ChatBody, {"messages": [{"role": "x" * 65, "content": "hi"}]}, "messages"),
+    (ChatBody, {"messages": [{"role": "x" * 10_000, "content": "hi"}]}, "messages"),
     (ChatBody, {"messages": USER * (MAX_MESSAGES + 1)}, "messages"),
     (ChatBody, {"temperature": "hot"}, "temperature"),
     (ChatBody, {"temperature": 10**400}, "temperature"),
@@ -294,6 +294,17 @@ def test_as_much_as_allowed() -> None:
     assert len(chat(messages=USER * MAX_MESSAGES).messages) == MAX_MESSAGES
     assert len(completion(prompt=["a"] * (MAX_ANSWERS // 4), n=4).prompts) == MAX_ANSWERS // 4
     assert chat(n=MAX_CHOICES).num_choices == MAX_CHOICES
+
+
+@pytest.mark.parametrize("role", ["function", "ai", "System", ""])
+def test_unknown_roles_are_refused(role: str) -> None:
+    """A template would show them to a model that has never seen one."""
+    error = refused(ChatBody, messages=[*USER, {"role": role, "name": "f", "content": "hi"}])
+    assert error.param == "messages"
+    for known in ("assistant", "developer", "system", "tool", "user"):
+        assert repr(known) in error.message
+    with pytest.raises(InvalidRequest, match="messages.0.role"):
+        TokenizeBody.parse({"model": "m", "messages": [{"role": role, "content": "hi"}]})
 
 
 def test_messages_for_the_template() -> None:
