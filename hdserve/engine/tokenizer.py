@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import resolve_model
 
@@ -43,6 +44,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.backend = backend
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        self._shown: dict[bool, ShownParts] = {}
 
     @property
     def has_chat_template(self) -> bool:
@@ -84,32 +86,60 @@ class Tokenizer:
             tools: functions the model may call, in the form of the OpenAI API.
 
         Raises:
-            Unsupported: the model has no chat template, or one that does not know tools.
+            Unsupported: the model has no chat template, or one that does not show tools, calls
+                of them or their results, and there are some.
             InvalidRequest: the template refuses these messages, or an option is none of its
                 variables but would change how it is applied.
         """
         if not self.has_chat_template:
             raise Unsupported("this model has no chat template; use /v1/completions", "messages")
-        apply = self._tokenizer.apply_chat_template
         for name in template_options:
-            if name in inspect.signature(apply).parameters:
+            if name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
-        known_tools = list(tools) or None
-        template = self._tokenizer.get_chat_template(tools=known_tools)
-        if known_tools and not _TOOLS.search(template):
+        if tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=list(tools))):
             raise Unsupported("this model's chat template does not know tools", "tools")
+        self._check_shown(messages, has_tools=bool(tools))
         try:
-            text: str = apply(
-                list(messages if _DEVELOPER in template else _with_system(messages)),
-                tools=known_tools,
-                tokenize=False,
-                add_generation_prompt=True,
-                **template_options,
-            )
+            text = self._render(messages, tools, template_options)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
         return self.encode(text, adds_special_tokens=False)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any],
+    ) -> str:
+        known_tools = list(tools) or None
+        knows_developer = _DEVELOPER in self._tokenizer.get_chat_template(tools=known_tools)
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages if knows_developer else _with_system(messages)),
+            tools=known_tools,
+            tokenize=False,
+            add_generation_prompt=True,
+            **template_options,
+        )
+        return text
+
+    def _check_shown(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> None:
+        """
+        Raises:
+            Unsupported: the template would leave a part of the conversation out.
+        """
+        has_calls = any(message.get("tool_calls") for message in messages)
+        has_results = any(message.get("role") == "tool" for message in messages)
+        if not has_calls and not has_results:
+            return
+        if has_tools not in self._shown:  # a model may have a template of its own for tools
+            tools = (PROBE_TOOL,) if has_tools else ()
+            self._shown[has_tools] = shown_parts(lambda messages: self._render(messages, tools, {}))
+        shown = self._shown[has_tools]
+        if has_calls and not shown.tool_calls:
+            raise Unsupported("this model's chat template does not show tool calls", "messages")
+        if has_results and not shown.tool_results:
+            raise Unsupported("this model's chat template does not show tool results", "messages")
 
     def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens)

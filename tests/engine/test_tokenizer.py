@@ -82,17 +82,86 @@ def test_unused_template_variables_are_harmless() -> None:
     assert TOKENIZER.encode_chat([USER], {"thinking": True}) == TOKENIZER.encode_chat([USER], {})
 
 
+def with_template(directory: Path, template: str) -> Tokenizer:
+    """The bundled tokenizer with another chat template."""
+    copy_of(directory)
+    (directory / "chat_template.jinja").write_text(template)
+    return load_tokenizer(str(directory))
+
+
 def test_developers_speak_as_the_system(tmp_path: Path) -> None:
     """To a template that does not know them; one that does is given what was sent."""
     developer, system = ({"role": role, "content": "Be brief."} for role in ("developer", "system"))
     assert TOKENIZER.encode_chat([developer, USER], {}) == TOKENIZER.encode_chat([system, USER], {})
-    source = bundled_model_path("hdserve-tiny")
-    assert source is not None
-    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     knowing = "{% for m in messages %}{{ 'dev' if m.role == 'developer' else m.role }} {% endfor %}"
-    (tmp_path / "chat_template.jinja").write_text(knowing)
-    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer = with_template(tmp_path, knowing)
     assert tokenizer.decode(tokenizer.encode_chat([developer, system], {})) == "dev system "
+
+
+CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+EACH = "{% for m in messages %}"
+TEXTS = EACH + "{{ m.content }} {% endfor %}"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.arguments.values() | list }}{% endfor %}"
+TEXTS_OF_TWO = EACH + "{% if m.role != 'tool' %}{{ m.content }}" + CALLS + "{% endif %}{% endfor %}"
+REFUSING = EACH + "{% if m.tool_calls %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+WITH_TOOLS = EACH + "{{ m.content }}{% if tools %}" + CALLS + "{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "missing"),
+    [
+        (TEXTS, [USER, CALLING], [], "does not show tool calls"),
+        (TEXTS, [USER, CALLING, RESULT], [], "does not show tool calls"),
+        (TEXTS, [USER, RESULT], [], None),
+        (TEXTS, [USER, CALLING | {"tool_calls": []}], [], None),
+        (EACH + "{{ m.content }}" + CALLS + "{% endfor %}", [USER, CALLING, RESULT], [], None),
+        (TEXTS_OF_TWO, [USER, CALLING], [], None),
+        (TEXTS_OF_TWO, [USER, CALLING, RESULT], [], "does not show tool results"),
+        (REFUSING, [USER, CALLING], [], "refuses these messages: no tools"),
+        (WITH_TOOLS, [USER, CALLING], [], "does not show tool calls"),
+        (WITH_TOOLS, [USER, CALLING], [TOOL], None),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(
+    tmp_path: Path, template: str, messages: list[Any], tools: list[Any], missing: str | None
+) -> None:
+    """Calls and results of tools are in the prompt, or the request is told that they are not."""
+    tokenizer = with_template(tmp_path, template)
+    if missing is None:
+        assert tokenizer.encode_chat(messages, {}, tools)
+        return
+    with pytest.raises(InvalidRequest, match=missing) as caught:
+        tokenizer.encode_chat(messages, {}, tools)
+    assert caught.value.param == "messages"
+
+
+def test_a_template_is_asked_once(tmp_path: Path) -> None:
+    """What it shows is not found out at every request."""
+    num_rendered = 0
+
+    class Counting(PreTrainedTokenizerFast):
+        def apply_chat_template(self, *arguments: Any, **options: Any) -> Any:
+            nonlocal num_rendered
+            num_rendered += 1
+            return super().apply_chat_template(*arguments, **options)
+
+    with_template(tmp_path, TEXTS)
+    tokenizer = Tokenizer(Counting.from_pretrained(tmp_path))
+    for _ in range(5):
+        tokenizer.encode_chat([USER], {})
+    assert num_rendered == 5
+    for _ in range(5):
+        tokenizer.encode_chat([USER, RESULT], {})
+    assert num_rendered == 5 + 5 + 2
 
 
 @pytest.mark.parametrize("messages", [[{"role": "user"}], [{}], [USER, {"content": "x"}]])
