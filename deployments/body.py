@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -10,8 +12,53 @@ class Body(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Documented fields that could not change an answer."""
+
+    def undocumented_inside(self) -> set[str]:
+        """Fields of the parts of this one that nobody documents: the way to each, without indices.
+
+        Clients send back answers with all the fields their library knows, so one that says nothing
+        does not count.
+        """
+        found: set[str] = set()
+        _add_undocumented(self, "", found)
+        return found
+
+    def unread_fields(self) -> dict[str, Any]:
+        """What was sent beside the documented fields and says something."""
+        return {
+            name: value
+            for name, value in (self.model_extra or {}).items()
+            if name not in self.without_effect and without_nulls(value) not in _NOTHING
+        }
+
 
 class ClosedBody(BaseModel):
     """A part of a request in which a field nobody documents is wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without the fields that say nothing."""
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def _add_undocumented(body: Body, where: str, found: set[str]) -> None:
+    for name, value in vars(body).items():
+        if value is None or isinstance(value, str):  # nearly all: to ask for a model takes longer
+            continue
+        parts = (value,) if isinstance(value, Body) else value
+        if not isinstance(parts, tuple) or not parts or not isinstance(parts[0], Body):
+            continue
+        inside = f"{where}{name}."
+        for part in parts:
+            if part.model_extra:
+                found.update(inside + field for field in part.unread_fields())
+            _add_undocumented(part, inside, found)

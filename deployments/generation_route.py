@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from deployments.access import identity_of
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http_tracing import trace_of
+from deployments.request_body import OfferedBody
 from deployments.response_items import Event
 from deployments.session import SESSION_HEADER, session_id
 from hdserve.config import GatewayConfig
@@ -62,18 +63,19 @@ async def owned(request: Request, generation: GenerationRequest) -> GenerationRe
     )
 
 
-def ignored_header(config: GatewayConfig, ignored: tuple[str, ...]) -> dict[str, str]:
-    """The header that names the fields nobody documents.
+def ignored_header(config: GatewayConfig, body: OfferedBody) -> dict[str, str]:
+    """The header that names what of ``body`` is ignored.
 
     Raises:
-        InvalidRequest: there are some, and the configuration wants strict requests.
+        InvalidRequest: there are fields nobody documents, and the configuration wants strict
+            requests.
     """
-    if not ignored:
-        return {}
-    if config.strict_requests:
-        name = _header_value(ignored[:1])[:100]
+    ignored = body.ignored
+    undocumented = [name for name in ignored if name not in body.unmet]
+    if config.strict_requests and undocumented:
+        name = _header_value(undocumented[:1])[:100]
         raise InvalidRequest(f"the parameter {name!r} is unknown", name)
-    return {"x-hdserve-ignored": _header_value(ignored)}
+    return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 
 
 class AnswerBuilder(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,43 +14,97 @@ from hdserve.errors import InvalidRequest, Unsupported
 MAX_MESSAGES = 2048
 """Of a conversation, as many as the OpenAI API takes."""
 
-_UNSUPPORTED_FIELDS = ("audio", "function_call")
-"""What chat templates do not show, so that it would be missing from the prompt without a word."""
-
 _REFUSAL = "refusal"
 """A part of what another server's assistant wrote; to a template it is text."""
 
-Parts = Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)]
+
+class Part(Body):
+    """A part of a content."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "logprobs", "prompt_cache_breakpoint"}
+    )
+
+    type: Any = None
+    text: Any = None
+    refusal: Any = None
+
+
+Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
+
+
+class CalledFunction(Body):
+    """``function`` of a call."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+class ToolCall(Body):
+    """A call the model made earlier."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"index"})
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the arguments as an object, or as the text they are where the
+        model was cut off in them."""
+        arguments = _arguments(self.function.arguments)
+        fields = {"id": self.id, "type": self.type}
+        return {
+            **{name: value for name, value in fields.items() if value is not None},
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
 
 
 class Message(Body):
     """One message of a conversation."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset({"annotations", "parsed"})
+
     role: Literal["assistant", "developer", "system", "tool", "user"]
     content: str | Parts | None = None
+    refusal: str | None = None
+    name: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    audio: Any = None
+    function_call: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string, arguments of calls as objects, or
-        as the string they are where the model was cut off in them.
+        """As chat templates take it: the content as one string, and without what says nothing.
+        Fields nobody documents may be the template's own.
 
         Raises:
             Unsupported: a part of the message is neither text nor a call of a tool.
-            InvalidRequest: a call has no function or no arguments.
+            InvalidRequest: somebody else than the assistant calls a tool.
         """
-        for name in _UNSUPPORTED_FIELDS:
-            if (self.model_extra or {}).get(name):
+        for name in ("audio", "function_call"):  # templates would not show them
+            if getattr(self, name):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
-        fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
-        if fields.get("tool_calls"):
-            fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
-        return fields
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
+        fields = {
+            "role": self.role,
+            "content": joined(self.content) + (self.refusal or ""),
+            "name": self.name,
+            "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
+            "tool_call_id": self.tool_call_id,
+            **self.unread_fields(),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def joined(
-    content: str | Iterable[Mapping[str, Any]] | None,
+    content: str | Iterable[Part] | None,
     param: str = "messages",
     part_types: Collection[str] = ("text",),
 ) -> str:
@@ -70,29 +124,10 @@ def joined(
     return "".join(_text(part, param, part_types) for part in content)
 
 
-def _with_parsed_arguments(calls: Any) -> list[dict[str, Any]]:
-    try:
-        return [
-            {
-                **call,
-                "function": {
-                    **call["function"],
-                    "arguments": _arguments(call["function"]["arguments"]),
-                },
-            }
-            for call in calls
-        ]
-    except (TypeError, KeyError) as error:
-        reason = "tool_calls must hold functions with a name and arguments, a text or an object"
-        raise InvalidRequest(reason, "messages") from error
-
-
-def _arguments(data: Any) -> dict[str, Any] | str:
+def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:
     """An object, if the text is one; some clients write no arguments as no text."""
-    if isinstance(data, dict):
-        return data
     if not isinstance(data, str):
-        raise TypeError("neither a text nor an object")
+        return data
     try:
         value = parse_json((data or "{}").encode())
     except (InvalidRequest, UnicodeEncodeError):
@@ -100,10 +135,9 @@ def _arguments(data: Any) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else data
 
 
-def _text(part: Mapping[str, Any], param: str, part_types: Collection[str]) -> str:
-    kind = part.get("type")
-    text = part.get(kind if kind == _REFUSAL else "text")
-    if kind not in (*part_types, _REFUSAL) or not isinstance(text, str):
-        reason = f"content parts of type {str(kind)[:50]!r} are not supported"
+def _text(part: Part, param: str, part_types: Collection[str]) -> str:
+    text = part.refusal if part.type == _REFUSAL else part.text
+    if part.type not in (*part_types, _REFUSAL) or not isinstance(text, str):
+        reason = f"content parts of type {str(part.type)[:50]!r} are not supported"
         raise Unsupported(reason, param)
     return text

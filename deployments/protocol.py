@@ -79,10 +79,9 @@ class GenerationBody(RequestBody, StructuredFields):
         {
             "metadata",
             "prompt_cache_key",
+            "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
-            "service_tier",
-            "store",
             "user",
         }
     )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deployments.body import Body
+from deployments.body import Body, without_nulls
 from hdserve.errors import InvalidRequest, Unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -28,15 +28,15 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "structural_tag": (),
 }
 
+_SERVICE_TIERS = (None, "auto", "default")
+"""Those that ask for nothing else than what everybody gets."""
+
 
 class OfferedBody(Body):
     """A body of which not everything that is documented somewhere is offered."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset()
-    """Documented parameters that could not change an answer."""
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -55,28 +55,35 @@ class OfferedBody(Body):
             raise InvalidRequest("the request body must be a JSON object")
         unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
         for name, neutral in unsupported.items():
-            value = _without_nulls(data.get(name))
+            value = without_nulls(data.get(name))
             if value is not None and value not in neutral:
                 raise Unsupported(f"{name} is not supported", name)
         unread = cls.without_effect.union(unsupported)
         return {name: data[name] for name in data if name not in unread}
 
     @property
+    def unmet(self) -> frozenset[str]:
+        """Documented parameters that ask for what is not done here and would change no answer."""
+        return frozenset()
+
+    @property
     def ignored(self) -> tuple[str, ...]:
-        """Fields of the request that nobody documents."""
-        return tuple(sorted(self.model_extra or ()))
+        """Those, and the fields of the request that nobody documents."""
+        undocumented = self.undocumented_inside().union(self.model_extra or ())
+        return tuple(sorted(undocumented | self.unmet))
 
 
 class RequestBody(OfferedBody):
     """What the requests that generate have in common, in all APIs."""
 
     stream_options: Body | None = None
+    store: bool | None = None
+    service_tier: str | None = None
 
     @property
-    def ignored(self) -> tuple[str, ...]:
-        options = self.stream_options.model_extra if self.stream_options else None
-        nested = [f"stream_options.{name}" for name in options or ()]
-        return tuple(sorted([*super().ignored, *nested]))
+    def unmet(self) -> frozenset[str]:
+        is_met = {"store": not self.store, "service_tier": self.service_tier in _SERVICE_TIERS}
+        return frozenset(name for name, met in is_met.items() if not met)
 
 
 def parse_body(model: type[Model], data: Any) -> Model:
@@ -98,13 +105,6 @@ def parse_body(model: type[Model], data: Any) -> Model:
 def _printable(text: str) -> str:
     """Without halves of surrogate pairs."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _without_nulls(value: Any) -> Any:
-    """An object without the fields that say nothing."""
-    if not isinstance(value, dict):
-        return value
-    return {name: item for name, item in value.items() if item is not None}
 
 
 def _is_union_branch(part: int | str) -> bool:

@@ -40,6 +40,8 @@ _TEXT_PARTS = ("input_text", "output_text")
 class InputMessage(Body):
     """A message of the conversation."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
+
     type: Literal["message"] = "message"
     role: Literal["assistant", "developer", "system", "user"]
     content: str | Parts
@@ -47,6 +49,8 @@ class InputMessage(Body):
 
 class InputCall(Body):
     """A call the model made earlier."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 
     type: Literal["function_call"]
     call_id: str
@@ -56,6 +60,8 @@ class InputCall(Body):
 
 class InputCallOutput(Body):
     """What such a call gave."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 
     type: Literal["function_call_output"]
     call_id: str
@@ -119,7 +125,7 @@ class FunctionTool(FunctionDefinition):
     type: Literal["function"]
 
     def for_chat(self) -> dict[str, Any]:
-        return {"type": self.type, "function": self.model_dump(exclude={"type"})}
+        return {"type": self.type, "function": self.described()}
 
 
 class NamedFunction(FunctionName):
@@ -166,7 +172,6 @@ class ResponsesBody(RequestBody):
             "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
-            "service_tier",
         }
     )
 

@@ -39,7 +39,7 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
     async def responses(request: Request) -> Response:
         """Answer a conversation, with items and events."""
         body = ResponsesBody.parse(await read_json(request))
-        headers = ignored_header(gateway.config.gateway, body.ignored)
+        headers = ignored_header(gateway.config.gateway, body)
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         with response_params():
             chat = body.to_chat()

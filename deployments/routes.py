@@ -113,7 +113,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     async def tokenize(request: Request, response: Response) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         body = TokenizeBody.parse(await read_json(request))
-        response.headers.update(ignored_header(gateway.config.gateway, body.ignored))
+        response.headers.update(ignored_header(gateway.config.gateway, body))
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
         if body.prompt is not None:
@@ -129,7 +129,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
         body = DetokenizeBody.parse(await read_json(request))
-        response.headers.update(ignored_header(gateway.config.gateway, body.ignored))
+        response.headers.update(ignored_header(gateway.config.gateway, body))
         return {"prompt": await gateway.detokenize(body.model, list(body.tokens))}
 
 
@@ -215,7 +215,7 @@ async def _answer(
         generation.num_choices,
         includes_usage=body.includes_usage,
     )
-    headers = ignored_header(gateway.config.gateway, body.ignored)
+    headers = ignored_header(gateway.config.gateway, body)
     messages = gateway.generate(body.model, generation)
     if not body.stream:
         return await whole_answer(builder, messages, headers)

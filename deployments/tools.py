@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from deployments.body import ClosedBody
+from deployments.body import Body, ClosedBody
 from deployments.structured import Constraint
 from deployments.tool_parsers import Function, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
 
-class FunctionDefinition(ClosedBody):
+class FunctionDefinition(Body):
     """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
@@ -22,12 +22,20 @@ class FunctionDefinition(ClosedBody):
     parameters: Mapping[str, Any] | None = None
     strict: bool | None = None
 
+    def described(self) -> dict[str, Any]:
+        """What the client said of it."""
+        return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
 
-class Tool(ClosedBody):
+
+class Tool(Body):
     """A function the model may call."""
 
     type: Literal["function"]
     function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": self.type, "function": self.function.described()}
 
 
 class FunctionName(ClosedBody):
@@ -67,7 +75,7 @@ class ToolFields(BaseModel):
         """The tools as chat templates take them."""
         if not self.may_call_tools:
             return ()
-        return tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+        return tuple(tool.for_template() for tool in self.tools or ())
 
     def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
         """What the output must match, because a call is required.

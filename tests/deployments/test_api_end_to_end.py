@@ -265,7 +265,7 @@ def test_calls_the_model_chose(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
     assert message.tool_calls is not None
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}
-    history = [*QUESTION, message.model_dump(exclude_none=True), result]
+    history = [*QUESTION, message.model_dump(), result]
     again = client.chat.completions.create(model=MODEL, messages=history, tools=tools, max_tokens=5)
     assert again.usage is not None
     assert answer.usage is not None
@@ -414,10 +414,17 @@ def test_responses_that_are_refused(
 def test_strict_requests(client: openai.OpenAI) -> None:
     """A field nobody documents is refused by name; a documented one without effect is not."""
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
-    client.chat.completions.create(**options, user="u", metadata={"a": "b"}, store=True)
+    raw = client.chat.completions.with_raw_response.create(
+        **options, user="u", metadata={"a": "b"}, store=True, service_tier="flex"
+    )
+    assert raw.headers["x-hdserve-ignored"] == "service_tier, store"
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**options, extra_body={"frobnicate": 1})
     assert caught.value.param == "frobnicate"
+    options["messages"] = [{**QUESTION[0], "frobnicate": 1}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**options)
+    assert caught.value.param == "messages.frobnicate"
 
 
 def test_request_ids_are_echoed(client: openai.OpenAI) -> None:

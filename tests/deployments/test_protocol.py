@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import (
+    ChatCompletionMessage,
+    ChatCompletionMessageFunctionToolCall,
+    ParsedChatCompletionMessage,
+)
 
 from deployments.generation import GenerationRequest
 from deployments.messages import MAX_MESSAGES
@@ -128,8 +134,9 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         ),
         (ChatBody, {"functions": [], "function_call": "auto", "modalities": ["text"]}),
         (ChatBody, {"verbosity": "medium", "audio": None, "reasoning_effort": "none"}),
-        (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex"}),
-        (ChatBody, {"safety_identifier": "s", "prompt_cache_key": "k"}),
+        (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}),
+        (ChatBody, {"safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "default"}),
+        (ChatBody, {"prompt_cache_options": {"mode": "implicit"}}),
         (ChatBody, {"stream_options": {"include_usage": True, "include_obfuscation": True}}),
         (ChatBody, {"use_beam_search": False, "length_penalty": 1.0, "bad_words": []}),
         (CompletionBody, {"user": "u", "use_beam_search": False, "length_penalty": 1}),
@@ -303,7 +310,7 @@ def test_unknown_roles_are_refused(role: str) -> None:
     assert error.param == "messages"
     for known in ("assistant", "developer", "system", "tool", "user"):
         assert repr(known) in error.message
-    with pytest.raises(InvalidRequest, match="messages.0.role"):
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.role"):
         TokenizeBody.parse({"model": "m", "messages": [{"role": role, "content": "hi"}]})
 
 
@@ -406,6 +413,132 @@ def test_unknown_fields_are_named() -> None:
     options = {"include_usage": True, "flavour": 1}
     body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
     assert body.ignored == ("stream_options.flavour",)
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_what_is_asked_for_in_vain_is_named(body: type[ChatBody | CompletionBody]) -> None:
+    """Clients send it to every server, and the answer is the same."""
+    required = {"messages": USER} if body is ChatBody else {"prompt": "x"}
+    parsed = body.parse({"model": "m", **required, "store": True, "service_tier": "flex", "z": 1})
+    assert parsed.ignored == ("service_tier", "store", "z")
+    assert parsed.unmet == {"service_tier", "store"}
+
+
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"messages": [*USER, {"role": "user", "content": "a", "zebra": 1}]}, "messages.zebra"),
+        ({"messages": [{"role": "assistant", "reasoning": "a"}]}, "messages.reasoning"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+            "messages.content.b",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL, CALL | {"a": 1}]}]},
+            "messages.tool_calls.a",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [CALL | {"function": {**CALL["function"], "a": 1}}],
+                    }
+                ]
+            },
+            "messages.tool_calls.function.a",
+        ),
+        ({"prediction": {"content": "a", "b": 1}}, "prediction.b"),
+        (
+            {"prediction": {"content": [{"type": "text", "text": "a", "b": [0]}]}},
+            "prediction.content.b",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}, "a": 1}]}, "tools.a"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "a": False}}]},
+            "tools.function.a",
+        ),
+    ],
+)
+def test_unknown_fields_are_named_wherever_they_are(fields: dict[str, Any], ignored: str) -> None:
+    """By where they are, without the number of the item."""
+    body = ChatBody.parse({"model": "m", "messages": USER, **fields})
+    assert body.ignored == (ignored,)
+    body.to_generation("r")
+
+
+def test_names_are_as_many_as_there_are_fields() -> None:
+    """Not as there are messages; schemas and variables of templates have names of their own."""
+    messages = [{"role": "user", "content": "a", "b": index} for index in range(MAX_MESSAGES)]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"title": "t"}}}
+    fields = {"tools": [tool], "response_format": form, "chat_template_kwargs": {"thinking": True}}
+    body = ChatBody.parse({"model": "m", "messages": messages, **fields})
+    assert body.ignored == ("messages.b",)
+    body = TokenizeBody.parse({"model": "m", "messages": messages})  # type: ignore[assignment]
+    assert body.ignored == ("messages.b",)
+
+
+def echoes() -> Iterator[dict[str, Any]]:
+    """Messages of assistants as clients append them to a conversation."""
+    tool_call = ChatCompletionMessageFunctionToolCall.model_validate(CALL)
+    yield ChatCompletionMessage(role="assistant", content="a").model_dump()
+    yield ChatCompletionMessage(role="assistant", content="a", annotations=[]).model_dump()
+    yield ChatCompletionMessage(role="assistant", tool_calls=[tool_call]).model_dump()
+    yield (
+        ParsedChatCompletionMessage[Any]
+        .model_validate(
+            {
+                "role": "assistant",
+                "content": '{"a": 1}',
+                "parsed": {"a": 1},
+                "tool_calls": [
+                    CALL
+                    | {"index": 0, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+                ],
+            }
+        )
+        .model_dump()
+    )
+    answer = {"role": "assistant", "content": "a"}
+    yield answer | {"reasoning": None, "reasoning_content": None, "tool_calls": []}  # of vLLM
+    yield answer | {"provider_specific_fields": {"refusal": None}, "images": []}  # of litellm
+    url = {"url": "u", "title": "t", "start_index": 0, "end_index": 1}
+    yield answer | {"annotations": [{"type": "url_citation", "url_citation": url}]}
+
+
+@pytest.mark.parametrize("message", list(echoes()))
+def test_answers_can_be_sent_back(message: dict[str, Any]) -> None:
+    """With all the fields a library knows; templates see those that say something."""
+    body = ChatBody.parse({"model": "m", "messages": [message]})
+    assert body.ignored == ()
+    (found,) = body.to_generation("r").messages
+    assert set(found) <= {"role", "content", "tool_calls"}
+    for call in found.get("tool_calls", ()):
+        assert set(call) == {"id", "type", "function"}
+        assert set(call["function"]) == {"name", "arguments"}
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    """Beside a content or in it."""
+    message = {"role": "assistant", "content": None, "refusal": "No."}
+    assert chat(messages=[message]).messages == ({"role": "assistant", "content": "No."},)
+
+
+def test_the_assistant_calls_tools() -> None:
+    """Templates do not look for calls elsewhere."""
+    message = {"role": "user", "content": "a", "tool_calls": [CALL]}
+    assert refused(ChatBody, messages=[message]).param == "messages"
+    assert chat(messages=[message | {"tool_calls": None}]).messages
+
+
+def test_templates_may_have_fields_of_their_own() -> None:
+    """A field of a message that nobody documents reaches them all the same."""
+    message = {"role": "assistant", "content": "a", "thinking": "b"}
+    assert chat(messages=[message]).messages == (message,)
 
 
 def test_usage_is_asked_for() -> None:

@@ -199,6 +199,13 @@ def test_a_body_is_an_object_with_model_and_input() -> None:
 def test_unknown_fields_are_known_by_name() -> None:
     body = ResponsesBody.parse({"model": "m", "input": "hi", "zz": 1, "messages": []})
     assert body.ignored == ("messages", "zz")
+    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "b": 1}
+    message = {"role": "assistant", "id": "1", "status": "completed", "content": [part], "c": 1}
+    items = [message, CALL | {"id": "1", "status": "completed", "d": 1, "e": None}]
+    fields = {"tools": [TOOL | {"f": 1}], "service_tier": "priority"}
+    body = ResponsesBody.parse({"model": "m", "input": items, **fields})
+    assert body.ignored == ("input.c", "input.content.b", "input.d", "service_tier", "tools.f")
+    assert request(tools=[TOOL | {"f": 1}]).tools == request(tools=[TOOL]).tools
 
 
 @pytest.mark.parametrize(

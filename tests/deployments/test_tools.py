@@ -20,7 +20,10 @@ from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object"}},
+}
 OTHER = {"type": "function", "function": {"name": "g", "description": "does it", "strict": True}}
 NAMED = {"type": "function", "function": {"name": "g"}}
 SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=DraftCounts(), replica="abc")
@@ -41,6 +44,12 @@ def test_tools_reach_the_template() -> None:
     for fields in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}):
         assert request(**fields).tools == ()
         assert request(**fields).sampling == {}
+
+
+def test_unknown_fields_of_tools_do_not_reach_the_template() -> None:
+    """They are told to be ignored."""
+    tool = {**TOOL, "a": 1, "function": {**TOOL["function"], "b": 2}}
+    assert request(tools=[tool]).tools == (TOOL,)
 
 
 def test_required_calls_have_a_grammar() -> None:
