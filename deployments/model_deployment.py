@@ -39,7 +39,7 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
     if config.autoscaling is not None:
         options["autoscaling_config"] = config.autoscaling.model_dump(exclude_none=True)
     else:
-        options["num_replicas"] = config.num_replicas
+        options["num_replicas"] = config.max_num_replicas
     if config.session_affinity:
         options["request_router_config"] = {
             "request_router_class": "deployments.session_router.SessionRouter",

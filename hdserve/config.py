@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hdserve.errors import ConfigError
 from hdserve.strict_yaml import load_yaml
@@ -36,6 +46,27 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """``true`` is no 1, and 1 is no ``true``."""
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        is_union = get_origin(annotation) in (Union, UnionType)
+        kinds = get_args(annotation) if is_union else (annotation,)
+        takes_numbers = int in kinds or float in kinds
+        if isinstance(value, bool) and takes_numbers and bool not in kinds:
+            raise ValueError("a number is expected, not true or false")
+        if type(value) in (int, float) and bool in kinds and not takes_numbers:
+            raise ValueError("true or false is expected, not a number")
+        return value
+
+
+def _check_is_once(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} twice")
 
 
 class DrafterConfig(StrictModel):
@@ -62,6 +93,11 @@ class DraftingConfig(StrictModel):
 
     adapts_budget: bool = True
     """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        _check_is_once("drafters names", [drafter.name for drafter in self.drafters])
+        return self
 
 
 class EngineConfig(StrictModel):
@@ -129,7 +165,7 @@ class AutoscalingPolicy(StrictModel):
 
 
 class AutoscalingConfig(StrictModel):
-    """Ray Serve's ``autoscaling_config``, which replaces ``num_replicas``; without it nothing
+    """Ray Serve's ``autoscaling_config``, in place of ``num_replicas``; without it nothing
     scales."""
 
     min_replicas: int = Field(default=1, ge=0)
@@ -214,8 +250,8 @@ class ModelConfig(StrictModel):
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
 
-    num_replicas: int = Field(default=1, ge=1)
-    """How many processes serve this model."""
+    num_replicas: int | None = Field(default=None, ge=1)
+    """How many processes serve this model; default: 1, unless ``autoscaling`` says."""
 
     autoscaling: AutoscalingConfig | None = None
 
@@ -228,15 +264,21 @@ class ModelConfig(StrictModel):
     num_gpus: float = Field(default=0, ge=0)
     """What Ray reserves for a replica."""
 
-    resources: dict[str, float] = Field(default_factory=dict)
+    resources: dict[str, Annotated[float, Field(strict=True)]] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
 
     @property
     def max_num_replicas(self) -> int:
         """Most processes that serve this model."""
         if self.autoscaling is None:
-            return self.num_replicas
+            return self.num_replicas or 1
         return self.autoscaling.max_replicas
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.autoscaling is not None and self.num_replicas is not None:
+            raise ValueError("num_replicas and autoscaling exclude each other")
+        return self
 
 
 class ModelDatabaseConfig(StrictModel):
@@ -361,6 +403,7 @@ class ServeConfig(StrictModel):
                 raise ValueError(f"two models are called {name!r}")
         known = {model.name for model in self.models}
         for model in self.models:
+            _check_is_once(f"{model.name}: draft_from names", model.draft_from)
             for other in model.draft_from:
                 if other == model.name:
                     raise ValueError(f"{model.name}: draft_from names the model itself")

@@ -63,6 +63,20 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
         (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),
+        (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: Value error, a number"),
+        (
+            MODEL % ", engine: {max_model_len: 1000000}",
+            "models.0.engine.max_model_len: the model was made for 2048 tokens, not for 1000000",
+        ),
+        (
+            MODEL % ", autoscaling: {policy: {policy_function: 'no.such:policy'}}",
+            "models.0.autoscaling.policy.policy_function: no.such:policy cannot be imported: "
+            "ModuleNotFoundError: No module named 'no'",
+        ),
+        (
+            MODEL % ", autoscaling: {policy: {policy_function: 'json:policy'}}",
+            "json:policy cannot be imported: AttributeError",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
@@ -73,6 +87,32 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert isinstance(error, ConfigError)
     assert reason in error.message
     assert str(path) in error.message.splitlines()[0]
+
+
+def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``serve run`` finds it in the directory it is run in."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % ", autoscaling: {policy: {policy_function: 'own_policy:policy'}}")
+    (tmp_path / "own_policy.py").write_text("def policy(context): ...")
+    assert isinstance(check(path).exception, ConfigError)
+    monkeypatch.chdir(tmp_path)
+    assert check(path).exit_code == 0
+
+
+def test_the_context_of_a_model_is_known_without_its_weights(tmp_path: Path) -> None:
+    """From its directory; where nothing says it, nothing is checked."""
+    path, model = tmp_path / "serve.yaml", tmp_path / "model"
+    model.mkdir()
+    path.write_text(f"models: [{{name: a, model: {model}, engine: {{max_model_len: 100}}}}]")
+    for content, status in (
+        ("{}", 0),
+        ("[", 0),
+        ('{"max_position_embeddings": 100}', 0),
+        ('{"max_position_embeddings": 99}', 1),
+        ('{"text_config": {"max_position_embeddings": 99}}', 1),
+    ):
+        (model / "config.json").write_text(content)
+        assert check(path).exit_code == status
 
 
 def test_a_directory_that_is_not_there_yet_is_told(tmp_path: Path) -> None:

@@ -105,11 +105,38 @@ def test_every_mistake_is_named() -> None:
         (with_model(aliases=["b", "b"]), "two models are called 'b'"),
         (with_model(aliases=["a"]), "two models are called 'a'"),
         (with_model(draft_from=["b"]), "a: draft_from names the unknown model 'b'"),
+        (with_model(draft_from=["b", "b"]), "a: draft_from names 'b' twice"),
+        (
+            with_model(num_replicas=1, autoscaling={"max_replicas": 2}),
+            "models.0: Value error, num_replicas and autoscaling exclude each other",
+        ),
+        (
+            with_model(drafting={"drafters": [{"name": "context"}, {"name": "context"}]}),
+            "models.0.drafting: Value error, drafters names 'context' twice",
+        ),
     ],
 )
 def test_wrong_configurations_are_refused(data: dict[str, Any], reason: str) -> None:
     """What cannot be served is refused before anything starts, with the reason."""
     assert reason in refused(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (with_model(engine={"max_num_sequences": True}), "models.0.engine.max_num_sequences"),
+        (with_model(engine={"max_model_len": False}), "models.0.engine.max_model_len"),
+        (with_model(num_cpus=True), "models.0.num_cpus"),
+        (with_model(resources={"gpu_memory": True}), "models.0.resources.gpu_memory"),
+        (with_model(autoscaling={"max_replicas": True}), "models.0.autoscaling.max_replicas"),
+        (with_model(engine={"compile": 1}), "models.0.engine.compile.bool"),
+        (with_model(engine={"prefix_caching": 0}), "models.0.engine.prefix_caching"),
+        ({**ONE_MODEL, "gateway": {"strict_requests": 1.0}}, "gateway.strict_requests"),
+    ],
+)
+def test_true_is_no_number(data: dict[str, Any], where: str) -> None:
+    """Nor the other way round: what was written is not what was meant."""
+    assert refused(data).startswith(f"{where.removesuffix('.bool')}: ")
 
 
 def test_aliases_and_sources_are_accepted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +15,10 @@ from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.deployed_config import IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
-from hdserve.models import bundled_models
+from hdserve.models import bundled_models, context_length
+
+_IMPORT_TIMEOUT_S = 60.0
+_MAX_REASON_CHARACTERS = 300
 
 
 def check_config(
@@ -118,7 +123,32 @@ def _problems(config: ServeConfig) -> list[str]:
             found += [f"models.{index}.drafting.drafters: {line}" for line in lines]
         if _is_path(model.model) and not Path(model.model).is_dir():
             found.append(f"models.{index}.model: there is no directory {model.model}")
+        found += [f"models.{index}.{problem}" for problem in _model_problems(model)]
     return found
+
+
+def _model_problems(model: ModelConfig) -> Iterator[str]:
+    wanted, longest = model.engine.max_model_len, context_length(model.model)
+    if wanted is not None and longest is not None and wanted > longest:
+        yield f"engine.max_model_len: the model was made for {longest} tokens, not for {wanted}"
+    policy = model.autoscaling and model.autoscaling.policy
+    if policy and (reason := _why_not_imported(policy.policy_function)):
+        yield f"autoscaling.policy.policy_function: {reason}"
+
+
+def _why_not_imported(name: str) -> str:
+    """Empty where it can be; from this directory, too, as `serve run` does.  What a module does
+    when it is imported, it does to a process of its own."""
+    resolve = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
+    command = [sys.executable, "-c", resolve, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"{name} is not imported in {_IMPORT_TIMEOUT_S:g} s"
+    if not done.returncode:
+        return ""
+    lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+    return f"{name} cannot be imported: {lines[-1][:_MAX_REASON_CHARACTERS]}"
 
 
 def _warnings(config: ServeConfig) -> Iterator[str]:
@@ -151,4 +181,5 @@ def _where(model: ModelConfig) -> str:
 def _size(model: ModelConfig) -> str:
     if model.autoscaling is not None:
         return "autoscaled"
-    return "1 replica" if model.num_replicas == 1 else f"{model.num_replicas} replicas"
+    num_replicas = model.max_num_replicas
+    return "1 replica" if num_replicas == 1 else f"{num_replicas} replicas"

@@ -3,6 +3,7 @@ statistics databases of their tokenizer."""
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def resolve_model(model: str) -> str:
     """The directory of a bundled model's name; a directory or Hugging Face id as it is."""
     bundled = bundled_model_path(model)
     return str(bundled) if bundled is not None else model
+
+
+def context_length(model: str) -> int | None:
+    """How many tokens ``config.json`` says that a model was made for; none where it does not say,
+    or is not on this machine."""
+    try:
+        data = json.loads((Path(resolve_model(model)) / "config.json").read_text(encoding="utf-8"))
+        found = data.get("text_config", data)["max_position_embeddings"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def bundled_statistics() -> tuple[Path, ...]:
