@@ -35,7 +35,7 @@ class SignIn:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope):
+        if scope["type"] != "http" or is_open(_path(scope)):
             await self._app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -66,6 +66,11 @@ def require_admin(request: Request) -> None:
         raise Forbidden("this needs the key of the administrator (access.admin_key)")
 
 
-def _is_open(scope: Scope) -> bool:
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+def is_open(path: str) -> bool:
+    """Whether everybody may ask for it."""
     return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX)
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

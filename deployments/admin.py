@@ -44,6 +44,17 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     503: {"description": "The database does not answer"},
 }
 
+_BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    413: {"description": "The body is too large"},
+}
+
+_ARCHIVE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
 
 def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
     """``/v1/speculation/databases``: list, show, flush, export and import model databases, and
@@ -69,7 +80,7 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         records = database.export(namespaces)
         return StreamingResponse(records, media_type="application/octet-stream")
 
-    @router.post("/{model:path}/import")
+    @router.post("/{model:path}/import", responses=_BODY_RESPONSES, openapi_extra=_ARCHIVE_BODY)
     async def import_(model: str, request: Request) -> dict[str, int]:
         """Add what an archive holds, but what is there already; calibration where there is none."""
         database = await _existing(gateway, model)
@@ -81,7 +92,11 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         replicas = [state._asdict() for state in await gateway.statistics(model)]
         return {"model": gateway.model(model).name, "replicas": replicas}
 
-    @router.post("/{model:path}/statistics", openapi_extra=body_schema(StatisticsBody))
+    @router.post(
+        "/{model:path}/statistics",
+        responses=_BODY_RESPONSES,
+        openapi_extra=body_schema(StatisticsBody),
+    )
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
         """Have all replicas draft from the database in a directory below ``statistics_root``."""
         body = parse_body(StatisticsBody, await read_json(request))

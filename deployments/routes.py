@@ -13,6 +13,7 @@ from deployments.access import SignIn
 from deployments.admin import add_admin_routes
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
+from deployments.documented_api import DocumentedApi
 from deployments.generation import GenerationRequest
 from deployments.generation_route import (
     GENERATION_ERRORS,
@@ -54,7 +55,8 @@ _READY_TIMEOUT_S = 2.0
 
 def build_api(gateway: Gateway) -> FastAPI:
     """The ASGI application of a gateway replica."""
-    api = FastAPI(
+    api = DocumentedApi(
+        needs_key=gateway.access.needs_key,
         title="hdserve",
         version=version("hdserve"),
         description="LLM serving, losslessly accelerated by hierarchical drafting.",

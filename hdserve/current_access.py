@@ -34,6 +34,11 @@ class CurrentAccess:
         self._states: list[_State | None] | None = None
         self._next_check_s = 0.0
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether only those with a key may ask; that of the administrator is one."""
+        return bool(self._access.keys)
+
     def identify(self, authorization: str) -> Identity:
         """As :meth:`Access.identify`."""
         now_s = time.monotonic()
