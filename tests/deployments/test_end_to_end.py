@@ -182,6 +182,7 @@ def test_content_parts(client: openai.OpenAI) -> None:
     assert found.choices[0].message.content == whole.choices[0].message.content
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"model": "nope"}, 404, "model_not_found", "model"),
     ({"temperature": -1}, 400, "invalid_value", "temperature"),
@@ -210,6 +211,13 @@ ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
         "response_format",
     ),
     ({"messages": []}, 400, "invalid_value", "messages"),
+    ({"messages": [{"role": "function", "content": "a"}]}, 400, "invalid_value", "messages"),
+    (
+        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}]},
+        400,
+        "unsupported_parameter",
+        "messages",
+    ),
     (
         {"messages": [{"role": "user", "content": "word " * 4000}]},
         400,
