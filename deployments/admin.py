@@ -48,12 +48,7 @@ _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large"},
 }
 
-_ARCHIVE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -72,7 +67,11 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         found = await asyncio.gather(*(_open(gateway, name) for name in names))
         return {"object": "list", "data": [await item.info() for item in found if item]}
 
-    @router.get("/{model:path}/export")
+    @router.get(
+        "/{model:path}/export",
+        response_class=StreamingResponse,
+        responses={200: {"content": _ARCHIVE, "description": "An archive"}},
+    )
     async def export(model: str, namespace: str | None = None) -> StreamingResponse:
         """All, or what there is of a namespace, as an archive of ``hdserve database``."""
         database = await _existing(gateway, model)
@@ -80,7 +79,11 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         records = database.export(namespaces)
         return StreamingResponse(records, media_type="application/octet-stream")
 
-    @router.post("/{model:path}/import", responses=_BODY_RESPONSES, openapi_extra=_ARCHIVE_BODY)
+    @router.post(
+        "/{model:path}/import",
+        responses=_BODY_RESPONSES,
+        openapi_extra={"requestBody": {"required": True, "content": _ARCHIVE}},
+    )
     async def import_(model: str, request: Request) -> dict[str, int]:
         """Add what an archive holds, but what is there already; calibration where there is none."""
         database = await _existing(gateway, model)
