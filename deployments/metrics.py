@@ -32,6 +32,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+LAST_POSITION = 16
+"""The label ``position`` of accepted tokens at this depth and deeper; an integer, as readers of
+vLLM's metrics expect it."""
+
 _MAX_OBSERVATIONS = 20_000
 
 
@@ -136,6 +140,16 @@ class Histogram:
         return Sample(self._name, HistogramValue(tuple(self._counts), self._total), self._labels)
 
 
+def histogram_of(name: str, num_by_value: Iterable[int]) -> Sample:
+    """A histogram of whole numbers, by how often 0, 1, 2 and so on were observed."""
+    bounds = METRICS[name].bounds
+    counts, total = [0] * (len(bounds) + 1), 0
+    for value, number in enumerate(num_by_value):
+        counts[bisect_left(bounds, value)] += number
+        total += value * number
+    return Sample(name, HistogramValue(tuple(counts), total))
+
+
 def _series(first: float, last: float) -> tuple[float, ...]:
     """1, 2.5 and 5 times each power of ten from ``first`` to ``last``."""
     bounds, power = [], first
@@ -149,6 +163,7 @@ _LOOKUP_S = _series(0.000001, 0.01)
 _STEP_S = _series(0.0001, 10)
 _REQUEST_S = _series(0.001, 1000)
 _TOKENS = tuple(float(2**power) for power in range(18))
+_DRAFT_TOKENS = (0.0, *_TOKENS[:9])
 
 
 def _catalogue() -> Iterator[MetricInfo]:
@@ -171,7 +186,7 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "counter",
-        "Drafts whose token at this depth, from 0, was accepted.",
+        f"Drafted tokens accepted at this depth, from 0; {LAST_POSITION} is that and deeper.",
         ("position",),
     )
     yield from _latencies()
@@ -221,6 +236,13 @@ def _own_metrics() -> Iterator[MetricInfo]:
         "A draft of 16 tokens from one source alone; a sample a report.",
         ("source",),
         _LOOKUP_S,
+    )
+    yield MetricInfo(
+        "hdserve_step_draft_tokens",
+        "histogram",
+        "Tokens drafted for one sequence in one step, 0 where the budget wanted none.",
+        bounds=_DRAFT_TOKENS,
+        is_per_step=True,
     )
     for name, text, *labels in (
         ("slots", "Sequences that can be decoded together."),

@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from deployments.metrics import Histogram, Observations, Report, Sample
+from deployments.metrics import (
+    LAST_POSITION,
+    Histogram,
+    Observations,
+    Report,
+    Sample,
+    histogram_of,
+)
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
@@ -92,7 +99,8 @@ class ReplicaMetrics:
         yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
         drafting = self._host.config.drafting
         most_accepted = min(drafting.max_draft_tokens, drafting.max_depth)
-        yield from _draft_samples(stats.drafts, most_accepted)
+        yield from draft_samples(stats.drafts, most_accepted)
+        yield histogram_of("hdserve_step_draft_tokens", stats.num_steps_by_draft_tokens)
         for (drafter, call), seconds in stats.drafter_times_s.items():
             yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))
             num_failures = stats.num_drafter_failures.get(f"{drafter}.{call}", 0)
@@ -144,13 +152,21 @@ class ReplicaMetrics:
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 
 
-def _draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
+def draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
+    """What was drafted and accepted.
+
+    Args:
+        most_accepted: in one step; the positions up to it are there from the start.
+    """
     yield Sample("vllm:spec_decode_num_drafts", drafts.num_drafts)
     yield Sample("vllm:spec_decode_num_draft_tokens", drafts.num_draft_tokens)
     yield Sample("vllm:spec_decode_num_accepted_tokens", drafts.num_accepted_tokens)
     by_accepted = drafts.num_drafts_by_accepted
-    for position in range(max(most_accepted, len(by_accepted) - 1)):
-        count = sum(by_accepted[position + 1 :])
+    num_positions = max(most_accepted, len(by_accepted) - 1)
+    per_position = [sum(by_accepted[position + 1 :]) for position in range(num_positions)]
+    if num_positions > LAST_POSITION:
+        per_position[LAST_POSITION:] = [sum(per_position[LAST_POSITION:])]
+    for position, count in enumerate(per_position):
         yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (str(position),))
     for source in Source:
         if source is not Source.PLAIN:

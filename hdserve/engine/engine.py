@@ -78,7 +78,7 @@ class Engine:
         self._faster = faster
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
-        self._stats = EngineStats()
+        self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
@@ -305,6 +305,7 @@ class Engine:
     ) -> None:
         count_draft(seq.counts, tree, acceptance)
         count_draft(self._stats.drafts, tree, acceptance)
+        self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
         if tree.capacity or self._drafters.needs_hidden:

@@ -69,6 +69,7 @@ class EngineStats:
         num_drafter_failures: by ``drafter.call``.
         drafter_times_s: by drafter and call.
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget.
+        num_steps_by_draft_tokens: how often so many tokens were drafted for a sequence in a step.
     """
 
     num_steps: int = 0
@@ -83,6 +84,7 @@ class EngineStats:
     drafter_times_s: dict[tuple[str, str], float] = field(default_factory=dict)
     num_proposed_tokens: int = 0
     num_kept_tokens: int = 0
+    num_steps_by_draft_tokens: list[int] = field(default_factory=list)
     num_running: int = 0
     num_waiting: int = 0
     num_drafter_sequences: int = 0

@@ -23,13 +23,15 @@ from deployments.metrics import (
     Observations,
     Report,
     Sample,
+    histogram_of,
     render,
 )
 from deployments.metrics_poll import KEEP_S, POLL_INTERVAL_S, ReportBook
 from deployments.ray_metrics import ray_name
+from deployments.replica_metrics import draft_samples
 from deployments.request_metrics import RequestMetrics
 from deployments.statistics_line import statistics_line
-from hdserve.core import FinishReason, SamplingParams, Sequence, StepOutput
+from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, StepOutput
 from hdserve.errors import InvalidRequest, Overloaded
 from tests.k8s.monitoring import metric_of, series_named
 from tests.serving import ServedApplication
@@ -108,6 +110,36 @@ def test_an_error_that_nobody_handles_is_counted(begins: bool, status: str) -> N
         asyncio.run(MeasuredRequests(_Broken(begins), metrics)({"type": "http"}, send, send))
     counts = [item for item in metrics.samples() if item.name == "hdserve_http_requests"]
     assert counts == [Sample("hdserve_http_requests", 1, ("unknown", status))]
+
+
+def test_whole_numbers_in_a_histogram() -> None:
+    """By how often each was observed."""
+    num_by_value = [3, 0, 5, 1, 0, 2, *[0] * 294, 4]
+    sample = histogram_of("hdserve_step_draft_tokens", num_by_value)
+    histogram = Histogram("hdserve_step_draft_tokens")
+    for value, number in enumerate(num_by_value):
+        for _ in range(number):
+            histogram.observe(value)
+    assert sample == histogram.sample()
+    assert isinstance(sample.value, HistogramValue)
+    assert (sample.value.counts[0], sample.value.counts[-1]) == (3, 4)
+
+
+def test_positions_are_bounded() -> None:
+    """The last is of all that is deeper, so that they sum up to what was accepted."""
+    drafts = DraftCounts(num_drafts_by_accepted=[2, 3, *[0] * 15, 4, *[0] * 12, 1])
+
+    def positions(most_accepted: int) -> list[float | HistogramValue]:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        found = [item for item in draft_samples(drafts, most_accepted) if item.name == name]
+        assert [item.labels for item in found] == [(str(number),) for number in range(len(found))]
+        return [item.value for item in found]
+
+    assert positions(256) == [8, *[5] * 15, 18]
+    assert positions(16) == positions(256)
+    assert sum(positions(256)) == 3 + 4 * 17 + 30
+    drafts.num_drafts_by_accepted = [2, 3]
+    assert positions(16) == [3, *[0] * 15]
 
 
 def test_observations_are_taken_once() -> None:
@@ -274,6 +306,11 @@ def test_figures_agree(scrape: Scrape, num_tokens: tuple[int, int]) -> None:
     assert total("hdserve_draft_tokens_total") == drafted
     assert total("hdserve_accepted_tokens_total", source="model") > 0
     assert total("hdserve_budget_kept_tokens_total") == drafted
+    assert total("hdserve_step_draft_tokens_sum") == drafted
+    num_drafts = total("vllm:spec_decode_num_drafts_total")
+    num_steps = total("hdserve_step_draft_tokens_count")
+    assert num_steps - total("hdserve_step_draft_tokens_bucket", le="0.0") == num_drafts
+    assert num_steps + accepted == num_tokens[1]
     assert total("hdserve_budget_proposed_tokens_total") >= drafted
     assert total("hdserve_drafter_seconds_total", call="propose") > 0
     assert total("hdserve_database_entries", database="model") == NUM_REQUESTS

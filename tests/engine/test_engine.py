@@ -635,6 +635,10 @@ def test_stats_add_up() -> None:
     for seq in sequences:
         add_counts(total, seq.counts)
     assert stats.drafts == total
+    by_size = stats.num_steps_by_draft_tokens
+    assert sum(by_size) == total.num_steps
+    assert sum(by_size[1:]) == total.num_drafts
+    assert sum(size * count for size, count in enumerate(by_size)) == total.num_draft_tokens
     assert stats.num_prompt_tokens == sum(seq.num_prompt_tokens for seq in sequences)
     assert stats.num_output_tokens == sum(seq.num_output_tokens for seq in sequences)
     assert stats.num_finished == {"length": 4}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import promql_parser
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deployments.gateway import Gateway
 from deployments.http_metrics import known_answers
@@ -39,8 +46,50 @@ def test_nothing_is_left_out() -> None:
     assert named == METRICS.keys()
 
 
-def test_dashboard_can_be_loaded() -> None:
-    """What Grafana needs of each panel is there, and no two panels overlap."""
+def unread(board: Any) -> list[str]:
+    """Where ``board`` has what Grafana's own types of a dashboard do not."""
+    register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+    return list(differences(board, read))
+
+
+def differences(given: Any, read: Any, where: str = "") -> Iterator[str]:
+    """What is in ``given`` and not so in ``read``, which may have more."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from differences(value, read.get(key), f"{where}.{key}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for index, pair in enumerate(zip(given, read, strict=True)):
+            yield from differences(*pair, f"{where}[{index}]")
+    elif given != read:
+        yield where
+
+
+def test_grafana_reads_all_of_the_dashboard() -> None:
+    """Each key is one of Grafana's, and each unit."""
+    board = dashboard()
+    assert unread(board) == []
+    known = {value for value in vars(units).values() if isinstance(value, str)}
+    drawn = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert {panel["fieldConfig"]["defaults"]["unit"] for panel in drawn} <= known
+
+
+@pytest.mark.parametrize(
+    "path", ["refesh", "panels.1.gridPos.hight", "panels.1.targets.0.exp", "panels.1.options.tips"]
+)
+def test_a_misspelt_key_of_the_dashboard_is_found(path: str) -> None:
+    """Or the test above could not fail."""
+    board = dashboard()
+    *parents, name = path.split(".")
+    place = board
+    for parent in parents:
+        place = place[int(parent) if parent.isdigit() else parent]
+    place[name] = 1
+    assert [found.rpartition(".")[2] for found in unread(board)] == [name]
+
+
+def test_panels_are_whole() -> None:
+    """They have what Grafana draws them from, within its columns; no two overlap."""
     board = dashboard()
     assert board["uid"] == "hdserve"
     assert board["schemaVersion"] >= 39
@@ -48,8 +97,9 @@ def test_dashboard_can_be_loaded() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells: set[tuple[int, int]] = set()
     for panel in panels:
+        assert panel["type"] in {"row", "timeseries"}
         place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
         own = {
             (column, line)
             for column in range(place["x"], place["x"] + place["w"])
@@ -58,8 +108,11 @@ def test_dashboard_can_be_loaded() -> None:
         assert not cells & own, panel["title"]
         cells |= own
         if panel["type"] != "row":
-            assert panel["datasource"]["uid"] == "${datasource}"
-            assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+            targets = panel["targets"]
+            assert targets
+            for item in (panel, *targets):
+                assert item["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert len({target["refId"] for target in targets}) == len(targets)
     assert {variable["name"] for variable in board["templating"]["list"]} == {
         "datasource",
         "model_name",
