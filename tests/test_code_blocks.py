@@ -1,23 +1,27 @@
 """Every code block of README and docs: it is of a kind that is checked, and holds.
 
-Python programs are run in ``test_docs``, ``test_readme`` and ``deployments/test_page``, and so is
-``curl``, against a real server.  Here: commands are parsed as the programs they name parse them,
-files they name exist, and what is written as YAML, JSON or TOML is that.
+Here programs parse the commands that are shown, files they name exist, and what is written as YAML,
+JSON or TOML is that.  ``RUN`` says which commands are run to their end, ``NOT_RUN`` why others are
+not.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
-import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
-from itertools import dropwhile, pairwise
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -27,32 +31,43 @@ from deployments.protocol import ChatBody
 from deployments.routes import build_api
 from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
-from tests.k8s.manifests import TARGETS, render
+from tests.documents import PAGES, ROOT, blocks, commands, shell_commands, texts
+from tests.k8s.manifests import K8S, TARGETS, groups, ray_service, render
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = {
+    "curl": "deployments/test_page",
+    "hdserve": "test_documented_commands, test_serve_command and deployments/test_bench_serve",
+    "kubectl kustomize": "test_kubectl_asks_for_a_cluster",
+}
+"""Where, by how they begin."""
+
+NOT_RUN = {
+    "make": (6, "installs, serves, or takes minutes to hours: its rules are printed here"),
+    "pytest": (4, "would run the tests in the tests: what it names is collected here"),
+    "python benchmarks/": (9, "takes minutes to hours: its parser reads the options here"),
+    "python -m": (6, "takes minutes to hours: its parser reads the options here"),
+    "kubectl create -k github.com": (1, "comes from the network"),
+    "kubectl": (39, "there is no cluster: here each is run until it asks for one"),
+    "docker build": (1, "needs Docker: k8s/test_dockerfile reads what it builds from"),
+    "kind load": (1, "needs a cluster in Docker"),
+    ". .venv/bin/activate": (1, "is Python's own"),
+    "echo": (3, "is the system's"),
+    "base64": (1, "is the system's"),
+    "openssl": (4, "is the system's"),
+}
+"""By how they begin: how many there are, and why."""
+
 PYTHON_RUN_ELSEWHERE = {"README.md": 2, "docs/adding-a-draft-source.md": 1, "docs/quickstart.md": 3}
-SYSTEM_COMMANDS = {".", "base64", "docker", "echo", "kind", "openssl", "kubectl", "git", "cd", "ls"}
-
-
-def blocks(path: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each, without the indentation of the list it is in."""
-    found = re.findall(
-        r"^( *)```(\w*)\n(.*?)^ *```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-    for indent, language, text in found:
-        yield language, re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
-
 
 BLOCKS = [
-    pytest.param(path, language, text, id=f"{path.relative_to(ROOT)}-{number}-{language or 'text'}")
+    pytest.param(path, language, text, id=f"{path.relative_to(ROOT)}-{number}-{language}")
     for path in PAGES
     for number, (language, text) in enumerate(blocks(path))
 ]
 
 
 @pytest.mark.parametrize(("path", "language", "text"), BLOCKS)
-def test_block(path: Path, language: str, text: str) -> None:
+def test_block(path: Path, language: str, text: str, tmp_path: Path) -> None:
     if language == "python":
         compile(text, str(path), "exec")
     elif language == "json":
@@ -60,12 +75,12 @@ def test_block(path: Path, language: str, text: str) -> None:
     elif language == "toml":
         assert tomllib.loads(text)
     elif language == "yaml":
-        check_yaml(yaml.safe_load(text))
+        check_yaml(yaml.safe_load(text), tmp_path)
     elif language == "sh":
         for words in commands(text):
             check_command(words)
     else:
-        assert language in {"", "text"}, f"nobody checks {language}"
+        assert language == "text", "name its language, so that it is checked"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -76,8 +91,23 @@ def test_programs_are_run(path: Path) -> None:
     assert num == PYTHON_RUN_ELSEWHERE.get(name, 0)
 
 
-def check_yaml(data: Any) -> None:
-    """A whole configuration, or sections of one."""
+def test_what_is_not_run_says_why() -> None:
+    """Each command is run by a test or one of those that are listed, and no more are listed."""
+    shown = [" ".join(words) for words in shell_commands()]
+    counts = Counter(_beginning(line) for line in shown if not line.startswith(tuple(RUN)))
+    assert counts == {begin: number for begin, (number, _) in NOT_RUN.items()}
+
+
+def _beginning(line: str) -> str:
+    """The longest in the table that ``line`` begins with; the line itself where there is none."""
+    return max(filter(line.startswith, NOT_RUN), key=len, default=line)
+
+
+def check_yaml(data: Any, directory: Path) -> None:
+    """A whole configuration, sections of one, or a part of a kustomization."""
+    if "labels" in data:
+        check_kustomization(data, directory)
+        return
     names = {"hierarchy"}
     for model in data.get("models", ()):
         names |= {item["name"] for item in model.get("drafting", {}).get("drafters", ())}
@@ -85,34 +115,19 @@ def check_yaml(data: Any) -> None:
     parse_config({"models": [{"name": "a", "model": "hdserve-tiny"}], **data})
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command, without comments and variables; ``$(...)`` is one of its own."""
-    text = re.sub(r"\\\n", " ", text)
-    inner = re.findall(r"\$\(([^)]*)\)", text)
-    outer = re.sub(r"\$\([^)]*\)", "SUBSTITUTED", text)
-    for words in [*_logical_lines(outer), *map(shlex.split, inner)]:
-        start = 0
-        for index, word in enumerate([*words, "&&"]):
-            if word in {"&&", "&", "|", ";", ">"}:
-                command = [*dropwhile(re.compile(r"\w+=").match, words[start:index])]
-                if command and not (start and words[start - 1] == ">"):
-                    yield command
-                start = index + 1
-
-
-def _logical_lines(text: str) -> Iterator[list[str]]:
-    """The words of each line; a quotation may go over several."""
-    begun = ""
-    for line in text.splitlines():
-        begun += line
-        try:
-            words = shlex.split(begun, comments=True)
-        except ValueError:
-            begun += "\n"
-            continue
-        begun = ""
-        yield words
-    assert not begun, text
+def check_kustomization(part: dict[str, Any], directory: Path) -> None:
+    """With it, each object that the Prometheus operator reads has its labels."""
+    overlay = os.path.relpath(K8S / "overlays" / "gpu", directory.resolve())
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [overlay], **part}))
+    read = [
+        manifest
+        for manifest in render(str(directory))
+        if manifest["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
+    assert len(read) == 3
+    for manifest in read:
+        for item in part["labels"]:
+            assert item["pairs"].items() <= manifest["metadata"]["labels"].items()
 
 
 def check_command(words: list[str]) -> None:
@@ -123,19 +138,17 @@ def check_command(words: list[str]) -> None:
         subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
     elif program == "curl":
         check_curl(arguments)
-    elif program == "pip":
-        assert arguments[0] == "install"
     elif program == "python":
         check_program(arguments)
     elif program == "kubectl":
         check_kubectl(arguments)
-    elif program == "pytest":
-        assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
-    else:
-        assert program in SYSTEM_COMMANDS, f"nobody checks {program}"
     for option, path in pairwise(arguments):
         if program == "docker" and option == "-f":
             assert (ROOT / path).is_file()
+
+
+def pod_labels(overlay: str) -> list[dict[str, str]]:
+    return [group["template"]["metadata"]["labels"] for group in groups(ray_service(overlay))]
 
 
 def check_kubectl(arguments: list[str]) -> None:
@@ -144,7 +157,7 @@ def check_kubectl(arguments: list[str]) -> None:
     if "--" in arguments:
         inner = arguments[arguments.index("--") + 1 :]
         arguments = arguments[: arguments.index("--")]
-        check_command(inner[: inner.index("<")] if "<" in inner else inner)
+        check_command(inner)
     for option, path in pairwise(arguments):
         if option == "-k" and "github" not in path:
             assert render(path.removeprefix("k8s/"))
@@ -156,8 +169,68 @@ def check_kubectl(arguments: list[str]) -> None:
     text = " ".join(arguments)
     text = re.sub(r"\bexec (?:-i )?(hdserve\S*)|\bhdserve/(\S+):", r"pod/\1\2 ", text)
     text = re.sub(r"\b(job|pod|secret|rayservice) (hdserve\S*)", r"\1/\2 ", text)
+    for selector in re.findall(r"(?:-l |--selector=)(\S+)", text):
+        wanted = dict(pair.split("=") for pair in selector.split(","))
+        assert any(wanted.items() <= labels.items() for labels in pod_labels("gpu")), selector
     named = set(re.findall(r"\b(?:pod|job|rayservice|secret)/[\w.-]+", text))
     assert named <= names, named - names
+
+
+def test_kubectl_asks_for_a_cluster(tmp_path: Path) -> None:
+    """Each command is run where nobody answers: its options and files are right, as it gets so
+    far."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    (tmp_path / "k8s").symlink_to(K8S)
+    (tmp_path / "corpora").mkdir()
+    for name in ("api-keys", "prompts.jsonl", "qwen.hdb"):
+        (tmp_path / name).touch()
+    nobody = ["--kubeconfig=/dev/null", "--server=http://127.0.0.1:1"]
+    for arguments in sorted(
+        {tuple(words[1:]) for words in shell_commands() if words[0] == "kubectl"}
+    ):
+        if any("github.com" in word for word in arguments):
+            continue
+        found = subprocess.run(
+            ["kubectl", *nobody, *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+        has_asked = "refused" in found.stderr
+        assert has_asked or (found.returncode == 0 and arguments[0] == "kustomize"), found.stderr
+
+
+def test_named_tests_can_be_collected() -> None:
+    """With the options that are shown."""
+    options = [word for words in shell_commands() if words[0] == "pytest" for word in words[1:]]
+    assert len(options) > 4
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *options]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    for path in options:
+        assert not path.startswith("tests/") or path in found.stdout
+
+
+PROGRAMS = [words[1:] for words in shell_commands() if words[0] == "python"]
+
+
+@pytest.mark.parametrize("words", PROGRAMS, ids=" ".join)
+def test_programs_take_their_options(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their own parsers do; those of ``argparse`` stop at an option that nobody has, when they have
+    read all others."""
+    path = program_path(words)
+    name, options = words[1 if words[0] == "-m" else 0], words[1 + (words[0] == "-m") :]
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    if hasattr(module, "typer"):
+        program = typer.Typer()
+        program.command()(module.main)
+        get_command(program).make_context(name, options)
+        return
+    monkeypatch.setattr(sys, "argv", [name, *options, "--no-such-option"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --no-such-option\n")
 
 
 def check_program(arguments: list[str]) -> None:
@@ -165,18 +238,20 @@ def check_program(arguments: list[str]) -> None:
 
     What is installed is found anywhere, ``benchmarks``, ``tests`` and ``tools`` are not.
     """
-    if arguments[0] == "-c":
-        compile(arguments[1], "-c", "exec")
-        return
-    is_module = arguments[0] == "-m"
-    name = arguments[1].replace(".", "/") if is_module else arguments[0]
+    text = program_path(arguments).read_text()
+    imports_neighbours = re.search(r"^from (benchmarks|tests|tools)\.", text, re.M)
+    assert arguments[0] == "-m" or not imports_neighbours, f"python -m is needed: {arguments[0]}"
+
+
+def program_path(arguments: list[str]) -> Path:
+    """What ``python`` runs."""
+    name = arguments[1].replace(".", "/") if arguments[0] == "-m" else arguments[0]
     (path,) = [
         ROOT / (name + end)
         for end in ("", ".py", "/__main__.py")
         if (ROOT / (name + end)).is_file()
     ]
-    imports_neighbours = re.search(r"^from (benchmarks|tests|tools)\.", path.read_text(), re.M)
-    assert is_module or not imports_neighbours, f"python -m {name}"
+    return path
 
 
 def check_hdserve(arguments: list[str]) -> None:
@@ -202,8 +277,7 @@ def test_what_can_be_run_without_a_server_is(tmp_path: Path) -> None:
     """The ``hdserve`` commands of the quick start that need nothing else."""
     shown = [
         words[1:]
-        for language, text in blocks(ROOT / "docs" / "quickstart.md")
-        if language == "sh"
+        for text in texts("docs/quickstart.md", "sh")
         for words in commands(text)
         if words[:2] in (["hdserve", "generate"], ["hdserve", "doctor"])
         and not {"--input", "--config"} & set(words)

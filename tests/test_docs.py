@@ -15,22 +15,17 @@ from deployments.responses_protocol import ResponsesBody
 from deployments.routes import build_api
 from hdserve.cli import app as command
 from hdserve.config import default_config
+from tests.documents import ROOT, texts
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
 from tools.config_reference import reference
 
-ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-def blocks(name: str, language: str) -> list[str]:
-    text = read(ROOT / "docs" / name)
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def links() -> list[tuple[Path, str]]:
@@ -109,7 +104,7 @@ def undocumented(model: type[BaseModel], text: str) -> list[str]:
 
 def test_the_draft_source_drafts() -> None:
     """The class of the guide guesses right, and changes nothing."""
-    (program,) = blocks("adding-a-draft-source.md", "python")
+    (program,) = texts("docs/adding-a-draft-source.md", "python")
     names: dict[str, Any] = {"__name__": "example"}
     exec(program, names)
     drafter = names["PhraseDrafter"]()
@@ -124,7 +119,7 @@ def test_the_draft_source_drafts() -> None:
 
 def test_the_offline_program_of_the_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
     """The second answer takes fewer steps."""
-    (program,) = [block for block in blocks("quickstart.md", "python") if "LLM(" in block]
+    (program,) = [block for block in texts("docs/quickstart.md", "python") if "LLM(" in block]
     exec(program, {"__name__": "example"})
     first, again = capsys.readouterr().out.splitlines()
     assert first.split()[:2] == ["first", again.split()[1]]

@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from tests.documents import shell_commands
 from tests.k8s.manifests import K8S
-from tests.test_code_blocks import PAGES, blocks, commands
 
 MODEL = "hdserve-mini"
 DATABASE = "/var/lib/hdserve/model-database"
@@ -30,6 +30,7 @@ STAND_INS = {
     "phrase": "hierarchy",
     "specbench-vicuna-7b.eval.jsonl.gz": "recorded.eval.jsonl.gz",
     "specbench-vicuna-7b.fill.jsonl.gz": "recorded.fill.jsonl.gz",
+    "alpaca-siblings.fill.jsonl.gz": "recorded.fill.jsonl.gz",
     "bfloat16": "float32",  # some CPUs have to emulate it
     "1,2,4,8,16,32": "1,2",
     DATABASE: "database",
@@ -51,12 +52,9 @@ MORE = {
 
 def in_pages() -> Iterator[list[str]]:
     """The commands of README and docs, also those that are run in a pod."""
-    for path in PAGES:
-        for language, text in blocks(path):
-            for words in commands(text) if language == "sh" else ():
-                is_in_a_pod = words[0] == "kubectl" and "--" in words
-                words = words[words.index("--") + 1 :] if is_in_a_pod else words
-                yield words[: words.index("<")] if "<" in words else words
+    for words in shell_commands():
+        is_in_a_pod = words[0] == "kubectl" and "--" in words
+        yield words[words.index("--") + 1 :] if is_in_a_pod else words
 
 
 def in_jobs() -> Iterator[list[str]]:

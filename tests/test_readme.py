@@ -12,14 +12,11 @@ from pydantic import BaseModel
 
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.drafting.base import Drafter
+from tests.documents import ROOT, texts
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> set[str]:
@@ -51,7 +48,7 @@ def test_every_key_is_in_the_tables(model: type[BaseModel]) -> None:
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    (text,) = _blocks("yaml")
+    (text,) = texts("README.md", "yaml")
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     assert [model.name for model in load_config(path).models] == [
@@ -60,7 +57,7 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
 
 
 def test_the_draft_source_drafts() -> None:
-    (program,) = [block for block in _blocks("python") if "(Drafter)" in block]
+    (program,) = [block for block in texts("README.md", "python") if "(Drafter)" in block]
     names: dict[str, Any] = {"__name__": "example"}
     exec(program, names)
     drafter: Drafter = names["RepeatDrafter"]()
@@ -75,4 +72,4 @@ def test_the_draft_source_drafts() -> None:
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
 def test_links_lead_somewhere(path: str) -> None:
-    assert (Path(__file__).parent.parent / path).exists()
+    assert (ROOT / path).exists()

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,12 +22,10 @@ from deployments.routes import build_api
 from hdserve.access import Access, ApiKey
 from hdserve.config import default_config
 from tests.browser import CHROMIUM, browser_context
+from tests.documents import commands, shell_commands, texts
 from tests.serving import ServedApplication
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
-]
+pytestmark = pytest.mark.ray
 
 MODELS = ["hdserve-tiny", "hdserve-mini"]
 QUESTION = "I want to book a table for two in San Jose."
@@ -51,6 +48,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
     with browser_context(tmp_path_factory.mktemp("profile"), color_scheme="light") as context:
         context.set_default_timeout(TIMEOUT_MS)
         yield context
@@ -357,9 +356,24 @@ def _luminance(colour: str) -> float:
 
 def shown(page: str, language: str, word: str) -> list[str]:
     """The code blocks of a document that have ``word`` in them."""
-    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [block for block in blocks if word in block]
+    return [block for block in texts(page, language) if word in block]
+
+
+def answer_of(words: list[str], application: ServedApplication) -> dict[str, Any]:
+    """What a command says that is to print JSON."""
+    base_url = re.compile("(http://)?localhost:8000")
+    command = [base_url.sub(application.base_url, word) for word in words]
+    found = subprocess.run([*command, "--fail"], capture_output=True, check=True, timeout=120)
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+def test_the_requests_of_the_documents(application: ServedApplication) -> None:
+    """Each ``curl`` is answered."""
+    found = [words for words in shell_commands() if words[0] == "curl"]
+    assert len(found) == 2
+    for words in found:
+        assert answer_of(words, application)["choices"][0]["message"]["content"]
 
 
 def test_the_programs_of_the_documents(
@@ -381,11 +395,10 @@ def test_the_programs_of_the_documents(
 
 
 def test_the_request_of_the_readme(application: ServedApplication) -> None:
-    """``curl``, as it stands there, is answered."""
-    (command,) = shown("README.md", "sh", "curl")
-    command = command.replace("http://localhost:8000", application.base_url)
-    found = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=120)
-    answer = json.loads(found.stdout)
+    """Its answer looks as it stands there."""
+    (text,) = shown("README.md", "sh", "curl")
+    (words,) = [words for words in commands(text) if words[0] == "curl"]
+    answer = answer_of(words, application)
     (example,) = map(json.loads, shown("README.md", "json", "chatcmpl"))
     assert answer.keys() == example.keys()
     assert answer["choices"][0]["message"]["content"]
