@@ -268,6 +268,16 @@ class ModelConfig(StrictModel):
     """Custom Ray resources of a replica."""
 
     @property
+    def first_num_replicas(self) -> int:
+        """How many processes serve this model at first."""
+        scaling = self.autoscaling
+        if scaling is None:
+            return self.num_replicas
+        return (
+            scaling.min_replicas if scaling.initial_replicas is None else scaling.initial_replicas
+        )
+
+    @property
     def max_num_replicas(self) -> int:
         """Most processes that serve this model."""
         if self.autoscaling is None:

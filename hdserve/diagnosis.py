@@ -5,6 +5,7 @@ The checks run the code that serving runs where they can, so that they fail for 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -13,8 +14,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -24,10 +24,12 @@ from hdserve.access import key_file_warnings, read_access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
-from hdserve.engine.hardware import describe_hardware
+from hdserve.engine.hardware import describe_hardware, node_resources
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, SnapshotError
+from hdserve.finding import Finding, Verdict, failure, ok, warning
 from hdserve.models import bundled_statistics, resolve_model
+from hdserve.placement_check import compare_resources, compare_with_cluster
 from hdserve.telemetry import check_tracing
 
 MIN_SHARED_MEMORY_BYTES = 2**30
@@ -36,28 +38,8 @@ _MIN_PYTHON = (3, 11)
 _IMPORT_TIMEOUT_S = 120.0
 _HTTP_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 3.0
-
-
-class Verdict(StrEnum):
-    """How bad it is: a warning costs speed or comfort, a failure keeps it from serving."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        remedy: a command, or a key of the configuration, that mends it; empty when all is well.
-    """
-
-    subject: str
-    verdict: Verdict
-    text: str
-    remedy: str = ""
+_OWN_CLUSTER = ("", "local")
+"""Addresses that mean a cluster which is started with the application, on this machine."""
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
@@ -71,6 +53,7 @@ def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[
         check_packages,
         check_ray,
         lambda: check_cluster(ray_address),
+        lambda: check_placement(config, ray_address),
         lambda: check_port(port),
         lambda: check_access(config),
         lambda: check_model_database(config),
@@ -87,9 +70,9 @@ def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[
 def check_python() -> Iterator[Finding]:
     found = sys.version.split()[0]
     if sys.version_info < _MIN_PYTHON:
-        yield _failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
+        yield failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
     else:
-        yield _ok("Python", found)
+        yield ok("Python", found)
 
 
 def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
@@ -98,7 +81,7 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
     try:
         lines = requires(distribution) or []
     except PackageNotFoundError:
-        yield _failure("packages", f"{distribution} itself is not installed", remedy)
+        yield failure("packages", f"{distribution} itself is not installed", remedy)
         return
     num_right = 0
     for requirement in map(Requirement, lines):
@@ -107,13 +90,13 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
         try:
             found = version(requirement.name)
         except PackageNotFoundError:
-            yield _failure("packages", f"{requirement} is not installed", remedy)
+            yield failure("packages", f"{requirement} is not installed", remedy)
             continue
         if requirement.specifier.contains(found, prereleases=True):
             num_right += 1
         else:
-            yield _failure("packages", f"{requirement} is needed; {found} is installed", remedy)
-    yield _ok("packages", f"{num_right} dependencies fit")
+            yield failure("packages", f"{requirement} is needed; {found} is installed", remedy)
+    yield ok("packages", f"{num_right} dependencies fit")
 
 
 def check_ray(
@@ -126,22 +109,22 @@ def check_ray(
             command, capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        yield _failure("Ray", f"its import took over {_IMPORT_TIMEOUT_S:.0f} s", "ray stop --force")
+        yield failure("Ray", f"its import took over {_IMPORT_TIMEOUT_S:.0f} s", "ray stop --force")
         return
     if result.returncode:
         last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
         remedy = 'python -m pip install --constraint constraints.txt "ray[serve]"'
-        yield _failure("Ray", f"Ray Serve cannot be imported: {last_line}", remedy)
+        yield failure("Ray", f"Ray Serve cannot be imported: {last_line}", remedy)
         return
-    yield _ok("Ray", result.stdout.strip())
+    yield ok("Ray", result.stdout.strip())
     if shared_memory.is_dir():
         free_bytes = shutil.disk_usage(shared_memory).free
         text = f"{free_bytes / 2**30:.1f} GiB free in {shared_memory}"
         if free_bytes < min_free_bytes:
             remedy = "docker run --shm-size=2g ..., or a larger emptyDir with medium: Memory"
-            yield _warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
+            yield warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
         else:
-            yield _ok("shared memory", text)
+            yield ok("shared memory", text)
 
 
 def check_cluster(address: str) -> Iterator[Finding]:
@@ -153,9 +136,32 @@ def check_cluster(address: str) -> Iterator[Finding]:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         remedy = "ray start --head, or unset RAY_ADDRESS for a cluster of its own"
-        yield _failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
+        yield failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
     else:
-        yield _ok("Ray cluster", f"somebody listens at {address}")
+        yield ok("Ray cluster", f"somebody listens at {address}")
+
+
+def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
+    """Whether what the configuration reserves is there: on this machine, or free in the cluster."""
+    if address in _OWN_CLUSTER:
+        yield from compare_resources(config, [node_resources()], "this machine")
+        yield from check_memory(config)
+    elif all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
+        yield from compare_with_cluster(config, address)
+
+
+def check_memory(config: ServeConfig) -> Iterator[Finding]:
+    """Whether the weights of all processes find room together, where each model's do."""
+    num_bytes, free_bytes = 0, math.inf
+    for model in config.models:
+        with suppress(ConfigError):
+            found = describe_hardware(model.engine.device)
+            if found.name == "cpu":
+                num_bytes += model.first_num_replicas * _weight_bytes(model)
+                free_bytes = found.free_bytes
+    if num_bytes > free_bytes:
+        text = f"{num_bytes / 2**30:.1f} GiB of weights in all, {free_bytes / 2**30:.1f} GiB free"
+        yield failure("memory", text, "fewer models or num_replicas, or engine.dtype: bfloat16")
 
 
 def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
@@ -165,9 +171,9 @@ def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
     try:
         check_tracing(config.telemetry)
     except ConfigError as error:
-        yield _failure("traces", error.message, "python -m pip install 'hdserve[tracing]'")
+        yield failure("traces", error.message, "python -m pip install 'hdserve[tracing]'")
     else:
-        yield _ok("traces", f"to {config.telemetry.endpoint}")
+        yield ok("traces", f"to {config.telemetry.endpoint}")
 
 
 def check_port(port: int) -> Iterator[Finding]:
@@ -179,7 +185,7 @@ def check_port(port: int) -> Iterator[Finding]:
         except OSError:
             yield _taken_port(port)
             return
-    yield _ok("port", f"{port} is free")
+    yield ok("port", f"{port} is free")
 
 
 def _taken_port(port: int) -> Finding:
@@ -187,10 +193,10 @@ def _taken_port(port: int) -> Finding:
         url = f"http://127.0.0.1:{port}/version"
         with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
             if b'"version"' in answer.read(1000):
-                return _ok("port", f"hdserve answers on {port}")
+                return ok("port", f"hdserve answers on {port}")
     except (OSError, ValueError, urllib.error.URLError):
         pass
-    return _failure("port", f"another program listens on {port}", f"ss -ltnp 'sport = :{port}'")
+    return failure("port", f"another program listens on {port}", f"ss -ltnp 'sport = :{port}'")
 
 
 def check_access(config: ServeConfig) -> Iterator[Finding]:
@@ -199,32 +205,32 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
     try:
         access = read_access(config.access)
     except ConfigError as error:
-        yield _failure(subject, error.message, "access.api_keys_file, access.admin_key_file")
+        yield failure(subject, error.message, "access.api_keys_file, access.admin_key_file")
         return
     warnings = [*key_file_warnings(config.access)]
-    for warning in warnings:
-        yield _warning(subject, warning.text, warning.remedy)
+    for found in warnings:
+        yield warning(subject, found.text, found.remedy)
     if not warnings:
-        yield _ok(subject, f"{len(access.keys)} API keys" if access.keys else "for everybody")
+        yield ok(subject, f"{len(access.keys)} API keys" if access.keys else "for everybody")
 
 
 def check_model_database(config: ServeConfig) -> Iterator[Finding]:
     """Whether generated text survives a restart."""
     database, subject = config.model_database, "model database"
     if not database.is_enabled:
-        yield _warning(subject, "is off: replicas share nothing", "model_database.is_enabled: true")
+        yield warning(subject, "is off: replicas share nothing", "model_database.is_enabled: true")
         return
     directory = database.snapshot_dir
     if directory is None:
         remedy = "model_database.snapshot_dir: /var/lib/hdserve"
-        yield _warning(subject, "is kept in memory only, and lost with its actor", remedy)
+        yield warning(subject, "is kept in memory only, and lost with its actor", remedy)
         return
     place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         remedy = f"sudo install -d -o $USER {directory}"
-        yield _failure(subject, f"{directory} cannot be written", remedy)
+        yield failure(subject, f"{directory} cannot be written", remedy)
     else:
-        yield _ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
+        yield ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
@@ -232,18 +238,18 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     try:
         found = describe_hardware(model.engine.device)
     except ConfigError as error:
-        yield _failure(subject, error.message, "engine.device: auto")
+        yield failure(subject, error.message, "engine.device: auto")
         return
     if found.has_unused_gpu:
         index = "https://download.pytorch.org/whl/cu130"
         text = f"torch {found.torch_version} cannot use this machine's NVIDIA GPU"
-        yield _warning(subject, text, f"make setup TORCH_INDEX={index}")
+        yield warning(subject, text, f"make setup TORCH_INDEX={index}")
         return
-    yield _ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
-    weights = sum(path.stat().st_size for path in _weight_files(model))
+    yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
+    weights = _weight_bytes(model)
     if weights > found.free_bytes:
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
-        yield _failure(f"{model.name}: memory", text, "engine.dtype: bfloat16, or a smaller model")
+        yield failure(f"{model.name}: memory", text, "engine.dtype: bfloat16, or a smaller model")
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
@@ -260,9 +266,9 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
         return
     subject = f"{model.name}: compiler"
     if compiler_exists() if can_compile is None else can_compile:
-        yield _ok(subject, "there is a C++ compiler: the model runs compiled")
+        yield ok(subject, "there is a C++ compiler: the model runs compiled")
         return
-    make = _failure if model.engine.compile is True else _warning
+    make = failure if model.engine.compile is True else warning
     text = "no C++ compiler: the model cannot be compiled, which makes its steps a third faster"
     yield make(subject, text, "apt-get install g++, or engine.compile: false")
 
@@ -275,14 +281,14 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
             model.model, model.revision, trust_remote_code=model.trust_remote_code
         )
     except ConfigError as error:
-        yield _failure(subject, error.message, f"hf download {model.model}")
+        yield failure(subject, error.message, f"hf download {model.model}")
         return
     place = Path(resolve_model(model.model))
     if place.is_dir() and not _weight_files(model):
         text = f"{place} has no *.safetensors"
-        yield _failure(subject, text, f"hf download {model.model} --local-dir {place}")
+        yield failure(subject, text, f"hf download {model.model} --local-dir {place}")
         return
-    yield _ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
+    yield ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
     yield _statistics(model, tokenizer.fingerprint)
 
 
@@ -290,34 +296,26 @@ def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
     subject = f"{model.name}: statistics"
     build = f"hdserve statistics build --tokenizer {model.model} --input TEXTS --output"
     if model.statistics is None:
-        return _ok(subject, "are off")
+        return ok(subject, "are off")
     if model.statistics == "bundled":
         for directory in bundled_statistics():
             if read_info(directory).tokenizer == fingerprint:
-                return _ok(subject, f"bundled, {read_info(directory).num_tokens:,} tokens")
-        return _warning(subject, "none ships for this tokenizer", f"{build} statistics/own")
+                return ok(subject, f"bundled, {read_info(directory).num_tokens:,} tokens")
+        return warning(subject, "none ships for this tokenizer", f"{build} statistics/own")
     try:
         info = read_info(Path(model.statistics))
     except SnapshotError as error:
-        return _failure(subject, error.message, f"{build} {model.statistics}")
+        return failure(subject, error.message, f"{build} {model.statistics}")
     if info.tokenizer != fingerprint:
         text = f"{model.statistics} was made with another tokenizer"
-        return _failure(subject, text, f"{build} {model.statistics}")
-    return _ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
+        return failure(subject, text, f"{build} {model.statistics}")
+    return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
+
+
+def _weight_bytes(model: ModelConfig) -> int:
+    return sum(path.stat().st_size for path in _weight_files(model))
 
 
 def _weight_files(model: ModelConfig) -> list[Path]:
     """Of a local model; those of the hub are not asked for."""
     return list(Path(resolve_model(model.model)).glob("*.safetensors"))
-
-
-def _ok(subject: str, text: str) -> Finding:
-    return Finding(subject, Verdict.OK, text)
-
-
-def _warning(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, Verdict.WARNING, text, remedy)
-
-
-def _failure(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, Verdict.FAILURE, text, remedy)

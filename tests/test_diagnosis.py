@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hdserve import diagnosis
 from hdserve.cli import app
 from hdserve.config import ModelConfig, default_config, parse_config
-from hdserve.diagnosis import Finding, Verdict
+from hdserve.finding import Finding, Verdict
 from hdserve.models import bundled_model_path, bundled_statistics
 
 
@@ -113,6 +113,23 @@ def test_cluster() -> None:
             assert verdicts(diagnosis.check_cluster(found)) == ["ok"]
     for found in ("", "local", "auto"):
         assert verdicts(diagnosis.check_cluster(found)) == []
+
+
+def test_placement() -> None:
+    """Of this machine where the cluster is its own; of none that does not answer."""
+    needy = parse_config({"models": [{**MODELS[0], "num_cpus": 1e6}]})
+    for address in ("", "local"):
+        assert verdicts(diagnosis.check_placement(default_config(), address)) == ["ok"]
+        assert verdicts(diagnosis.check_placement(needy, address)) == ["failure"]
+    assert verdicts(diagnosis.check_placement(needy, f"127.0.0.1:{free_port()}")) == []
+
+
+def test_memory_of_all_replicas() -> None:
+    """Each has its own weights."""
+    many = {"num_replicas": 10**9, "num_cpus": 0, "engine": {"device": "cpu"}}
+    config = parse_config({"models": [{**MODELS[0], **many}]})
+    assert verdicts(diagnosis.check_memory(config)) == ["failure"]
+    assert verdicts(diagnosis.check_memory(default_config())) == []
 
 
 def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
 from hdserve.deployed_config import DeployedConfig, read_deployed_config
+from hdserve.finding import Verdict
 
 _DEFAULT_PORT = 8000
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -37,13 +38,13 @@ def doctor(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Check Python, packages, Ray, the port, devices, models and their databases.
+    """Check Python, packages, Ray, what is reserved, the port, devices, models and databases.
 
     Exits with 1 when something keeps hdserve from serving.
     """
     output = JsonOutput(json_path)
     deployed = DeployedConfig(load_config()) if config is None else read_deployed_config(config)
-    from hdserve.diagnosis import Verdict, diagnose
+    from hdserve.diagnosis import diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
     listening_at = port or deployed.port or _DEFAULT_PORT

@@ -10,6 +10,7 @@ import torch
 from hdserve.config import Device
 from hdserve.engine.devices import pick_device, pick_dtype
 from hdserve.engine.memory import free_bytes
+from hdserve.engine.processors import available_cpus
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -32,6 +33,11 @@ class Hardware:
     free_bytes: int
     torch_version: str
     has_unused_gpu: bool
+
+
+def node_resources() -> dict[str, float]:
+    """What Ray counts of this machine when it is started here."""
+    return {"CPU": available_cpus(), "GPU": torch.cuda.device_count()}
 
 
 def describe_hardware(wanted: Device = "auto") -> Hardware:

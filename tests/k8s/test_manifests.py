@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jsonschema
@@ -177,19 +177,48 @@ def test_pods_are_restricted(target: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
+def dangling_mounts(manifests: Iterable[Manifest]) -> Iterator[str]:
+    """Volumes that a container mounts and its pod does not have, neither by itself nor by the
+    ``volumeClaimTemplates`` of its StatefulSet."""
+    claimed = {
+        id(item["spec"]["template"]["spec"]): item["spec"]["volumeClaimTemplates"]
+        for item in of_kind(tuple(manifests), "StatefulSet")
+    }
+    for pod in pod_specs(tuple(manifests)):
+        templates = claimed.get(id(pod), [])
+        volumes = {claim["metadata"]["name"] for claim in templates}
+        volumes |= {volume["name"] for volume in pod.get("volumes", ())}
+        for container in containers(pod):
+            for mount in container.get("volumeMounts", ()):
+                if mount["name"] not in volumes:
+                    yield mount["name"]
+
+
+@pytest.mark.parametrize("kind", ["RayService", "StatefulSet"])
+def test_dangling_mounts_are_found(kind: str) -> None:
+    """Of each kind that has pods, when what it calls ``data`` is called otherwise."""
+    manifests = copy.deepcopy(render("overlays/gpu"))
+    for manifest in of_kind(manifests, kind):
+        if kind == "StatefulSet":
+            manifest["spec"]["volumeClaimTemplates"][0]["metadata"]["name"] = "other"
+        for pod in pod_specs((manifest,)):
+            pod["volumes"] = [item for item in pod.get("volumes", ()) if item["name"] != "data"]
+    assert set(dangling_mounts(manifests)) == {"data"}
+
+
 @pytest.mark.parametrize("target", WITH_PODS)
 def test_references_lead_somewhere(target: str) -> None:
-    """Volumes are mounted that exist; selectors select; only the one secret is used."""
+    """Volumes are mounted that exist, and are claimed; only the one secret is used."""
+    assert list(dangling_mounts(render(target))) == []
     manifests = (*render("storage"), *render(target))
     claims = {claim["metadata"]["name"] for claim in of_kind(manifests, "PersistentVolumeClaim")}
     for pod in pod_specs(render(target)):
-        volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
-        for volume in volumes.values():
+        for volume in pod.get("volumes", ()):
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] == "hdserve-secrets"
         for container in containers(pod):
-            mounted = {mount["name"] for mount in container.get("volumeMounts", ())}
-            assert mounted <= volumes.keys() | {"data"}
             for item in container.get("env", ()):
                 reference = item.get("valueFrom", {}).get("secretKeyRef")
                 assert reference is None or reference["name"] == "hdserve-secrets"

@@ -1,0 +1,40 @@
+"""What a check of ``hdserve doctor`` finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How bad it is: a warning costs speed or comfort, a failure keeps it from serving."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        remedy: a command, or a key of the configuration, that mends it; empty when all is well.
+    """
+
+    subject: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding(subject, Verdict.OK, text)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Verdict.WARNING, text, remedy)
+
+
+def failure(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Verdict.FAILURE, text, remedy)

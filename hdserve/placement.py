@@ -1,0 +1,97 @@
+"""Which processes of a configuration Ray can place on nodes with so much left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hdserve.config import ModelConfig, ServeConfig
+
+Resources = Mapping[str, float]
+"""By Ray's names: ``CPU``, ``GPU`` and those of the administrator."""
+
+STATISTICS_CPUS = 0.1
+"""What the actor of the statistics databases reserves."""
+
+_PARTS = 10_000
+"""Ray counts in ten-thousandths, so that fractions add up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One of those the application starts.
+
+    Attributes:
+        owner: the model, or what else it belongs to.
+        resources: that it reserves.
+    """
+
+    owner: str
+    resources: Resources
+    model: ModelConfig | None = field(default=None, repr=False)
+
+
+def processes(config: ServeConfig) -> Iterator[Process]:
+    """All that there are at first; those without which no model answers come first."""
+    yield Process("the statistics database", {"CPU": STATISTICS_CPUS})
+    database, gateway = config.model_database, config.gateway
+    if database.is_enabled:
+        for _ in range(database.num_shards * len(config.models)):
+            yield Process("the model databases", {"CPU": database.num_cpus})
+    for _ in range(gateway.num_replicas):
+        yield Process("the gateway", {"CPU": gateway.num_cpus})
+    for model in config.models:
+        wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
+        for _ in range(model.first_num_replicas):
+            yield Process(model.name, wanted, model)
+
+
+def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Process]:
+    """Those for which no node has enough left.
+
+    What is not of a model is placed first, then the largest models; each on the node it leaves the
+    least of.
+
+    Args:
+        nodes: what each has free.
+    """
+    left = [_parts(node) for node in nodes]
+    found = []
+    for process in sorted(wanted, key=_rank):
+        needed = _parts(process.resources)
+        fitting = [node for node in left if all(node[name] >= needed[name] for name in needed)]
+        if fitting:
+            min(fitting, key=_size).subtract(needed)
+        else:
+            found.append(process)
+    return found
+
+
+def total(resources: Iterable[Resources], name: str) -> float:
+    """Of one resource, as Ray adds it up."""
+    return sum(_parts(item)[name] for item in resources) / _PARTS
+
+
+def missing(process: Process, nodes: Sequence[Resources]) -> list[str]:
+    """Resources of which no node has as much free as ``process`` needs for itself."""
+    needed = _parts(process.resources)
+    return [
+        name
+        for name, number in needed.items()
+        if all(_parts(node)[name] < number for node in nodes)
+    ]
+
+
+def _size(node: Counter[str]) -> tuple[int, int]:
+    return node["GPU"], node["CPU"]
+
+
+def _rank(process: Process) -> tuple[bool, float, int, float]:
+    needed = process.resources
+    is_of_model = process.model is not None
+    return is_of_model, -needed.get("GPU", 0), -len(needed), -needed.get("CPU", 0)
+
+
+def _parts(resources: Resources) -> Counter[str]:
+    return Counter({name: round(number * _PARTS) for name, number in resources.items() if number})

@@ -1,0 +1,85 @@
+"""Whether there is room for the processes of a configuration, and what would make some."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from hdserve.config import ServeConfig
+from hdserve.finding import Finding, failure, ok, warning
+from hdserve.placement import Process, Resources, missing, processes, total, unplaced
+
+_CLUSTER_TIMEOUT_S = 60.0
+
+
+def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:
+    """With what the nodes of a Ray cluster have free, asked for in a process of its own; where the
+    application is there already, what Ray Serve says of it."""
+    command = [sys.executable, "-m", "deployments.cluster_state", address]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_CLUSTER_TIMEOUT_S
+        )
+        state = json.loads(result.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        text = "the cluster does not say what it has free"
+        yield warning("resources", text, f"ray status --address {address}")
+        return
+    if state["deployed"] is None:
+        yield from compare_resources(config, state["nodes"], "the cluster", may_grow=True)
+        return
+    for name, message in state["deployed"].items():
+        yield warning("resources", f"{name}: {message}", "serve status, and the logs it names")
+    if not state["deployed"]:
+        yield ok("resources", "the application has what it reserves")
+
+
+def compare_resources(
+    config: ServeConfig, nodes: Sequence[Resources], where: str, *, may_grow: bool = False
+) -> Iterator[Finding]:
+    """Which processes of the configuration have no place.
+
+    Args:
+        nodes: what each has free.
+        where: says whose they are.
+        may_grow: nodes may come, so that it is no failure.
+    """
+    make = warning if may_grow else failure
+    wanted = [*processes(config)]
+    homeless = unplaced(wanted, nodes)
+    sums = _sums(wanted, nodes)
+    if not homeless:
+        yield ok("resources", f"{sums} of {where} are reserved")
+    for owner in dict.fromkeys(process.owner for process in homeless):
+        own = [process for process in wanted if process.owner == owner]
+        others = [process for process in wanted if process.owner != owner]
+        number = sum(process.owner == owner for process in homeless)
+        each = ", ".join(f"{value:g} {name}" for name, value in own[0].resources.items() if value)
+        text = f"{number} of {len(own)} processes cannot be placed: each reserves {each}; all"
+        remedy = _smaller(own, others, nodes)
+        yield make(f"{owner}: resources", f"{text} reserve {sums} of {where}", remedy)
+
+
+def _sums(wanted: Sequence[Process], nodes: Sequence[Resources]) -> str:
+    """By resource, what is wanted of what there is."""
+    reserved = [process.resources for process in wanted]
+    names = dict.fromkeys(name for item in reserved for name, value in item.items() if value)
+    return ", ".join(f"{total(reserved, n):g} of {total(nodes, n):g} {n}" for n in names)
+
+
+def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]) -> str:
+    """What would give the processes of one owner a place."""
+    lacking = [name for name in missing(own[0], nodes) if name not in ("CPU", "GPU")]
+    if lacking:
+        shown = json.dumps({name: own[0].resources[name] for name in lacking})
+        return f"ray start --resources='{shown}' on a node"
+    if own[0].resources.get("GPU"):
+        return "num_gpus: 0, fewer num_replicas, or a node with a GPU"
+    left = total(nodes, "CPU") - total((process.resources for process in others), "CPU")
+    share = math.floor(round(100 * left / len(own), 6)) / 100
+    if 0 < share < own[0].resources["CPU"]:
+        return f"num_cpus: {share:g}, or a node with more"
+    return "less num_cpus for all, fewer models or replicas, or a node with more"

@@ -1,0 +1,108 @@
+"""What a configuration reserves is compared with what there is, in fractions that add up."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from actors import statistics_database
+from hdserve.config import ServeConfig, parse_config
+from hdserve.finding import Finding
+from hdserve.placement import STATISTICS_CPUS, Process, processes, total, unplaced
+from hdserve.placement_check import compare_resources
+
+
+def configured(*models: dict[str, Any], **system: Any) -> ServeConfig:
+    named = [{"name": f"m{n}", "model": "hdserve-mini", **model} for n, model in enumerate(models)]
+    return parse_config({"models": named, **system})
+
+
+def found(config: ServeConfig, *nodes: dict[str, float]) -> list[Finding]:
+    return list(compare_resources(config, nodes, "this machine"))
+
+
+def owners(config: ServeConfig) -> list[str]:
+    return [process.owner for process in processes(config)]
+
+
+def test_processes() -> None:
+    """All that reserve something: of each model its replicas and actors."""
+    database = {"num_shards": 2, "num_cpus": 0.3}
+    models = ({"num_replicas": 2}, {"autoscaling": {"min_replicas": 0, "max_replicas": 5}})
+    config = configured(*models, model_database=database, gateway={"num_replicas": 3})
+    assert owners(config) == [
+        "the statistics database",
+        *["the model databases"] * 4,
+        *["the gateway"] * 3,
+        *["m0"] * 2,
+    ]
+    assert owners(configured({}, model_database={"is_enabled": False})) == [
+        "the statistics database",
+        "the gateway",
+        "m0",
+    ]
+    scaling = {"initial_replicas": 4, "max_replicas": 5}
+    assert owners(configured({"autoscaling": scaling})).count("m0") == 4
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 10])
+def test_fractions_add_up(number: int) -> None:
+    """Ten tenths are one, and there is no room for another."""
+    share = {"CPU": 1 / number}
+    wanted = [Process(str(index), share) for index in range(number)]
+    assert unplaced(wanted, [{"CPU": 1.0}]) == []
+    assert len(unplaced([*wanted, Process("more", {"CPU": 0.001})], [{"CPU": 1.0}])) == 1
+
+
+def test_a_process_is_on_one_node() -> None:
+    """Halves of two nodes are no whole; what needs most is placed first."""
+    large, small = Process("large", {"CPU": 1.0}), Process("small", {"CPU": 0.5})
+    assert unplaced([large], [{"CPU": 0.5}, {"CPU": 0.5}]) == [large]
+    assert unplaced([small, small, large], [{"CPU": 1.0}, {"CPU": 1.0}]) == []
+    assert total([{"CPU": 0.1}] * 3, "CPU") == 0.3
+
+
+def test_the_statistics_actor_reserves_what_is_counted() -> None:
+    default = inspect.signature(statistics_database.get_or_create).parameters["num_cpus"].default
+    assert default == STATISTICS_CPUS
+
+
+def test_what_fits_is_said_with_its_sum() -> None:
+    (finding,) = found(configured({"num_cpus": 0.6}), {"CPU": 1})
+    assert (finding.verdict, finding.text) == ("ok", "1 of 1 CPU of this machine are reserved")
+
+
+def test_a_model_without_a_place_is_named() -> None:
+    """With what it may reserve; that mends it."""
+    config = configured({"num_cpus": 0.7}, {"num_replicas": 2, "num_cpus": 0.5})
+    (finding,) = found(config, {"CPU": 2, "GPU": 0})
+    assert finding.verdict == "failure"
+    assert finding.subject == "m1: resources"
+    assert finding.text.startswith("1 of 2 processes cannot be placed: each reserves 0.5 CPU; ")
+    assert finding.text.endswith("all reserve 2.2 of 2 CPU of this machine")
+    assert finding.remedy.startswith("num_cpus: 0.4,")
+    mended = configured({"num_cpus": 0.7}, {"num_replicas": 2, "num_cpus": 0.4})
+    assert [item.verdict for item in found(mended, {"CPU": 2})] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ({"num_gpus": 1}, "num_gpus: 0"),
+        ({"resources": {"rack": 1}}, """ray start --resources='{"rack": 1.0}'"""),
+        ({"num_cpus": 4, "num_replicas": 9}, "num_cpus: 0.17"),
+        ({"num_cpus": 0.01, "num_replicas": 500}, "less num_cpus for all"),
+    ],
+)
+def test_remedies(model: dict[str, Any], remedy: str) -> None:
+    (finding,) = found(configured(model), {"CPU": 2})
+    assert finding.subject == "m0: resources"
+    assert finding.remedy.startswith(remedy)
+
+
+def test_a_cluster_may_grow() -> None:
+    """What has no place on its nodes is no failure."""
+    (finding,) = compare_resources(configured({}), [{"CPU": 0.5}], "the cluster", may_grow=True)
+    assert finding.verdict == "warning"
