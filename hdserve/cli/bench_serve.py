@@ -25,7 +25,7 @@ from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
 from hdserve.cli.bench_serve_results import LoadResults, load_table
-from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on
+from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
 from hdserve.errors import ConfigError
@@ -129,7 +129,8 @@ def serve(
     results = LoadResults(journal, output, result)
     waiting = plans[results.num_restored :]
     if waiting:
-        asyncio.run(_measure(target, rows, waiting, results.keep))
+        with interruptible(how_to_go_on(output.file)):
+            asyncio.run(_measure(target, rows, waiting, results.keep))
     if output.has_text:
         Console(markup=False).print(load_table(results.rows))
     results.write()
@@ -164,11 +165,12 @@ async def _measure(
 
     Args:
         keep: told what came of each, with the model and what the server drafted meanwhile.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C before the first load.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     model = target.model or await _first_model(target)
     client = OpenAIClient(
         target.base_url,
@@ -179,6 +181,8 @@ async def _measure(
     )
     async with client:
         await _check(client, rows[0])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
         before = await _draft_totals(client, model)
         for plan in plans:
             with _progress(plan) as progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +11,22 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from hdserve.cli.json_option import OPTION, STDOUT, with_path
+
 EXIT_INTERRUPTED = 130
 
 GO_ON = "the same command goes on where it was"
 
 
 def how_to_go_on(result_path: Path | None) -> str:
-    """The advice of a job whose journal lies beside its result."""
-    return GO_ON if result_path is not None else f"with --json FILE {GO_ON}"
+    """The advice of a job whose journal lies beside its result: without one it begins anew, unless
+    it is begun so that it is kept."""
+    if result_path is not None:
+        return GO_ON
+    to_stdout = {f"{OPTION}={STDOUT}", OPTION, "--output", str(STDOUT)}
+    words = [word for word in with_path(sys.argv[1:]) if word not in to_stdout]
+    command = shlex.join(["hdserve", *words, OPTION, "FILE"])
+    return f"nothing is kept that could go on. What can be resumed: {command}"
 
 
 @contextmanager

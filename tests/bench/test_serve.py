@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
 from hdserve.cli import app
 from hdserve.errors import ConfigError
-from tests.interruption import interrupt_after, units
+from tests.interruption import interrupt_after, interrupt_when, units
 
 MODEL = "model-a"
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}
@@ -255,6 +256,22 @@ def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> Non
     assert (row["completed"], row["rejected"], row["failed"]) == (3, 0, 0)
     while server.num_open:
         pass
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_interrupted_without_a_file_it_says_which_command_could_go_on(
+    server: Server, tmp_path: Path, num_before: int
+) -> None:
+    """The same one, with a file for its result; in the first request as well as later."""
+    prompts = tmp_path / "my prompts.jsonl"
+    texts = [*["good"] * num_before, "endless"]
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    told = interrupt_when(lambda: server.num_open == 1, *command, "--json", "--concurrency", "1")
+    (line,) = [line for line in told.splitlines() if line.startswith("interrupted")]
+    assert "nothing is kept" in line
+    name, *words = shlex.split(line.partition(": ")[2])
+    assert (name, words) == ("hdserve", [*command, "--concurrency", "1", "--json", "FILE"])
 
 
 def test_interrupted_it_goes_on(server: Server, tmp_path: Path) -> None:
