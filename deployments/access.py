@@ -24,7 +24,10 @@ _OPEN_PATHS = frozenset(
         "/version",
     }
 )
-_OPEN_PREFIX = "/page/"
+DOCS_FILES = "/docs/files"
+"""Where the files are that ``/docs`` and ``/redoc`` load."""
+
+_OPEN_PREFIXES = ("/page/", f"{DOCS_FILES}/")
 
 
 class SignIn:
@@ -68,7 +71,7 @@ def require_admin(request: Request) -> None:
 
 def is_open(path: str) -> bool:
     """Whether everybody may ask for it."""
-    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX)
+    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)
 
 
 def _path(scope: Scope) -> str:

@@ -117,6 +117,42 @@ def test_files_and_headers(locked_url: str) -> None:
         assert httpx.get(f"{locked_url}/{path}").status_code == 404
 
 
+def test_files_of_the_documentation(locked_url: str) -> None:
+    """They come from this server, too, and need no key."""
+    for path in ("docs", "redoc"):
+        html = httpx.get(f"{locked_url}/{path}").text
+        linked = re.findall(r'(?:href|src)="([^"]+)"', html)
+        assert len(linked) >= 2
+        for link in linked:
+            assert re.match(r"/(?!/)", link), f"{path} loads {link}"
+            assert httpx.get(f"{locked_url}{link}").content
+    assert httpx.get(f"{locked_url}/docs/files/..%2fcore.py").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "missed"), [("docs", []), ("redoc", ["https://cdn.redoc.ly/redoc/logo-mini.svg"])]
+)
+def test_documentation_is_drawn_where_nothing_else_is_reached(
+    context: Any, locked_url: str, path: str, missed: list[str]
+) -> None:
+    """Only the logo of Redoc is missing."""
+    page = context.new_page()
+    others: list[str] = []
+
+    def refuse_others(route: Any) -> None:
+        if route.request.url.startswith((locked_url, "data:", "blob:")):
+            route.continue_()
+        else:
+            others.append(route.request.url)
+            route.abort()
+
+    page.route("**/*", refuse_others)
+    page.goto(f"{locked_url}/{path}")
+    page.get_by_text("/v1/chat/completions").first.wait_for(state="attached")
+    page.close()
+    assert others == missed
+
+
 def test_the_stream_says_where_tokens_come_from(application: ServedApplication) -> None:
     """Texts of the tokens are the answer, what was accepted is in the draft, and by default nothing
     is said."""
