@@ -17,14 +17,20 @@ EXIT_INTERRUPTED = 130
 
 GO_ON = "the same command goes on where it was"
 
+_TO_STDOUT = {f"{OPTION}={STDOUT}", OPTION, "--output", str(STDOUT)}
+_KEY = "--api-key"
+"""Its value is shown to nobody."""
+
 
 def how_to_go_on(result_path: Path | None) -> str:
     """The advice of a job whose journal lies beside its result: without one it begins anew, unless
     it is begun so that it is kept."""
     if result_path is not None:
         return GO_ON
-    to_stdout = {f"{OPTION}={STDOUT}", OPTION, "--output", str(STDOUT)}
-    words = [word for word in with_path(sys.argv[1:]) if word not in to_stdout]
+    words = [word for word in with_path(sys.argv[1:]) if word not in _TO_STDOUT]
+    for index, word in enumerate(words):
+        if word.startswith(_KEY):
+            words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]
     command = shlex.join(["hdserve", *words, OPTION, "FILE"])
     return f"nothing is kept that could go on. What can be resumed: {command}"
 

@@ -267,11 +267,14 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     texts = [*["good"] * num_before, "endless"]
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
     command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
-    told = interrupt_when(lambda: server.num_open == 1, *command, "--json", "--concurrency", "1")
+    options = ["--api-key", "a-secret", "--json", "--concurrency", "1"]
+    told = interrupt_when(lambda: server.num_open == 1, *command, *options)
+    assert "a-secret" not in told
     (line,) = [line for line in told.splitlines() if line.startswith("interrupted")]
     assert "nothing is kept" in line
     name, *words = shlex.split(line.partition(": ")[2])
-    assert (name, words) == ("hdserve", [*command, "--concurrency", "1", "--json", "FILE"])
+    shown = ["--api-key=...", "--concurrency", "1", "--json", "FILE"]
+    assert (name, words) == ("hdserve", [*command, *shown])
 
 
 def test_interrupted_it_goes_on(server: Server, tmp_path: Path) -> None:
