@@ -1,12 +1,12 @@
-"""The application's schema, with what FastAPI cannot see of it, and its pages."""
+"""The application's schema, with what FastAPI cannot see of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi_offline import FastAPIOffline
+from fastapi import FastAPI
 
-from deployments.access import DOCS_FILES, is_open
+from deployments.access import is_open
 
 _SCHEME = "api_key"
 _NO_KEY: dict[str, list[str]] = {}
@@ -15,9 +15,8 @@ _KEY: dict[str, list[str]] = {_SCHEME: []}
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
-class DocumentedApi(FastAPIOffline):
+class DocumentedApi(FastAPI):
     """Says in ``/openapi.json`` which operations need a key, and no status that is never sent.
-    What ``/docs`` and ``/redoc`` load comes from here, too.
 
     Keys are looked at before any route is found, and bodies are read by the routes themselves: no
     parameter is wrong to FastAPI, which would answer with 422.
@@ -27,7 +26,7 @@ class DocumentedApi(FastAPIOffline):
     """
 
     def __init__(self, *, needs_key: bool, **options: Any) -> None:
-        super().__init__(static_url=DOCS_FILES, **options)
+        super().__init__(**options)
         self._security = [_KEY] if needs_key else [_NO_KEY, _KEY]
 
     def openapi(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from deployments.access import SignIn
 from deployments.admin import add_admin_routes
+from deployments.api_pages import add_api_pages
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
 from deployments.documented_api import DocumentedApi
@@ -60,6 +61,8 @@ def build_api(gateway: Gateway) -> FastAPI:
         title="hdserve",
         version=version("hdserve"),
         description="LLM serving, losslessly accelerated by hierarchical drafting.",
+        docs_url=None,
+        redoc_url=None,
     )
     api.add_middleware(BodyLimit, limits=gateway.config.gateway)
     api.add_middleware(SignIn, access=gateway.access)
@@ -72,6 +75,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     if gateway.tracing.is_on:
         api.add_middleware(TracedRequests, tracing=gateway.tracing)
     add_admin_routes(api, gateway)
+    add_api_pages(api)
     add_page_routes(api)
     gateway.http_metrics.expect(known_answers(api))
     return api

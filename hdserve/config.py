@@ -272,7 +272,7 @@ class ModelConfig(StrictModel):
         """How many processes serve this model at first."""
         scaling = self.autoscaling
         if scaling is None:
-            return self.num_replicas
+            return self.num_replicas or 1
         return (
             scaling.min_replicas if scaling.initial_replicas is None else scaling.initial_replicas
         )
