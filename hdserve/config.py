@@ -208,6 +208,10 @@ class ModelConfig(StrictModel):
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
 
+    chat_template: Path | None = None
+    """A file with the Jinja template that makes prompts of chats, on every node of the model;
+    ``None`` takes the model's own."""
+
     tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
     """How the model writes tool calls; ``None`` refuses tools."""
 

@@ -25,7 +25,7 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.models import bundled_statistics, resolve_model
 from hdserve.telemetry import check_tracing
@@ -277,6 +277,8 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     except ConfigError as error:
         yield _failure(subject, error.message, f"hf download {model.model}")
         return
+    if model.chat_template is not None:
+        yield _chat_template(model.name, model.chat_template)
     place = Path(resolve_model(model.model))
     if place.is_dir() and not _weight_files(model):
         text = f"{place} has no *.safetensors"
@@ -284,6 +286,15 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         return
     yield _ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
     yield _statistics(model, tokenizer.fingerprint)
+
+
+def _chat_template(name: str, path: Path) -> Finding:
+    subject = f"{name}: chat template"
+    try:
+        read_chat_template(path)
+    except ConfigError as error:
+        return _failure(subject, error.message, "chat_template: null, or a file with a template")
+    return _ok(subject, str(path))
 
 
 def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
