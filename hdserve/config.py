@@ -297,6 +297,10 @@ class GatewayConfig(StrictModel):
     max_ongoing_requests: int = Field(default=1000, ge=1)
     """Most requests a gateway answers at a time."""
 
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    """How long an answer may take, from the arrival of the request to its last byte: what is not
+    complete then is ended with an error; ``None`` lets it take as long as it takes."""
+
     strict_requests: bool = False
     """Whether a request with a field nobody documents is refused; otherwise the field is named in
     the header ``x-hdserve-ignored``."""
