@@ -28,6 +28,8 @@ class Message(Body):
 
     role: str = Field(max_length=64)
     content: str | Parts | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought; templates that do not show it leave it out."""
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it: the content as one string, arguments of calls as objects, or
@@ -41,6 +43,8 @@ class Message(Body):
             if (self.model_extra or {}).get(name):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
         fields = {**self.model_dump(exclude={"content"}), "content": joined(self.content)}
+        if self.reasoning_content is None:
+            del fields["reasoning_content"]
         if fields.get("tool_calls"):
             fields["tool_calls"] = _with_parsed_arguments(fields["tool_calls"])
         return fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from deployments.generation import (
     Alternative,
@@ -13,6 +13,8 @@ from deployments.generation import (
     TokenInfo,
 )
 from deployments.prediction import count_prediction
+from deployments.reasoning_parsers import Split
+from deployments.reasoning_reader import ReasoningReader
 from deployments.request_metrics import RequestClock
 from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
 from hdserve.engine.stats import add_counts
@@ -31,20 +33,32 @@ class RecordBuilder:
         self._tokenizer = tokenizer
         self._replica = replica
 
-    def delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
-        """What a step added to a choice, which the id of its sequence names."""
+    def delta(
+        self,
+        output: StepOutput,
+        reasoning: ReasoningReader | None = None,
+        *,
+        includes_sources: bool,
+    ) -> Delta:
+        """What a step added to a choice, which the id of its sequence names.
+
+        Args:
+            reasoning: reads that of the choice; ``None`` where all is text.
+        """
         seq = output.sequence
+        split = Split("", output.text) if reasoning is None else reasoning.read(output)
         _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
         return Delta(
             prompt_index=int(prompt_index),
             choice_index=int(choice_index),
-            text=output.text,
+            text=split.text,
             token_ids=output.token_ids,
             sources=tuple(int(source) for source in output.sources),
             logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
+            reasoning=split.reasoning,
         )
 
     def summary(
@@ -52,6 +66,7 @@ class RecordBuilder:
         request: GenerationRequest,
         sequences: Iterable[Sequence],
         clocks: Iterable[RequestClock],
+        reasoning: Collection[ReasoningReader] = (),
     ) -> Summary:
         """What all choices together took; a prompt counts once, however many choices it has."""
         sequences = list(sequences)
@@ -69,6 +84,9 @@ class RecordBuilder:
             num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
             // request.num_choices,
             prediction=None if request.prediction is None else count_prediction(sequences),
+            num_reasoning_tokens=sum(reader.num_tokens for reader in reasoning)
+            if reasoning
+            else None,
         )
 
     def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:

@@ -215,6 +215,10 @@ class ModelConfig(StrictModel):
     tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
     """How the model writes tool calls; ``None`` refuses tools."""
 
+    reasoning_parser: Literal["think"] | None = None
+    """How the model marks what it thinks before it answers a chat, which is then given apart;
+    ``None`` leaves it in the text."""
+
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.server import START_TIMEOUT_S
@@ -73,20 +74,22 @@ def counters(application: ServedApplication) -> dict[str, float]:
     while time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
         text = httpx.get(f"{application.base_url}/metrics").text
-        samples = [item for found in text_string_to_metric_families(text) for item in found.samples]
-
-        def total(name: str, **labels: str) -> float:
-            found = (s for s in samples if s.name == name and labels.items() <= s.labels.items())
-            return sum(sample.value for sample in found)
-
-        if not total("vllm:num_requests_running") + total("vllm:num_requests_waiting"):
+        found = [item for family in text_string_to_metric_families(text) for item in family.samples]
+        if not total(found, "vllm:num_requests_running") + total(
+            found, "vllm:num_requests_waiting"
+        ):
             return {
-                "aborted": total("vllm:request_success_total", finished_reason="abort"),
-                "ended": total("vllm:request_success_total"),
-                "timeouts": total("hdserve_request_timeouts_total"),
-                "504": total("hdserve_http_requests_total", status="504"),
+                "aborted": total(found, "vllm:request_success_total", finished_reason="abort"),
+                "ended": total(found, "vllm:request_success_total"),
+                "timeouts": total(found, "hdserve_request_timeouts_total"),
+                "504": total(found, "hdserve_http_requests_total", status="504"),
             }
     raise AssertionError("the model goes on")
+
+
+def total(samples: list[Sample], name: str, **labels: str) -> float:
+    found = (item for item in samples if item.name == name)
+    return sum(item.value for item in found if labels.items() <= item.labels.items())
 
 
 def increase(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
