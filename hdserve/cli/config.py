@@ -118,21 +118,19 @@ def _problems(config: ServeConfig) -> list[str]:
             found += [f"models.{index}.drafting.drafters: {line}" for line in lines]
         if _is_path(model.model) and not Path(model.model).is_dir():
             found.append(f"models.{index}.model: there is no directory {model.model}")
-        if model.chat_template is not None:
-            found += [
-                f"models.{index}.chat_template: {line}" for line in _faults(model.chat_template)
-            ]
+        if model.chat_template is not None and (fault := _template_fault(model.chat_template)):
+            found.append(f"models.{index}.chat_template: {fault}")
     return found
 
 
-def _faults(chat_template: Path) -> list[str]:
+def _template_fault(path: Path) -> str:
     from hdserve.engine.tokenizer import read_chat_template
 
     try:
-        read_chat_template(chat_template)
+        read_chat_template(path)
     except ConfigError as error:
-        return [error.message]
-    return []
+        return error.message
+    return ""
 
 
 def _warnings(config: ServeConfig) -> Iterator[str]:
