@@ -18,6 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.context_lengths import ContextLengths
+from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics import Report
@@ -38,6 +39,7 @@ from hdserve.errors import (
     HdserveError,
     ModelNotFound,
     Overloaded,
+    RequestTimeout,
 )
 
 logger = logging.getLogger(__name__)
@@ -79,7 +81,7 @@ class Gateway:
         }
         self._refusals = Refusals()
         self._context_lengths = ContextLengths(self._describe)
-        self.http_metrics = HttpMetrics()
+        self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._metrics_poll: MetricsPoll | None = None
         self._reporter: Reporter | None = None
@@ -117,11 +119,15 @@ class Gateway:
             )
         return self._configs[self._names[name]]
 
+    def deadline(self) -> Deadline:
+        """That of a request that arrives now."""
+        return Deadline(self.config.gateway.request_timeout_s)
+
     async def generate(
-        self, model: str, request: GenerationRequest
+        self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
         """The records of one answer, as many at a time as have come.  Closing the iterator aborts
-        the request.
+        the request, and so does ``deadline``.
 
         A replica whose engine has failed answers faster than any other until it is gone, so what
         it had not begun with is tried again.  What a replica had begun with is not: it may be why
@@ -129,6 +135,7 @@ class Gateway:
 
         Raises:
             HdserveError: as the model server raised it, or that there is none.
+            RequestTimeout: the time is over.
         """
         name, num_sequences = self.model(model).name, request.num_sequences
         self._refusals.check(name, num_sequences)
@@ -136,7 +143,7 @@ class Gateway:
         pauses_s = iter(_RETRY_PAUSES_S)
         was_refused = False
         while True:
-            async with aclosing(self._attempt(handle, request)) as found:
+            async with aclosing(self._attempt(handle, request, deadline)) as found:
                 try:
                     async for records in found:
                         yield records
@@ -150,21 +157,25 @@ class Gateway:
                     pause_s = next(pauses_s, -1.0)
                     if pause_s < 0:
                         raise
+                except RequestTimeout:
+                    self.http_metrics.timed_out(name)
+                    raise
             request = replace(request, session_id="")
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(pause_s, deadline.remaining_s))
 
     async def _attempt(
-        self, handle: Any, request: GenerationRequest
+        self, handle: Any, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
         stream = None
         try:
             if request.session_id:
                 handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
-            async for records in stream:
-                yield records
+            with deadline.ending(stream.cancel):
+                async for records in stream:
+                    yield records
         except Exception as error:
-            raise translated(error) from error
+            raise (deadline.error if deadline.is_over else translated(error)) from error
         except BaseException:  # closed or cancelled
             if stream is not None:
                 stream.cancel()

@@ -86,8 +86,10 @@ class Delta(NamedTuple):
     """What one verification step added to one choice.
 
     Attributes:
+        text: of the answer.
         sources: values of :class:`hdserve.core.Source`, one per token.
-        texts: if asked for, one per token; together they are ``text``.
+        texts: if asked for, one per token; together they are all the model wrote.
+        reasoning: what it thought before its answer, where that is told apart.
         draft: if asked for, the tree that was verified, from node 1 on.
         prompt_logprobs: if asked for, in the first delta of a choice, one per token of its prompt.
     """
@@ -102,6 +104,7 @@ class Delta(NamedTuple):
     texts: tuple[str, ...] | None = None
     draft: tuple[DraftedToken, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] = ()
+    reasoning: str = ""
 
 
 class Summary(NamedTuple):
@@ -113,6 +116,7 @@ class Summary(NamedTuple):
         first_token_s: seconds from the arrival at the replica to the first token of any choice.
         num_reused_tokens: prompt tokens that were in the KV cache already.
         prediction: how much of it came; ``None`` where there was none.
+        num_reasoning_tokens: of the output tokens; ``None`` where they are not told apart.
     """
 
     num_prompt_tokens: int
@@ -122,6 +126,7 @@ class Summary(NamedTuple):
     first_token_s: float | None = None
     num_reused_tokens: int = 0
     prediction: PredictionCounts | None = None
+    num_reasoning_tokens: int | None = None
 
 
 Records = tuple[Delta | Summary, ...]

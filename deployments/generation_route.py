@@ -27,6 +27,7 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large"},
     429: {"description": "Too many requests are waiting"},
     503: {"description": "No replica can answer"},
+    504: {"description": "The answer took longer than is allowed"},
 }
 """By status, as the schema documents them."""
 

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from deployments.responses import error_body
-from hdserve.errors import HdserveError, Overloaded, RequestError
+from hdserve.errors import HdserveError, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
@@ -30,6 +30,8 @@ async def _on_error(_request: Request, error: Exception) -> JSONResponse:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, RequestTimeout):  # which clients would let happen twice more
+        headers["x-should-retry"] = "false"
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 
 

@@ -27,12 +27,16 @@ _BEFORE_ROUTES = (401, 404, 405, 413, 500)
 class HttpMetrics:
     """Requests by route and status; changed in one event loop, read in any thread.
 
+    Args:
+        models: names of those that answer.
+
     Attributes:
         observations: all latencies, for Ray.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self.observations = Observations()
+        self._timeouts = Counter(dict.fromkeys(models, 0))
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
@@ -53,10 +57,18 @@ class HttpMetrics:
                 self._histograms[name, route] = Histogram(name, (route,), self.observations)
             self._histograms[name, route].observe(value)
 
+    def timed_out(self, model: str) -> None:
+        """An answer of ``model`` was ended because it took too long."""
+        self._timeouts[model] += 1
+
     def samples(self) -> tuple[Sample, ...]:
         counts = [
             Sample("hdserve_http_requests", count, labels)
             for labels, count in tuple(self._requests.items())
+        ]
+        counts += [
+            Sample("hdserve_request_timeouts", count, (model,))
+            for model, count in tuple(self._timeouts.items())
         ]
         return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
 

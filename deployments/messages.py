@@ -70,6 +70,9 @@ class Message(Body):
     role: Literal["assistant", "developer", "system", "tool", "user"]
     content: str | Parts | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought; templates that do not show it leave it out."""
+
     name: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -92,6 +95,7 @@ class Message(Body):
         fields = {
             "role": self.role,
             "content": joined(self.content) + (self.refusal or ""),
+            "reasoning_content": self.reasoning_content,
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
             "tool_call_id": self.tool_call_id,

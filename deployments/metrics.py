@@ -267,6 +267,13 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
         ("route", "status"),
         is_of_gateway=True,
     )
+    yield MetricInfo(
+        "hdserve_request_timeouts",
+        "counter",
+        "Answers that request_timeout_s ended, before their first byte or after it.",
+        ("model_name",),
+        is_of_gateway=True,
+    )
     for name, text in (
         ("hdserve_http_first_byte_seconds", "Request to the first byte of the body."),
         ("hdserve_http_request_seconds", "Request to the last byte of the body."),

@@ -17,6 +17,8 @@ from ray import serve
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.metrics import Observations, Report
 from deployments.ray_metrics import Reporter
+from deployments.reasoning_parsers import REASONING_PARSERS
+from deployments.reasoning_reader import ReasoningReaders
 from deployments.record_builder import RecordBuilder
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_metrics import RequestClock, RequestMetrics
@@ -76,6 +78,8 @@ class ModelServer:
         self._model = self._host.model
         self._sequence_builder = SequenceBuilder(self._host)
         self._record_builder = RecordBuilder(self._tokenizer, self._replica)
+        parser = REASONING_PARSERS.get(config.reasoning_parser or "")
+        self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._engine = AsyncEngine(
             self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
         )
@@ -112,6 +116,7 @@ class ModelServer:
             EngineStopped: the engine has failed.
         """
         self._check_room(request.num_sequences)
+        request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
             build = self._sequence_builder.build
             sequences = await _off_loop(request.num_body_bytes, build, request)
@@ -134,11 +139,16 @@ class ModelServer:
         """What came together: deltas of running sequences, and the summary when all have ended."""
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
         clocks = [self._requests.clock(seq) for seq in sequences]
+        readers = self._reasoning.of(request, sequences)
         tasks = [
             asyncio.create_task(self._pump(seq, clock, merged, trace))
             for seq, clock in zip(sequences, clocks, strict=True)
         ]
-        deltas = partial(self._record_builder.deltas, includes_sources=request.includes_sources)
+        deltas = partial(
+            self._record_builder.deltas,
+            reasoning=readers,
+            includes_sources=request.includes_sources,
+        )
         try:
             num_open = len(tasks)
             while num_open:
@@ -154,7 +164,8 @@ class ModelServer:
                         records = []
                     size = len(request.prediction or "") * request.num_choices
                     build = self._record_builder.summary
-                    summary = await _off_loop(size, build, request, sequences, clocks)
+                    known = (request, sequences, clocks, readers.values())
+                    summary = await _off_loop(size, build, *known)
                     trace.summarise(summary)
                     records.append(summary)
                 if records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from deployments.generation import (
@@ -14,6 +14,8 @@ from deployments.generation import (
     TokenInfo,
 )
 from deployments.prediction import count_prediction
+from deployments.reasoning_parsers import Split
+from deployments.reasoning_reader import ReasoningReader
 from deployments.request_metrics import RequestClock
 from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
 from hdserve.engine.stats import add_counts
@@ -36,18 +38,43 @@ class RecordBuilder:
         self._token_bytes = lru_cache(_NUM_CACHED_TOKENS)(tokenizer.token_bytes)
         self._replica = replica
 
-    def deltas(self, outputs: Iterable[StepOutput], *, includes_sources: bool) -> list[Delta]:
-        """What steps added to choices, in their order."""
-        return [self.delta(output, includes_sources=includes_sources) for output in outputs]
+    def deltas(
+        self,
+        outputs: Iterable[StepOutput],
+        reasoning: Mapping[str, ReasoningReader],
+        *,
+        includes_sources: bool,
+    ) -> list[Delta]:
+        """What steps added to choices, in their order.
 
-    def delta(self, output: StepOutput, *, includes_sources: bool) -> Delta:
+        Args:
+            reasoning: by the id of a sequence, what reads that of the choice; all of another is
+                text.
+        """
+        return [
+            self.delta(
+                output,
+                reasoning.get(output.sequence.request_id),
+                includes_sources=includes_sources,
+            )
+            for output in outputs
+        ]
+
+    def delta(
+        self,
+        output: StepOutput,
+        reasoning: ReasoningReader | None = None,
+        *,
+        includes_sources: bool,
+    ) -> Delta:
         """What a step added to a choice, which the id of its sequence names."""
         seq = output.sequence
+        split = Split("", output.text) if reasoning is None else reasoning.read(output)
         _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
         return Delta(
             prompt_index=int(prompt_index),
             choice_index=int(choice_index),
-            text=output.text,
+            text=split.text,
             token_ids=output.token_ids,
             sources=tuple(int(source) for source in output.sources),
             logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
@@ -55,6 +82,7 @@ class RecordBuilder:
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
             prompt_logprobs=() if output.prompt_logprobs is None else self._prompt(output),
+            reasoning=split.reasoning,
         )
 
     def summary(
@@ -62,6 +90,7 @@ class RecordBuilder:
         request: GenerationRequest,
         sequences: Iterable[Sequence],
         clocks: Iterable[RequestClock],
+        reasoning: Collection[ReasoningReader] = (),
     ) -> Summary:
         """What all choices together took; a prompt counts once, however many choices it has."""
         sequences = list(sequences)
@@ -79,6 +108,9 @@ class RecordBuilder:
             num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
             // request.num_choices,
             prediction=None if request.prediction is None else count_prediction(sequences),
+            num_reasoning_tokens=sum(reader.num_tokens for reader in reasoning)
+            if reasoning
+            else None,
         )
 
     def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from deployments.call_reader import Arguments, CallBegin, CallPart
 from deployments.generation import Delta, Summary
-from deployments.response_items import CallItem, Event, MessageItem
+from deployments.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from deployments.responses import error_body, metrics
 from deployments.responses_protocol import ResponsesBody
 from deployments.tool_parsers import ToolParser
@@ -34,7 +34,7 @@ def usage(summary: Summary) -> dict[str, Any]:
             "cache_write_tokens": num_input - num_reused,
         },
         "output_tokens": summary.num_output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": summary.num_reasoning_tokens or 0},
         "total_tokens": num_input + summary.num_output_tokens,
     }
 
@@ -42,8 +42,8 @@ def usage(summary: Summary) -> dict[str, Any]:
 class ResponseEvents:
     """Builds one response, item after item.
 
-    At most one item is open, the last; text and calls come in the order in which the model wrote
-    them::
+    At most one item is open, the last; reasoning, text and calls come in the order in which the
+    model wrote them::
 
         created  in_progress │ item added  deltas ...  item done │ item added ... │ completed
 
@@ -59,7 +59,7 @@ class ResponseEvents:
         self._max_calls = 1 if body.parallel_tool_calls is False else None
         self._num_calls = 0
         self._items: list[dict[str, Any]] = []
-        self._open: MessageItem | CallItem | None = None
+        self._open: Item | None = None
         self._finish_reason: str | None = None
         self._num_events = 0
 
@@ -76,7 +76,9 @@ class ResponseEvents:
         if self._parser is not None:
             parts = [*self._parser.push(delta.text)]
             parts += self._parser.finish() if delta.finish_reason is not None else []
-        return [self._numbered(event) for part in parts for event in self._read(part)]
+        events = [*self._reason(delta.reasoning)]
+        events += [event for part in parts for event in self._read(part)]
+        return [self._numbered(event) for event in events]
 
     def end(self, summary: Summary) -> list[Event]:
         """The events after the last delta; the last one has the whole response."""
@@ -118,6 +120,13 @@ class ResponseEvents:
     def _response(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "output": [*self._items]}
 
+    def _reason(self, text: str) -> Iterator[Event]:
+        if not text:
+            return
+        if not isinstance(self._open, ReasoningItem):
+            yield from self._begin(ReasoningItem())
+        yield from self._add(text)
+
     def _read(self, part: str | CallPart) -> Iterator[Event]:
         if isinstance(part, CallBegin):
             self._num_calls += 1
@@ -136,7 +145,7 @@ class ResponseEvents:
     def _is_wanted(self) -> bool:
         return self._max_calls is None or self._num_calls <= self._max_calls
 
-    def _begin(self, item: MessageItem | CallItem) -> Iterator[Event]:
+    def _begin(self, item: Item) -> Iterator[Event]:
         yield from self._close("completed")
         self._open = item
         yield self._placed({"type": "response.output_item.added", "item": item.item("in_progress")})

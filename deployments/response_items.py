@@ -44,6 +44,40 @@ class MessageItem:
         return {"item_id": self.id, "content_index": 0}
 
 
+class ReasoningItem:
+    """An output item of what the model thought."""
+
+    def __init__(self) -> None:
+        self.id = f"rs_{uuid4().hex}"
+        self.text = ""
+
+    def item(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self.part()]
+        head = {"id": self.id, "type": "reasoning", "summary": []}
+        return {**head, "status": status, "content": content}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def begin(self) -> list[Event]:
+        """What follows its being added."""
+        return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
+
+    def add(self, text: str) -> Event:
+        self.text += text
+        return {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
+
+    def end(self) -> list[Event]:
+        """What comes before its being done."""
+        return [
+            {"type": "response.reasoning_text.done", **self._place(), "text": self.text},
+            {"type": "response.content_part.done", **self._place(), "part": self.part()},
+        ]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "content_index": 0}
+
+
 class CallItem:
     """An output item of a function call."""
 
@@ -75,3 +109,6 @@ class CallItem:
         kind = "response.function_call_arguments.done"
         named = {"item_id": self.id, "name": self._name}
         return [{"type": kind, **named, "arguments": self._arguments}]
+
+
+Item = MessageItem | ReasoningItem | CallItem

@@ -41,17 +41,20 @@ def error_body(error: HdserveError) -> dict[str, Any]:
 
 def usage(summary: Summary) -> dict[str, Any]:
     """The ``usage`` object."""
-    found = {
+    found: dict[str, Any] = {
         "prompt_tokens": summary.num_prompt_tokens,
         "completion_tokens": summary.num_output_tokens,
         "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
     }
+    details = {}
     if summary.prediction is not None:
-        found["completion_tokens_details"] = {
-            "accepted_prediction_tokens": summary.prediction.num_accepted_tokens,
-            "rejected_prediction_tokens": summary.prediction.num_rejected_tokens,
-        }
+        details["accepted_prediction_tokens"] = summary.prediction.num_accepted_tokens
+        details["rejected_prediction_tokens"] = summary.prediction.num_rejected_tokens
+    if summary.num_reasoning_tokens is not None:
+        details["reasoning_tokens"] = summary.num_reasoning_tokens
+    if details:
+        found["completion_tokens_details"] = details
     return found
 
 
@@ -141,6 +144,8 @@ class ChatFormat:
         reader = self._readers.setdefault(index, self._make_reader())
         text, begun, arguments = reader.read(delta.text, is_last=delta.finish_reason is not None)
         message: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
         if text or is_first:
             message["content"] = text
         calls = begun or arguments
@@ -164,6 +169,8 @@ class ChatFormat:
         reader = self._make_reader()
         text, calls = reader.whole(answer.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.reasoning:
+            message |= {"content": text or None, "reasoning_content": answer.reasoning}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
         return {
@@ -290,12 +297,14 @@ class Answer:
 
     def __init__(self, prompt_index: int) -> None:
         self.prompt_index = prompt_index
+        self.reasoning = ""
         self.text = ""
         self.logprobs: list[TokenInfo] | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
         self.finish_reason: str | None = None
 
     def add(self, delta: Delta) -> None:
+        self.reasoning += delta.reasoning
         self.text += delta.text
         self.finish_reason = delta.finish_reason
         self.prompt_logprobs += delta.prompt_logprobs

@@ -14,7 +14,7 @@ from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
 from deployments.tools import FunctionDefinition, FunctionName
-from hdserve.errors import InvalidRequest, RequestError
+from hdserve.errors import InvalidRequest, RequestError, Unsupported
 
 _PARAMS: Mapping[str | None, str] = {
     "messages": "input",
@@ -35,6 +35,7 @@ _SAME_AS_CHAT = (
     "chat_template_kwargs",
 )
 _TEXT_PARTS = ("input_text", "output_text")
+_REASONING_PARTS = ("reasoning_text",)
 
 
 class InputMessage(Body):
@@ -45,6 +46,24 @@ class InputMessage(Body):
     type: Literal["message"] = "message"
     role: Literal["assistant", "developer", "system", "user"]
     content: str | Parts
+
+
+class InputReasoning(Body):
+    """What the model thought before the message or the call that follows."""
+
+    type: Literal["reasoning"]
+    summary: Parts = ()
+    content: Parts | None = None
+    encrypted_content: str | None = None
+
+    def text(self) -> str:
+        """
+        Raises:
+            Unsupported: only the server that wrote it can read it.
+        """
+        if self.encrypted_content is not None:
+            raise Unsupported("encrypted reasoning is not supported", "input")
+        return joined(self.content, "input", _REASONING_PARTS)
 
 
 class InputCall(Body):
@@ -78,6 +97,7 @@ def _type_of_input(value: Any) -> str:
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
+    | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputCallOutput, Tag("function_call_output")],
     Discriminator(_type_of_item),
@@ -240,13 +260,22 @@ def response_params() -> Iterator[None]:
         raise type(error)(error.message, _PARAMS[error.param]) from error
 
 
-def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) -> list[Any]:
-    """The messages of a chat: calls belong to the message of the assistant before them."""
+def _messages_of(
+    items: Iterable[InputMessage | InputReasoning | InputCall | InputCallOutput],
+) -> list[Any]:
+    """The messages of a chat: reasoning belongs to the message of the assistant behind it, calls to
+    the one before them."""
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):
             text = joined(item.content, "input", _TEXT_PARTS)
-            found.append({"role": item.role, "content": text})
+            if item.role == "assistant" and found and _is_reasoning(found[-1]):
+                found[-1]["content"] = text
+            else:
+                found.append({"role": item.role, "content": text})
+        elif isinstance(item, InputReasoning):
+            thought = {"content": None, "reasoning_content": item.text()}
+            found.append({"role": "assistant", **thought})
         elif isinstance(item, InputCallOutput):
             text = joined(item.output, "input", _TEXT_PARTS)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
@@ -257,3 +286,12 @@ def _messages_of(items: Iterable[InputMessage | InputCall | InputCallOutput]) ->
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found
+
+
+def _is_reasoning(message: Mapping[str, Any]) -> bool:
+    """Whether nothing was said or called yet after it."""
+    return (
+        "reasoning_content" in message
+        and message["content"] is None
+        and not message.get("tool_calls")
+    )

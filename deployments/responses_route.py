@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from deployments.body_schema import body_schema
+from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, Records
 from deployments.generation_route import (
     GENERATION_ERRORS,
@@ -38,7 +39,8 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
     )
     async def responses(request: Request) -> Response:
         """Answer a conversation, with items and events."""
-        body = ResponsesBody.parse(await read_json(request))
+        deadline = gateway.deadline()
+        body = ResponsesBody.parse(await deadline.wait(read_json(request)))
         headers = ignored_header(gateway.config.gateway, body)
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         with response_params():
@@ -47,17 +49,17 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         generation = await owned(request, generation)
         reader = parser if chat.may_call_tools else None
         events = ResponseEvents(body, generation.request_id, reader)
-        records = _generate(gateway, body.model, generation)
+        records = _generate(gateway, body.model, generation, deadline)
         if not body.stream:
             return await whole_answer(events, records, headers)
         return await streamed_answer(events, records, headers, write=named_event)
 
 
 async def _generate(
-    gateway: Gateway, model: str, generation: GenerationRequest
+    gateway: Gateway, model: str, generation: GenerationRequest, deadline: Deadline
 ) -> AsyncGenerator[Records]:
     """The records of an answer; errors name the parameters as this API does."""
     with response_params():
-        async with aclosing(gateway.generate(model, generation)) as found:
+        async with aclosing(gateway.generate(model, generation, deadline)) as found:
             async for records in found:
                 yield records

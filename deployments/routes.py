@@ -14,6 +14,7 @@ from deployments.admin import add_admin_routes
 from deployments.api_pages import add_api_pages
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
+from deployments.deadline import Deadline
 from deployments.documented_api import DocumentedApi
 from deployments.generation import GenerationRequest
 from deployments.generation_route import (
@@ -87,7 +88,8 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = ChatBody.parse(await read_json(request))
+        deadline = gateway.deadline()
+        body = ChatBody.parse(await deadline.wait(read_json(request)))
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         generation = body.to_generation(request_id(request), parser)
         form = ChatFormat(
@@ -95,12 +97,13 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
         )
-        return await _answer(gateway, body, await owned(request, generation), form)
+        return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a text."""
-        body = CompletionBody.parse(await read_json(request))
+        deadline = gateway.deadline()
+        body = CompletionBody.parse(await deadline.wait(read_json(request)))
         generation = body.to_generation(request_id(request))
         echoes: tuple[str, ...] = ()
         if body.echo:
@@ -108,12 +111,12 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                 [
                     prompt
                     if isinstance(prompt, str)
-                    else await gateway.detokenize(body.model, list(prompt))
+                    else await deadline.wait(gateway.detokenize(body.model, list(prompt)))
                     for prompt in body.prompts
                 ]
             )
         form = CompletionFormat(echoes)
-        return await _answer(gateway, body, await owned(request, generation), form)
+        return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
     @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request, response: Response) -> dict[str, Any]:
@@ -211,7 +214,11 @@ def _add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
 
 
 async def _answer(
-    gateway: Gateway, body: GenerationBody, generation: GenerationRequest, form: ResponseFormat
+    gateway: Gateway,
+    body: GenerationBody,
+    generation: GenerationRequest,
+    form: ResponseFormat,
+    deadline: Deadline,
 ) -> Response:
     """The whole answer, or a stream of it."""
     builder = ResponseBuilder(
@@ -222,7 +229,7 @@ async def _answer(
         includes_usage=body.includes_usage,
     )
     headers = ignored_header(gateway.config.gateway, body)
-    messages = gateway.generate(body.model, generation)
+    messages = gateway.generate(body.model, generation, deadline)
     if not body.stream:
         return await whole_answer(builder, messages, headers)
     return await streamed_answer(

@@ -98,7 +98,7 @@ class HermesToolParser(ToolParser):
             self._calls = CallReader(self.arguments_key, self._CLOSE)
             shown, self._buffer = before.rstrip(), after
         else:
-            shown = before[: len(before) - _num_held(before, self._OPEN)]
+            shown = before[: len(before) - num_held(before, self._OPEN)]
             self._buffer = before[len(shown) :]
         if shown:
             yield shown
@@ -191,7 +191,7 @@ def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
     }
 
 
-def _num_held(text: str, tag: str) -> int:
+def num_held(text: str, tag: str) -> int:
     """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
     num_tag = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
     before = text[: len(text) - num_tag]

@@ -244,8 +244,16 @@ class ModelConfig(StrictModel):
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
 
+    chat_template: Path | None = None
+    """A file with the Jinja template that makes prompts of chats, on every node of the model;
+    ``None`` takes the model's own."""
+
     tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
     """How the model writes tool calls; ``None`` refuses tools."""
+
+    reasoning_parser: Literal["think"] | None = None
+    """How the model marks what it thinks before it answers a chat, which is then given apart;
+    ``None`` leaves it in the text."""
 
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
@@ -344,6 +352,10 @@ class GatewayConfig(StrictModel):
 
     max_ongoing_requests: int = Field(default=1000, ge=1)
     """Most requests a gateway answers at a time."""
+
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    """How long an answer may take, from the arrival of the request to its last byte: what is not
+    complete then is ended with an error; ``None`` lets it take as long as it takes."""
 
     strict_requests: bool = False
     """Whether a request with a field nobody documents is refused; otherwise the field is named in

@@ -25,7 +25,7 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware, node_resources
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.finding import Finding, Verdict, failure, ok, warning
 from hdserve.models import bundled_statistics, resolve_model
@@ -283,6 +283,8 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     except ConfigError as error:
         yield failure(subject, error.message, f"hf download {model.model}")
         return
+    if model.chat_template is not None:
+        yield _chat_template(model.name, model.chat_template)
     place = Path(resolve_model(model.model))
     if place.is_dir() and not _weight_files(model):
         text = f"{place} has no *.safetensors"
@@ -290,6 +292,15 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         return
     yield ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
     yield _statistics(model, tokenizer.fingerprint)
+
+
+def _chat_template(name: str, path: Path) -> Finding:
+    subject = f"{name}: chat template"
+    try:
+        read_chat_template(path)
+    except ConfigError as error:
+        return failure(subject, error.message, "chat_template: null, or a file with a template")
+    return ok(subject, str(path))
 
 
 def _statistics(model: ModelConfig, fingerprint: str) -> Finding:

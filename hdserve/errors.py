@@ -8,6 +8,7 @@
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
+    ├── RequestTimeout      504   the answer took longer than the configuration allows
     └── RequestError              this one request cannot be answered
         ├── InvalidRequest  400   a parameter is wrong
         │   ├── PromptTooLong     the prompt leaves no room in the context
@@ -80,6 +81,13 @@ class EngineGone(EngineStopped):
     """The engine had stopped before the request came, so that another replica can begin with it."""
 
     code = "engine_gone"
+
+
+class RequestTimeout(HdserveError):
+    """The answer was not complete in the time that the configuration allows."""
+
+    status = 504
+    code = "request_timeout"
 
 
 class RequestError(HdserveError):

@@ -58,6 +58,14 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ),
         (MODEL % ", tool_parser: xml", "models.0.tool_parser: "),
         ("models: [{name: a, model: /no/such/place}]", "models.0.model: there is no directory"),
+        (
+            MODEL % ", chat_template: /no/such/file",
+            "models.0.chat_template: cannot read the chat template /no/such/file",
+        ),
+        (
+            MODEL % f", chat_template: {ROOT / 'k8s' / 'monitoring' / 'alerts.yaml'}",
+            "alerts.yaml is no chat template: unexpected char '$'",
+        ),
         (MODEL % "" + "access: {api_keys_file: /no/such/file}", "access: cannot read the API keys"),
         (MODEL % "" + "access: {admin_key: short}", "access: access.admin_key needs at least"),
         ("models: [", "cannot read the configuration"),

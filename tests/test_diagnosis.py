@@ -220,6 +220,16 @@ def test_model_and_statistics(tmp_path: Path) -> None:
     assert verdicts(diagnosis.check_model(other)) == ["ok", "failure"]
 
 
+def test_chat_template(tmp_path: Path) -> None:
+    """One of its own is read, and named."""
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages }}")
+    findings = list(diagnosis.check_model(configured(chat_template=str(path))))
+    assert [item.text for item in findings if "chat template" in item.subject] == [str(path)]
+    path.write_text("{{ messages")
+    assert verdicts(diagnosis.check_model(configured(chat_template=str(path))))[0] == "failure"
+
+
 def test_a_model_without_weights(tmp_path: Path) -> None:
     """A directory with a tokenizer alone is no model."""
     source = bundled_model_path("hdserve-mini")

@@ -8,6 +8,8 @@ export const SOURCES = ["context", "model", "statistics", "recycled", "other"];
 export class Answer {
   constructor(label) {
     this.text = "";
+    this.reasoning = "";
+    this.reasoningElement = null;
     this.steps = []; // [{tokens: [{text, source}], draft: [...]}]
     this.finishReason = null;
     this.startedMs = performance.now();
@@ -24,12 +26,16 @@ export class Answer {
     if (!choice) return;
     this.lastMs = performance.now();
     this.firstMs ??= this.lastMs;
-    this.text += choice.delta.content ?? "";
+    const content = choice.delta.content ?? "";
+    this.text += content;
+    this.reasoning += choice.delta.reasoning_content ?? "";
     this.finishReason = choice.finish_reason ?? this.finishReason;
     const step = { tokens: choice.token_sources ?? [], draft: choice.draft ?? [] };
     if (step.tokens.length) {
       this.steps.push(step);
-      this.element.append(this.#stepElement(step, this.steps.length));
+      const [thought, said] = divided(step.tokens, content.length);
+      if (thought.length) this.#addStep(this.#reasoningElement(), step, thought);
+      if (said.length) this.#addStep(this.element, step, said);
     }
   }
 
@@ -64,27 +70,36 @@ export class Answer {
     return counts;
   }
 
-  // One element a step and one a token: only one step is in the tab order, arrows move between them.
-  #stepElement(step, index) {
+  #reasoningElement() {
+    if (!this.reasoningElement) {
+      this.reasoningElement = element("details", { class: "reasoning", open: true }, element("summary", {}, "Reasoning"));
+      this.element.append(this.reasoningElement);
+    }
+    return this.reasoningElement;
+  }
+
+  // One element a step and one a token: of each block only one step is in the tab order, arrows move between them.
+  #addStep(block, step, tokens) {
+    const index = this.steps.length;
     const numAccepted = count(step);
     const made = element("span", {
       class: "step",
-      tabindex: index === 1 ? "0" : "-1",
+      tabindex: block.querySelector(":scope > .step") ? "-1" : "0",
       onmouseenter: () => showDraft(made, step, index),
       onmouseleave: hideDraft,
       onfocus: () => showDraft(made, step, index),
       onblur: hideDraft,
     });
     made.dataset.accepted = numAccepted;
-    for (const token of step.tokens) {
+    for (const token of tokens) {
       if (token.text) made.append(element("span", { class: `token ${token.source}` }, token.text));
     }
-    return made;
+    block.append(made);
   }
 
   #move(event) {
     const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-    const steps = [...this.element.querySelectorAll(".step")];
+    const steps = [...this.element.querySelectorAll(":scope > .step, [open] > .step")];
     const at = steps.indexOf(document.activeElement);
     if (event.key === "Escape") hideDraft();
     if (at < 0 || !(event.key in moves)) return;
@@ -94,6 +109,14 @@ export class Answer {
     next.tabIndex = 0;
     next.focus();
   }
+}
+
+// Tokens of reasoning and its marks, and those of the last `numSaid` characters.
+function divided(tokens, numSaid) {
+  let at = tokens.length;
+  for (let rest = numSaid; at > 0 && rest > 0; at -= 1) rest -= tokens[at - 1].text.length;
+  const thought = tokens.slice(0, at);
+  return thought.some((token) => token.text) ? [thought, tokens.slice(at)] : [[], tokens];
 }
 
 function count(step) {

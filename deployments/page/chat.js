@@ -14,7 +14,7 @@ const EXAMPLES = [
 export class Chat {
   constructor({ model, say, fail }) {
     Object.assign(this, { model, say, fail });
-    this.messages = []; // {role, content}
+    this.messages = []; // {role, content, reasoning_content}
     this.controller = null;
     this.meter = new Meter();
     this.meterElement = byId("chat-meter");
@@ -96,7 +96,7 @@ export class Chat {
     if (this.controller !== controller) return;
     this.controller = null;
     if (how && !answer.steps.length) this.#takeBack();
-    else if (this.messages.length) this.messages.push({ role: "assistant", content: answer.text });
+    else if (this.messages.length) this.messages.push({ role: "assistant", content: answer.text, reasoning_content: answer.reasoning || undefined });
     this.#showState();
   }
 

@@ -67,7 +67,7 @@ export class Race {
 
   async #verdict(model) {
     const [drafted, plain] = this.lanes.map((lane) => lane.answer);
-    if (drafted.text !== plain.text) return differing(await getJson(`v1/models/${encodeURI(model)}`).catch(() => ({})));
+    if (drafted.text !== plain.text || drafted.reasoning !== plain.reasoning) return differing(await getJson(`v1/models/${encodeURI(model)}`).catch(() => ({})));
     const passes = `${number(drafted.steps.length)} forward passes instead of ${number(plain.steps.length)}`;
     const times = `${number(drafted.seconds, 2)} s and ${number(plain.seconds, 2)} s`;
     return `The same text, ${number(plain.numTokens)} tokens: ${passes}; ${times}.`;

@@ -131,9 +131,22 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
     wanted, longest = model.engine.max_model_len, context_length(model.model)
     if wanted is not None and longest is not None and wanted > longest:
         yield f"engine.max_model_len: the model was made for {longest} tokens, not for {wanted}"
+    if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
+        yield f"chat_template: {reason}"
     policy = model.autoscaling and model.autoscaling.policy
     if policy and (reason := _why_not_imported(policy.policy_function)):
         yield f"autoscaling.policy.policy_function: {reason}"
+
+
+def _template_fault(path: Path) -> str:
+    """Empty where there is none."""
+    from hdserve.engine.tokenizer import read_chat_template
+
+    try:
+        read_chat_template(path)
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 def _why_not_imported(name: str) -> str:

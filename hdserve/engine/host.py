@@ -76,7 +76,10 @@ class ModelHost:
         torch.set_num_threads(threads or min(torch.get_num_threads(), available_cpus()))
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(
-            config.model, config.revision, trust_remote_code=config.trust_remote_code
+            config.model,
+            config.revision,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=config.chat_template,
         )
         self.model = model or load_model(config)
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)

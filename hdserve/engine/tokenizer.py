@@ -6,10 +6,12 @@ import hashlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -28,19 +30,24 @@ _BYTE_OF_CHARACTER: dict[str, int] = {
 class Tokenizer:
     """The tokenizer of one model.
 
+    Args:
+        chat_template: a Jinja template instead of the model's own.
+
     Attributes:
         backend: the underlying ``tokenizers.Tokenizer``.
         fingerprint: equal exactly for tokenizers that give the same ids to the same text; the key
             of everything that is stored as token ids.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(
                 f"{type(tokenizer).__name__} has no tokenizer.json; convert it to the format of "
                 "the tokenizers library"
             )
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
         self._tokenizer = tokenizer
         self.backend = backend
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
@@ -92,7 +99,11 @@ class Tokenizer:
                 variables but would change how it is applied.
         """
         if not self.has_chat_template:
-            raise Unsupported("this model has no chat template; use /v1/completions", "messages")
+            reason = (
+                "this model has no chat template, and `chat_template` of its configuration names "
+                "none; use /v1/completions"
+            )
+            raise Unsupported(reason, "messages")
         for name in template_options:
             if name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
@@ -173,20 +184,46 @@ def _with_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     ]
 
 
+def read_chat_template(path: Path) -> str:
+    """The text of a Jinja template.
+
+    Raises:
+        ConfigError: it cannot be read, or is no template.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template {path}: {error}") from error
+    try:
+        render_jinja_template(conversations=[], chat_template=text)  # compiles it for nobody
+    except Exception as error:  # Jinja is a dependency of transformers, not ours
+        raise ConfigError(f"{path} is no chat template: {error}") from error
+    return text
+
+
 def load_tokenizer(
-    model: str, revision: str | None = None, *, trust_remote_code: bool = False
+    model: str,
+    revision: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+    chat_template: Path | None = None,
 ) -> Tokenizer:
     """The tokenizer of a bundled model, a local directory or a Hugging Face id.
 
+    Args:
+        chat_template: a file with a template instead of the model's own.
+
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or no such template.
     """
+    template = None if chat_template is None else read_chat_template(chat_template)
     path = resolve_model(model)
     try:
         return Tokenizer(
             AutoTokenizer.from_pretrained(
                 path, revision=revision, trust_remote_code=trust_remote_code
-            )
+            ),
+            template,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the tokenizer of {model!r}: {error}") from error

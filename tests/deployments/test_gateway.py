@@ -11,6 +11,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 from ray import serve
 
+from deployments.deadline import Deadline
 from deployments.gateway import Gateway, translated
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from hdserve.config import ModelConfig, ServeConfig
@@ -47,7 +48,7 @@ def generate(*arguments: Any) -> list[Records]:
     gateway = Gateway(CONFIG, {"m": handle})
 
     async def records() -> list[Records]:
-        return [record async for record in gateway.generate("m", GenerationRequest("id"))]
+        return [item async for item in gateway.generate("m", GenerationRequest("id"), Deadline())]
 
     return asyncio.run(records())
 

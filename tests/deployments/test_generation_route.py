@@ -15,7 +15,7 @@ from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.generation_route import _header_value
 from deployments.routes import build_api
-from hdserve.config import ModelConfig, ServeConfig
+from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
@@ -45,11 +45,27 @@ class Measuring:
         yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
 
 
+class Stalling:
+    """Sends ``num_deltas`` deltas, then nothing any more."""
+
+    def __init__(self, num_deltas: int) -> None:
+        self._num_deltas = num_deltas
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for _ in range(self._num_deltas):
+            yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+        await asyncio.sleep(3600)
+
+
 def answer(
-    model: serve.Application, path: str, headers: dict[str, str] | None = None, **fields: Any
+    model: serve.Application,
+    path: str,
+    headers: dict[str, str] | None = None,
+    config: ServeConfig = CONFIG,
+    **fields: Any,
 ) -> httpx.Response:
     handle: Any = serve.run(model, name="model", _local_testing_mode=True)
-    transport = httpx.ASGITransport(build_api(Gateway(CONFIG, {"m": handle})))
+    transport = httpx.ASGITransport(build_api(Gateway(config, {"m": handle})))
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
@@ -57,6 +73,12 @@ def answer(
             return await client.post(path, json=body, headers=headers)
 
     return asyncio.run(post())
+
+
+def late_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
+    config = ServeConfig(models=CONFIG.models, gateway=GatewayConfig(request_timeout_s=0.2))
+    model = serve.deployment(Stalling).bind(num_deltas)
+    return answer(model, path, config=config, stream=stream)
 
 
 def broken_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
@@ -83,15 +105,35 @@ def test_a_header_turns_drafts_off(path: str) -> None:
     assert asked("perhaps").json()["error"]["param"] == "x-hdserve-speculation"
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
-    """As an event behind what had come."""
-    text = broken_answer(path, 2, stream=True).text.removesuffix("data: [DONE]\n\n")
-    events = [
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    text = response.text.removesuffix("data: [DONE]\n\n")
+    return [
         json.loads(line.removeprefix("data: "))
         for line in text.splitlines()
         if line.startswith("data: ")
     ]
+
+
+@pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])
+@pytest.mark.parametrize("path", BODIES)
+def test_what_takes_too_long_has_its_status(path: str, num_deltas: int, stream: bool) -> None:
+    """Where no header has been sent; and clients are told not to ask again."""
+    found = late_answer(path, num_deltas, stream=stream)
+    assert (found.status_code, found.headers["x-should-retry"]) == (504, "false")
+    assert found.json()["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_that_takes_too_long_ends_with_an_error(path: str) -> None:
+    *before, last = events_of(late_answer(path, 2, stream=True))
+    assert sum('"text"' in json.dumps(event) for event in before) >= 2
+    assert last.get("error", last)["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
+    """As an event behind what had come."""
+    events = events_of(broken_answer(path, 2, stream=True))
     assert sum('"text"' in json.dumps(event) for event in events) >= 2
     assert "without a summary" in events[-1].get("error", events[-1])["message"]
 

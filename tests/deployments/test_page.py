@@ -265,6 +265,49 @@ def test_a_refused_question_is_in_the_field_again(context: Any, locked_url: str)
     page.close()
 
 
+def test_reasoning_is_a_block_of_its_own(context: Any, locked_url: str) -> None:
+    """It can be folded, and goes back with the conversation; a step with both is in both."""
+    deltas = [
+        ({}, ["<think>"]),
+        ({"reasoning_content": "Two"}, ["Two"]),
+        ({"reasoning_content": " and two.", "content": "Four"}, [" and two.", "</think>", "Four"]),
+        ({"content": "."}, [".", ""]),
+    ]
+    chunks = [
+        {
+            "choices": [
+                {
+                    "delta": delta,
+                    "token_sources": [{"text": text, "source": "plain"} for text in texts],
+                }
+            ]
+        }
+        for delta, texts in deltas
+    ]
+    events = [*map(json.dumps, chunks), "[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in events)
+    page = context.new_page()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    page.goto(locked_url)
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_role("button", name="Use it").click()
+    page.locator("#model option").first.wait_for(state="attached")
+    answer = ask(page)
+    wait_for_end(page)
+    steps = answer.locator(".reasoning .step")
+    assert "".join(steps.all_text_contents()) == "<think>Two and two.</think>"
+    assert "".join(answer.locator("> .step").all_text_contents()) == "Four."
+    assert "in 4 forward passes" in page.locator(".answer-end").inner_text()
+    answer.locator(".reasoning summary").click()
+    assert not steps.first.is_visible()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page)
+    _, said, _ = sent.value.post_data_json["messages"]
+    assert said == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+    page.close()
+
+
 def test_side_by_side(page: Any) -> None:
     """Both lanes show the same text; only one of them drafted."""
     page.get_by_role("tab", name="Side by side").click()

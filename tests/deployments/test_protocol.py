@@ -323,6 +323,8 @@ def test_messages_for_the_template() -> None:
             {"role": "user", "content": parts},
             {"role": "assistant", "content": None},
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"role": "assistant", "content": "b", "reasoning_content": "a"},
+            {"role": "assistant", "content": "b", "reasoning_content": None},
         ]
     )
     assert found.messages == (
@@ -330,6 +332,8 @@ def test_messages_for_the_template() -> None:
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "No."},
+        {"role": "assistant", "content": "b", "reasoning_content": "a"},
+        {"role": "assistant", "content": "b"},
     )
 
 

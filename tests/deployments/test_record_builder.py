@@ -56,7 +56,7 @@ def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokeni
         StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
         StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
     ]
-    first, second = RecordBuilder(tokenizer, "x").deltas(outputs, includes_sources=False)
+    first, second = RecordBuilder(tokenizer, "x").deltas(outputs, {}, includes_sources=False)
     assert len(first.prompt_logprobs) == len(prompt) > 2
     assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
     assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]

@@ -115,6 +115,55 @@ def test_the_client_reads_every_event(text: str) -> None:
         assert json.loads(data.removeprefix("data: ")) == event
 
 
+REASONING = [
+    "output_item.added",
+    "content_part.added",
+    "reasoning_text.delta",
+    "reasoning_text.done",
+    "content_part.done",
+    "output_item.done",
+]
+
+
+def reasoned(*deltas: tuple[str, str], reason: str = "stop") -> list[Event]:
+    """The events of pieces of reasoning and text."""
+    made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", HermesToolParser)
+    found = made.begin()
+    for index, (reasoning, text) in enumerate(deltas):
+        end = reason if index == len(deltas) - 1 else None
+        found += made.add(Delta(0, 0, text, (1,), (0,), None, end, reasoning=reasoning))
+    return found + made.end(SUMMARY._replace(num_reasoning_tokens=5))
+
+
+def test_reasoning_is_an_item_of_its_own() -> None:
+    """Before the message, with events that the client knows."""
+    events = reasoned(("Two", ""), (" and two.", "Fo"), ("", f"ur. {CALL}"))
+    assert kinds(events) == [
+        *("created", "in_progress", *REASONING, *MESSAGE, *FUNCTION, "completed")
+    ]
+    for event in events:
+        assert EVENTS.validate_python(event).type == event["type"]
+    found = response(events)
+    thought, message, call = found.output
+    assert (thought.type, message.type, call.type) == ("reasoning", "message", "function_call")
+    assert [part.text for part in thought.content or ()] == ["Two and two."]
+    assert (thought.summary, thought.status) == ([], "completed")
+    assert found.output_text == "Four."
+    assert found.usage is not None
+    assert found.usage.output_tokens_details.reasoning_tokens == 5
+    deltas = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
+    assert deltas == ["Two", " and two."]
+
+
+@pytest.mark.parametrize(("reason", "status"), [("length", "incomplete"), ("stop", "completed")])
+def test_nothing_but_reasoning(reason: str, status: str) -> None:
+    """An answer that ends in it has no message."""
+    events = reasoned(("Two", ""), reason=reason)
+    (thought,) = response(events).output
+    assert thought.type == "reasoning"
+    assert thought.status == response(events).status == status
+
+
 def test_an_answer_without_text_has_an_empty_message() -> None:
     found = response(answered(""))
     assert len(found.output) == 1

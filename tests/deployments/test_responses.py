@@ -21,6 +21,7 @@ from deployments.responses import (
     server_sent_event,
     usage,
 )
+from deployments.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts, Source
 from hdserve.errors import (
     EngineStopped,
@@ -102,6 +103,54 @@ def test_the_usage_of_a_prediction() -> None:
     details = CompletionUsage.model_validate(usage(summary)).completion_tokens_details
     assert details is not None
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 3)
+
+
+def test_the_usage_of_reasoning() -> None:
+    """It is a part of the completion; where it is not told apart nothing is said."""
+    summary = SUMMARY._replace(num_reasoning_tokens=4, prediction=PredictionCounts(5, 3))
+    found = CompletionUsage.model_validate(usage(summary))
+    details = found.completion_tokens_details
+    assert details is not None
+    assert (details.reasoning_tokens, details.accepted_prediction_tokens) == (4, 5)
+    assert found.completion_tokens == 11
+
+
+def test_reasoning_is_beside_the_content() -> None:
+    """Whole, and in the chunks in which it comes; an answer cut off in it has no content."""
+    form = ChatFormat()
+    deltas = [
+        delta("", reasoning="Two and"),
+        delta("Fo", reasoning=" two."),
+        delta("ur.", finish_reason="stop"),
+    ]
+    (choice,) = ChatCompletion.model_validate(collected(form, *deltas)).choices
+    assert choice.message.content == "Four."
+    assert choice.message.model_extra == {"reasoning_content": "Two and two."}
+    made = builder(form)
+    chunks = [ChatCompletionChunk.model_validate(c) for item in deltas for c in made.add(item)]
+    assert [chunk.choices[0].delta.to_dict() for chunk in chunks] == [
+        {"role": "assistant", "content": "", "reasoning_content": "Two and"},
+        {"content": "Fo", "reasoning_content": " two."},
+        {"content": "ur."},
+    ]
+    cut_off = collected(form, delta("", reasoning="Two", finish_reason="length"))
+    assert cut_off["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "Two",
+    }
+
+
+def test_calls_behind_reasoning() -> None:
+    """What the model thinks of calling is no call."""
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    form = ChatFormat(HermesToolParser)
+    body = collected(form, delta(call, reasoning=call, finish_reason="stop"))
+    message = body["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    assert (message["content"], message["reasoning_content"]) == (None, call)
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_a_whole_completion() -> None:

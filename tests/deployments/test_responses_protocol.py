@@ -73,6 +73,32 @@ def test_items_are_messages() -> None:
     assert [call["id"] for call in found[5]["tool_calls"]] == ["c3"]
 
 
+def test_reasoning_belongs_to_what_follows() -> None:
+    """A message or calls of the assistant; what only another server can read is refused."""
+
+    def thought(text: str) -> dict[str, Any]:
+        parts = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts}
+
+    user, said = ({"role": role, "content": role} for role in ("user", "assistant"))
+    items = [user, thought("a"), said, CALL, user, thought("b"), CALL, thought("c"), user]
+    found = request(input=items).messages
+    assert [
+        (message["content"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+        for message in found
+    ] == [
+        ("user", None, 0),
+        ("assistant", "a", 1),
+        ("user", None, 0),
+        ("", "b", 1),
+        ("", "c", 0),
+        ("user", None, 0),
+    ]
+    with pytest.raises(Unsupported, match="encrypted") as caught:
+        request(input=[{"type": "reasoning", "summary": [], "encrypted_content": "x"}, user])
+    assert caught.value.param == "input"
+
+
 @pytest.mark.parametrize(
     ("fields", "same"),
     [

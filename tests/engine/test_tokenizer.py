@@ -15,7 +15,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Sequence
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import bundled_model_path
 
@@ -176,8 +176,33 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     """Such a model is served for plain completions, and says so."""
     tokenizer = copy_of(tmp_path)
     assert not tokenizer.has_chat_template
-    with pytest.raises(Unsupported, match="/v1/completions"):
+    with pytest.raises(Unsupported, match=r"`chat_template` .* use /v1/completions"):
         tokenizer.encode_chat([USER], {})
+
+
+def test_a_template_of_its_own(tmp_path: Path) -> None:
+    """It makes the prompts, and tells whether there are tools; the tokenizer stays the same."""
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages[0].content }}{% if tools %}!{% endif %}?")
+    tokenizer = load_tokenizer("hdserve-tiny", chat_template=path)
+    assert tokenizer.decode(tokenizer.encode_chat([USER], {})) == "hi?"
+    assert tokenizer.decode(tokenizer.encode_chat([USER], {}, [{"type": "function"}])) == "hi!?"
+    with pytest.raises(Unsupported, match="does not know tools"):
+        TOKENIZER.encode_chat([USER], {}, [{"type": "function"}])
+    assert tokenizer.fingerprint == TOKENIZER.fingerprint
+
+
+def test_a_file_that_is_no_template(tmp_path: Path) -> None:
+    """It is an error of the configuration, whether it is missing, no text or no Jinja."""
+    path = tmp_path / "own.jinja"
+    with pytest.raises(ConfigError, match="cannot read the chat template"):
+        read_chat_template(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot read the chat template"):
+        read_chat_template(path)
+    path.write_text("{% for message in %}")
+    with pytest.raises(ConfigError, match="is no chat template: Expected an expression"):
+        load_tokenizer("hdserve-tiny", chat_template=path)
 
 
 def test_the_text_of_one_token() -> None:
