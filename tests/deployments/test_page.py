@@ -135,7 +135,7 @@ def test_files_of_the_documentation(locked_url: str) -> None:
 def test_documentation_is_drawn_where_nothing_else_is_reached(
     context: Any, locked_url: str, path: str, missed: list[str]
 ) -> None:
-    """Only the logo of Redoc is missing."""
+    """Only the logo of Redoc may be missing; it is asked for at last."""
     page = context.new_page()
     others: list[str] = []
 
@@ -150,7 +150,7 @@ def test_documentation_is_drawn_where_nothing_else_is_reached(
     page.goto(f"{locked_url}/{path}")
     page.get_by_text("/v1/chat/completions").first.wait_for(state="attached")
     page.close()
-    assert others == missed
+    assert set(others) <= set(missed)
 
 
 def test_the_stream_says_where_tokens_come_from(application: ServedApplication) -> None:

@@ -22,7 +22,7 @@ from hdserve.models import bundled_model_path
 from tests.reasoning import with_think_marks
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PLAIN, THINKER = "plain", "thinker"
 CLOSE = "</think>"

@@ -18,7 +18,7 @@ from benchmarks.server import START_TIMEOUT_S
 from deployments.metrics_poll import POLL_INTERVAL_S
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL, ASLEEP = "hdserve-tiny", "asleep"
 WAIT_S = 60.0
