@@ -81,7 +81,7 @@ class RecordBuilder:
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
-            prompt_logprobs=() if output.prompt_logprobs is None else self._prompt(output),
+            prompt_logprobs=() if output.logprobs is None else self._prompt(output),
             reasoning=split.reasoning,
         )
 
@@ -129,8 +129,10 @@ class RecordBuilder:
         )
 
     def _prompt(self, output: StepOutput) -> tuple[TokenInfo, ...]:
+        if output.prompt_logprobs is None:
+            return ()
         first = TokenInfo(self._token_bytes(output.sequence.token_ids[0]), None, ())
-        others = [item for item in output.prompt_logprobs or () if item is not None]
+        others = [item for item in output.prompt_logprobs if item is not None]
         return (first, *map(self._info, others))
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:

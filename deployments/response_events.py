@@ -192,7 +192,7 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.shown() for tool in body.tools or ()],
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,

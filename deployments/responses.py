@@ -261,18 +261,21 @@ def _chat_token(data: bytes, logprob: float | None) -> dict[str, Any]:
 
 
 def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:
-    """Where each token of a prompt begins in its text, in which a first one that the tokenizer put
-    before it takes no place."""
+    """Where each token of a prompt begins in its text."""
     decoder = _new_decoder("replace")
     offsets, end = list[int](), 0
     for token in tokens:
-        text = decoder.decode(token.data)
-        if offsets or echo.startswith(text):
-            offsets.append(end)
-            end += len(text)
-        else:
-            offsets.append(0)
+        offsets.append(end)
+        end += _length_in_echo(echo, end, decoder.decode(token.data))
     return offsets
+
+
+def _length_in_echo(echo: str, start: int, token: str) -> int:
+    """What tokenizers put before a text, a special token or a space, takes no place in it."""
+    if echo.startswith(token, start) or start > 0:
+        return len(token)
+    begun = token.removeprefix(" ")
+    return len(begun) if echo.startswith(begun) else 0
 
 
 def _by_text(top: Iterable[Alternative]) -> dict[str, float]:

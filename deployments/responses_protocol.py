@@ -35,7 +35,7 @@ _SAME_AS_CHAT = (
     "chat_template_kwargs",
 )
 _TEXT_PARTS = ("input_text", "output_text")
-_REASONING_PARTS = ("reasoning_text",)
+_REASONING_PARTS = ("reasoning_text", "summary_text")
 
 
 class InputMessage(Body):
@@ -51,19 +51,22 @@ class InputMessage(Body):
 class InputReasoning(Body):
     """What the model thought before the message or the call that follows."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
     type: Literal["reasoning"]
     summary: Parts = ()
     content: Parts | None = None
     encrypted_content: str | None = None
 
     def text(self) -> str:
-        """
+        """What it says in full, else its summary.
+
         Raises:
             Unsupported: only the server that wrote it can read it.
         """
-        if self.encrypted_content is not None:
+        if self.encrypted_content:
             raise Unsupported("encrypted reasoning is not supported", "input")
-        return joined(self.content, "input", _REASONING_PARTS)
+        return joined(self.content or self.summary, "input", _REASONING_PARTS)
 
 
 class InputCall(Body):
@@ -146,6 +149,10 @@ class FunctionTool(FunctionDefinition):
 
     def for_chat(self) -> dict[str, Any]:
         return {"type": self.type, "function": self.described()}
+
+    def shown(self) -> dict[str, Any]:
+        """As the answer repeats it."""
+        return self.model_dump(include={*FunctionTool.model_fields})
 
 
 class NamedFunction(FunctionName):
@@ -274,8 +281,11 @@ def _messages_of(
             else:
                 found.append({"role": item.role, "content": text})
         elif isinstance(item, InputReasoning):
-            thought = {"content": None, "reasoning_content": item.text()}
-            found.append({"role": "assistant", **thought})
+            thought = item.text()
+            if found and _is_reasoning(found[-1]):
+                found[-1]["reasoning_content"] += thought
+            elif thought:
+                found.append({"role": "assistant", "content": None, "reasoning_content": thought})
         elif isinstance(item, InputCallOutput):
             text = joined(item.output, "input", _TEXT_PARTS)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})

@@ -10,6 +10,9 @@ from hdserve.core import Sequence, SpeculationParams
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest
 
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""Of all choices of a request together, alternatives included: some 15 MB of JSON."""
+
 
 class SequenceBuilder:
     """Builds what the engine of ``host`` decodes; thread-safe, as tokenizers and grammars are."""
@@ -22,11 +25,16 @@ class SequenceBuilder:
         """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
 
         Raises:
-            InvalidRequest: a parameter is out of range, or the template or the grammar is wrong.
+            InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
+                prompts have more log probabilities than an answer may.
         """
         params = self._host.params(request.sampling)
         self._check_grammar(params.grammar, request)
         speculation = self._speculation(request)
+        prompts = [*self._prompts(request)]
+        if params.prompt_logprobs is not None:
+            num_scored = sum(map(len, prompts)) * request.num_choices
+            _check_scores(num_scored, 1 + params.prompt_logprobs)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         return [
             Sequence(
@@ -37,7 +45,7 @@ class SequenceBuilder:
                 choice_index=choice_index,
                 namespace=request.namespace,
             )
-            for prompt_index, token_ids in enumerate(self._prompts(request))
+            for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)
         ]
 
@@ -63,3 +71,12 @@ class SequenceBuilder:
             token_ids = self._tokenizer.encode(request.prediction, adds_special_tokens=False)
         prediction = tuple(token_ids[: self._host.model.max_model_len])
         return SpeculationParams(**request.speculation, prediction=prediction)
+
+
+def _check_scores(num_tokens: int, num_each: int) -> None:
+    if num_tokens * num_each > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{num_tokens} tokens of prompts, those of every choice counted, with {num_each} log "
+            f"probabilities each are over {MAX_PROMPT_LOGPROBS}; ask for fewer at a time",
+            "logprobs",
+        )

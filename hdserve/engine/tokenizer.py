@@ -20,6 +20,9 @@ from hdserve.models import resolve_model
 _DEVELOPER = "developer"
 _TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for a space."""
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER: dict[str, int] = {
     character: byte
@@ -164,11 +167,15 @@ class Tokenizer:
         """The bytes one token stands for, which need not be whole characters.
 
         Byte-level vocabularies write each byte as a printable character, those with byte fallback
-        as ``<0xNN>``.
+        as ``<0xNN>``. A space that SentencePiece writes is lost when a token is decoded alone.
         """
         text = self.token_text(token_id)
-        token = self.backend.id_to_token(token_id)
-        if _REPLACEMENT not in text or token is None:
+        token: str | None = self.backend.id_to_token(token_id)
+        if token is None:
+            return text.encode()
+        if _SPACE in token and text != token:
+            return token.replace(_SPACE, " ").encode()
+        if _REPLACEMENT not in text:
             return text.encode()
         if fallback := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(fallback[1], 16)])

@@ -53,10 +53,13 @@ def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokeni
     prompt = tuple(tokenizer.encode(" tablé", adds_special_tokens=False))
     scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),)) for token_id in prompt[1:]]
     outputs = [
-        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
+        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores), logprobs=()),
         StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
+        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
     ]
-    first, second = RecordBuilder(tokenizer, "x").deltas(outputs, {}, includes_sources=False)
+    deltas = RecordBuilder(tokenizer, "x").deltas(outputs, {}, includes_sources=False)
+    first, second, without = deltas
+    assert without.prompt_logprobs == ()
     assert len(first.prompt_logprobs) == len(prompt) > 2
     assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
     assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]

@@ -391,6 +391,22 @@ def test_tokens_that_are_parts_of_characters() -> None:
     assert found.text_offset == [0, 0, 1]
 
 
+@pytest.mark.parametrize("first", [(b"<s>", b" ab"), (b" ab",), (b"ab",)])
+def test_what_a_tokenizer_puts_before_a_prompt_takes_no_place(first: tuple[bytes, ...]) -> None:
+    """A special token, and the space of SentencePiece's first token."""
+    tokens = (*first, b" ab", b"c")
+    prompt = tuple(TokenInfo(data, -1.0, ()) for data in tokens)
+    body = collected(
+        CompletionFormat(("ab abc",)),
+        delta("d", logprobs=(TokenInfo(b"d", -1.0, ()),), finish_reason="stop")._replace(
+            prompt_logprobs=prompt
+        ),
+    )
+    found = Completion.model_validate(body).choices[0].logprobs
+    assert found is not None
+    assert found.text_offset == [*[0] * len(first), 2, 5, 6]
+
+
 def test_chunks_with_sources() -> None:
     """Where each token came from, and the tree it was verified with, when it was asked for."""
     made = builder(ChatFormat())

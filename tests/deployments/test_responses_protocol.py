@@ -94,6 +94,12 @@ def test_reasoning_belongs_to_what_follows() -> None:
         ("", "c", 0),
         ("user", None, 0),
     ]
+    parts = [{"type": "summary_text", "text": "in short"}]
+    short = {"type": "reasoning", "summary": parts, "encrypted_content": ""}
+    nothing = {"type": "reasoning", "summary": []}
+    (_, answer, _) = request(input=[user, thought("a"), short, nothing, said, user]).messages
+    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "ain short")
+    assert request(input=[nothing, user]).messages == request(input=[user]).messages
     with pytest.raises(Unsupported, match="encrypted") as caught:
         request(input=[{"type": "reasoning", "summary": [], "encrypted_content": "x"}, user])
     assert caught.value.param == "input"
@@ -227,7 +233,8 @@ def test_unknown_fields_are_known_by_name() -> None:
     assert body.ignored == ("messages", "zz")
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "b": 1}
     message = {"role": "assistant", "id": "1", "status": "completed", "content": [part], "c": 1}
-    items = [message, CALL | {"id": "1", "status": "completed", "d": 1, "e": None}]
+    thought = {"type": "reasoning", "summary": [], "id": "1", "status": "completed"}
+    items = [message, thought, CALL | {"id": "1", "status": "completed", "d": 1, "e": None}]
     fields = {"tools": [TOOL | {"f": 1}], "service_tier": "priority"}
     body = ResponsesBody.parse({"model": "m", "input": items, **fields})
     assert body.ignored == ("input.c", "input.content.b", "input.d", "service_tier", "tools.f")

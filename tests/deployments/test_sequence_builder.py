@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.generation import GenerationRequest
@@ -31,6 +33,16 @@ def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
     ends = [seq.request_id.split("/", 2)[2] for seq in sequences]
     assert ends == ["0/0", "0/1", "1/0", "1/1"]
     assert {seq.namespace for seq in sequences} == {"anna"}
+
+
+def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
+    """Those of all choices together, before anything is computed."""
+    sampling = {"logprobs": 7, "prompt_logprobs": 7}
+    most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=64, sampling=sampling)
+    assert len(SequenceBuilder(host).build(most)) == 64
+    with pytest.raises(InvalidRequest, match=r"65600 tokens .* 8 log") as caught:
+        SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
+    assert caught.value.param == "logprobs"
 
 
 def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:

@@ -11,8 +11,9 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers.decoders import ByteFallback, Fuse, Sequence
-from tokenizers.models import BPE
+from tokenizers.decoders import ByteFallback, Fuse, Metaspace, Sequence
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Metaspace as MetaspaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer, read_chat_template
@@ -223,6 +224,17 @@ def test_token_bytes_are_those_of_the_text(text: str) -> None:
     ids = TOKENIZER.encode(text)
     whole = b"".join(TOKENIZER.token_bytes(token_id) for token_id in ids)
     assert whole.decode() == TOKENIZER.decode(ids)
+
+
+def test_bytes_of_tokens_that_begin_with_a_space() -> None:
+    """A decoder takes SentencePiece's mark of a space from the first token of a text."""
+    vocab = {"<unk>": 0, "\u2581Hello": 1, "\u2581world": 2, "\u2581": 3}
+    backend = tokenizers.Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = MetaspaceSplit(), Metaspace()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    ids = tokenizer.encode("Hello world")
+    assert [tokenizer.token_bytes(token_id) for token_id in ids] == [b" Hello", b" world"]
+    assert tokenizer.token_bytes(3) == b" "
 
 
 def test_bytes_of_byte_fallback_tokens() -> None:
