@@ -51,6 +51,7 @@ NOT_RUN = {
     "docker build": (1, "needs Docker: k8s/test_dockerfile reads what it builds from"),
     "kind load": (1, "needs a cluster in Docker"),
     ". .venv/bin/activate": (1, "is Python's own"),
+    "vllm bench serve": (1, "is vLLM's: deployments/test_vllm_bench runs it where it is installed"),
     "echo": (3, "is the system's"),
     "base64": (1, "is the system's"),
     "openssl": (4, "is the system's"),

@@ -6,8 +6,11 @@ import gc
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +19,7 @@ from transformers import GenerationConfig
 
 from hdserve import core
 from hdserve.bench.prompts import EncodedPrompt
+from hdserve.bench.steady_batch import SteadyBatch
 from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.hierarchy import Hierarchy
@@ -27,7 +31,18 @@ from hdserve.engine.stats import StepTimes, add_counts
 
 State = Literal["cold", "online", "warm"]
 
+Run = Generator[float, None, "Measurement"]
+"""Decodes a slice at a time, gives the share of the tokens that it has, and in the end what was
+measured."""
+
+SLICE_S = 0.2
+"""How long one contender decodes before another has its turn: what else the machine does lasts
+longer, and what a turn begins with, caches that hold another's data, is some hundredths of it."""
+
 _LOOKUP_TOKENS = 10
+
+_NO_TOKEN = -1
+"""Ends no answer; for ``None`` the model's own end would be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,10 @@ class Task:
         if self.recorded is None:
             return max_tokens
         return min(max_tokens, len(self.recorded[index]))
+
+    def total_tokens(self, max_tokens: int) -> int:
+        """Tokens of all answers."""
+        return sum(self.num_tokens(index, max_tokens) for index in range(len(self.prompts)))
 
 
 @dataclass(slots=True)
@@ -82,17 +101,28 @@ class Contender(ABC):
         """Bring the databases and what was learned to the state a round begins with."""
 
     @abstractmethod
-    def run(
-        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
-    ) -> Measurement:
-        """Decode all prompts of ``task``."""
+    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+        """Decode all prompts of ``task``; closed early, it leaves nothing behind."""
 
 
 class EngineContender(Contender):
-    """hdserve's engine, with drafts or without."""
+    """hdserve's engine, with drafts or without.
 
-    def __init__(self, name: str, host: ModelHost, *, is_drafting: bool, state: State) -> None:
+    Args:
+        slice_s: how long a slice takes; a step at least.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: ModelHost,
+        *,
+        is_drafting: bool,
+        state: State,
+        slice_s: float = SLICE_S,
+    ) -> None:
         super().__init__(name)
+        self._slice_s = slice_s
         self._host = host
         self._engine: Engine = host.make_engine(is_drafting=is_drafting)
         self.is_drafting = is_drafting
@@ -106,7 +136,11 @@ class EngineContender(Contender):
 
     def answers(self, prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
         """The token ids of greedy answers to ``prompts``."""
-        sequences = self._decode(Task("fill", prompts), 8, max_tokens, {"temperature": 0.0})
+        task = Task("fill", prompts)
+        begin = partial(self._begin, task, max_tokens=max_tokens, sampling={"temperature": 0.0})
+        sequences = [begin(number) for number in range(len(prompts))]
+        while any(seq.finish_reason is None for seq in sequences):
+            self._engine.step()
         return [seq.output_token_ids for seq in sequences]
 
     def fill_with(self, outputs: Sequence[Sequence[int]]) -> None:
@@ -121,89 +155,36 @@ class EngineContender(Contender):
             states = pack_states({Hierarchy.name: shipped})
             self._engine.adopt_drafter_states(core.DEFAULT_NAMESPACE, states)
 
-    def run(
-        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
-    ) -> Measurement:
+    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+        """As many tokens as the answers have; when all prompts have been, the first come again."""
         stats = self._engine.stats
-        before = (stats.times.draft_s, stats.times.forward_s, stats.times.verify_s)
-        num_steps = stats.num_steps
-        reset_peak_memory()
-        started = time.perf_counter()
-        sequences = self._decode_steadily(task, batch_size, max_tokens, sampling)
-        seconds = time.perf_counter() - started
-        for seq in sequences:
-            if seq.finish_reason is None:
-                self._engine.abort(seq.request_id)
-        found = Measurement(
-            seconds=seconds,
-            num_tokens=sum(seq.num_output_tokens for seq in sequences),
-            num_engine_steps=stats.num_steps - num_steps,
-            peak_memory_bytes=peak_memory_bytes(self._host.model.device),
-        )
-        for seq in sequences:
+        times, num_steps = copy(stats.times), stats.num_steps
+        found = Measurement()
+        num_wanted = task.total_tokens(max_tokens)
+        begin = partial(self._begin, task, max_tokens=max_tokens, sampling=sampling)
+        gc.collect()
+        with closing(SteadyBatch(self._engine, batch_size, begin)) as batch:
+            while batch.num_tokens < num_wanted:
+                with _measured(found, self._host.model.device):
+                    batch.decode(num_wanted, self._slice_s)
+                yield batch.num_tokens / num_wanted
+        for seq in batch.sequences:
             add_counts(found.drafts, seq.counts)
+        found.num_tokens = batch.num_tokens
         found.num_steps = found.drafts.num_steps
-        times = StepTimes(
-            draft_s=stats.times.draft_s - before[0],
-            forward_s=stats.times.forward_s - before[1],
-            verify_s=stats.times.verify_s - before[2],
-        )
-        times.rest_s = seconds - times.draft_s - times.forward_s - times.verify_s
-        found.times = times
+        found.num_engine_steps = stats.num_steps - num_steps
+        found.times = _times_since(times, stats.times, found.seconds)
         return found
 
-    def _decode(
-        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
-    ) -> list[core.Sequence]:
-        """Every prompt to its end."""
-        sequences = [
-            self._sequence(task, number, max_tokens, sampling)
-            for number in range(len(task.prompts))
-        ]
-        waiting = sequences[::-1]
-        num_open = 0
-        while waiting or num_open:
-            while waiting and num_open < batch_size:
-                self._add(waiting.pop())
-                num_open += 1
-            num_open -= sum(out.finish_reason is not None for out in self._engine.step())
-        return sequences
-
-    def _decode_steadily(
-        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
-    ) -> list[core.Sequence]:
-        """As many tokens as the answers have, by ``batch_size`` sequences from the first to the
-        last: as sequences end, others begin, and when all prompts have been, the first come again.
-
-        Else the last sequences would decode with fewer and fewer beside them, drafted ones longer
-        than plain ones, which all end together.
-        """
-        num_left = sum(task.num_tokens(index, max_tokens) for index in range(len(task.prompts)))
-        sequences: list[core.Sequence] = []
-        num_open = 0
-        while num_left > 0:
-            while num_open < batch_size:
-                sequences.append(self._sequence(task, len(sequences), max_tokens, sampling))
-                self._add(sequences[-1])
-                num_open += 1
-            for output in self._engine.step():
-                num_left -= len(output.token_ids)
-                num_open -= output.finish_reason is not None
-        return sequences
-
-    def _add(self, seq: core.Sequence) -> None:
-        if self.is_drafting and self._state == "cold":
-            self._host.own_database.clear()
-        self._engine.add(seq)
-
-    def _sequence(
-        self, task: Task, number: int, max_tokens: int, sampling: dict[str, Any]
+    def _begin(
+        self, task: Task, number: int, *, max_tokens: int, sampling: dict[str, Any]
     ) -> core.Sequence:
-        """For the prompts in turns; one that comes again finds nothing of what it had."""
+        """Add the next of the prompts in turns; one that comes again finds nothing of what it
+        had."""
         turn, index = divmod(number, len(task.prompts))
         num_tokens = task.num_tokens(index, max_tokens)
         recorded = None if task.recorded is None else tuple(task.recorded[index])
-        return core.Sequence(
+        seq = core.Sequence(
             f"{task.name}/{number}",
             list(task.prompts[index].token_ids),
             SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number, **sampling),
@@ -211,6 +192,10 @@ class EngineContender(Contender):
             namespace=f"again {turn}" if turn else core.DEFAULT_NAMESPACE,
             recorded_token_ids=recorded,
         )
+        if self.is_drafting and self._state == "cold":
+            self._host.own_database.clear()
+        self._engine.add(seq)
+        return seq
 
 
 class GenerateContender(Contender):
@@ -223,33 +208,39 @@ class GenerateContender(Contender):
         self._host = host
         self._looks_up = looks_up
 
-    def run(
-        self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]
-    ) -> Measurement:
-        module: Any = self._host.model.module
-        module.set_attn_implementation("sdpa")
-        counter = _ForwardCounter(module)
-        reset_peak_memory()
+    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+        """One prompt after the other, each a slice of its own."""
         found = Measurement()
-        started = time.perf_counter()
-        try:
-            for index, prompt in enumerate(task.prompts):
-                num_tokens = task.num_tokens(index, max_tokens)
-                found.num_tokens += self._generate(module, prompt, num_tokens, sampling)
-        finally:
-            found.seconds = time.perf_counter() - started
-            counter.remove()
-            module.set_attn_implementation(ATTENTION_NAME)
-        found.num_steps = counter.num_forwards
+        num_wanted = task.total_tokens(max_tokens)
+        gc.collect()
+        for index, prompt in enumerate(task.prompts):
+            num_tokens = task.num_tokens(index, max_tokens)
+            with self._stock(found), _measured(found, self._host.model.device):
+                found.num_tokens += self._generate(prompt, num_tokens, sampling)
+            yield found.num_tokens / num_wanted
         found.times.rest_s = found.seconds
-        found.num_engine_steps = counter.num_forwards
-        found.peak_memory_bytes = peak_memory_bytes(self._host.model.device)
+        found.num_engine_steps = found.num_steps
         return found
 
+    @contextmanager
+    def _stock(self, found: Measurement) -> Iterator[None]:
+        """The module as transformers runs it; its forwards are counted."""
+        module: Any = self._host.model.module
+
+        def count(_module: torch.nn.Module, _arguments: Any) -> None:
+            found.num_steps += 1
+
+        handle = module.register_forward_pre_hook(count)
+        module.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            module.set_attn_implementation(ATTENTION_NAME)
+            handle.remove()
+
     @torch.inference_mode()
-    def _generate(
-        self, module: Any, prompt: EncodedPrompt, num_tokens: int, sampling: dict[str, Any]
-    ) -> int:
+    def _generate(self, prompt: EncodedPrompt, num_tokens: int, sampling: dict[str, Any]) -> int:
+        module: Any = self._host.model.module
         temperature = sampling.get("temperature", 0.0)
         options: dict[str, Any] = {"do_sample": temperature > 0.0}
         if temperature > 0.0:
@@ -262,29 +253,35 @@ class GenerateContender(Contender):
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=make_config(
-                max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **options
+                max_new_tokens=num_tokens, eos_token_id=_NO_TOKEN, pad_token_id=0, **options
             ),
         )
         return int(output.shape[1] - ids.shape[1])
 
 
-class _ForwardCounter:
-    """Counts the forwards of a module while it is attached."""
+@contextmanager
+def _measured(found: Measurement, device: torch.device) -> Iterator[None]:
+    """Add the time of a slice, and the memory at its peak."""
+    reset_peak_memory()
+    started = time.perf_counter()
+    yield
+    found.seconds += time.perf_counter() - started
+    found.peak_memory_bytes = max(found.peak_memory_bytes, peak_memory_bytes(device))
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.num_forwards = 0
-        self._handle = module.register_forward_pre_hook(self._count)
 
-    def _count(self, _module: torch.nn.Module, _arguments: Any) -> None:
-        self.num_forwards += 1
-
-    def remove(self) -> None:
-        self._handle.remove()
+def _times_since(before: StepTimes, now: StepTimes, seconds: float) -> StepTimes:
+    """Where the time went between two readings; what the engine does not time is the rest."""
+    times = StepTimes(
+        draft_s=now.draft_s - before.draft_s,
+        forward_s=now.forward_s - before.forward_s,
+        verify_s=now.verify_s - before.verify_s,
+    )
+    times.rest_s = seconds - times.draft_s - times.forward_s - times.verify_s
+    return times
 
 
 def reset_peak_memory() -> None:
     """Begin a new peak, where the system can."""
-    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     clear = Path("/proc/self/clear_refs")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from hdserve.bench.contenders import Contender, Measurement, Task
+from hdserve.bench.contenders import Contender, Measurement, Run, Task
 from hdserve.core import DraftCounts
 from hdserve.engine.stats import StepTimes, add_counts
 from hdserve.journal import Journal
@@ -87,8 +88,8 @@ def run_rounds(
     """Decode every task with every contender, ``num_rounds`` times; at batch sizes that a task
     cannot fill, all tasks together.
 
-    Contenders take turns task by task, in another order each round, so that what else happens on
-    the machine meets all of them.
+    Contenders take turns a fraction of a second at a time, so that what else happens on the machine
+    meets all of them, and in another order each round.
 
     Args:
         journal: where rounds are kept and restored from.  A round is kept whole, since its ratios
@@ -134,11 +135,29 @@ def _run_round(
         contender.begin_round()
     runs: _Round = []
     for task in tasks:
-        for contender in contenders:
-            measured = contender.run(task, batch_size, max_tokens, sampling)
-            runs.append((contender.name, task.name, measured))
-            progress()
+        with ExitStack() as stack:
+            started = {
+                contender.name: stack.enter_context(
+                    closing(contender.run(task, batch_size, max_tokens, sampling))
+                )
+                for contender in contenders
+            }
+            for name, measured in _take_turns(started):
+                runs.append((name, task.name, measured))
+                progress()
     return runs
+
+
+def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
+    """Whoever has the least share of its tokens goes on, so that all end at about the same time."""
+    shares = dict.fromkeys(runs, 0.0)
+    while shares:
+        name = min(shares, key=shares.__getitem__)
+        try:
+            shares[name] = next(runs[name])
+        except StopIteration as ended:
+            del shares[name]
+            yield name, ended.value
 
 
 def summarise(runs: Runs, batch_size: int, temperature: float) -> Iterator[Result]:

@@ -6,12 +6,12 @@ import json
 import signal
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.bench.contenders import EngineContender, Task
+from hdserve.bench.contenders import EngineContender, GenerateContender, Measurement, Run, Task
 from hdserve.bench.engine import Runs, filling, run_rounds
 from hdserve.bench.prompts import EncodedPrompt, PromptRow
 from hdserve.cli import app
@@ -138,11 +138,84 @@ def test_slots_are_full_to_the_end() -> None:
     ]
     for is_drafting in (False, True):
         contender = EngineContender("c", host, is_drafting=is_drafting, state="warm")
-        found = contender.run(Task("all", prompts), 3, 20, {"temperature": 0.0})
+        found = to_the_end(contender.run(Task("all", prompts), 3, 20, {"temperature": 0.0}))
         assert 100 <= found.num_tokens < 100 + 3 * 17
         assert found.num_steps > 2.5 * found.num_engine_steps
         stats = contender._engine.stats
         assert stats.num_running == stats.num_waiting == stats.num_drafter_sequences == 0
+
+
+def to_the_end(run: Run) -> Measurement:
+    while True:
+        try:
+            next(run)
+        except StopIteration as ended:
+            return cast("Measurement", ended.value)
+
+
+def test_contenders_take_turns() -> None:
+    """Whoever has the least share of its tokens goes on; each is measured for itself."""
+    engine: Any = {"compile": False}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    turns: list[tuple[str, float]] = []
+
+    class Watched(EngineContender):
+        def run(self, *arguments: Any) -> Run:
+            run = super().run(*arguments)
+            while True:
+                try:
+                    share = next(run)
+                except StopIteration as ended:
+                    return cast("Measurement", ended.value)
+                turns.append((self.name, share))
+                yield share
+
+    prompts = [
+        EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
+        for text in TEXTS
+    ]
+    made = [
+        Watched("autoregressive", host, is_drafting=False, state="cold", slice_s=0.0),
+        Watched("hierarchy", host, is_drafting=True, state="cold", slice_s=0.0),
+        GenerateContender("transformers", host, looks_up=False),
+    ]
+    found = run_rounds(
+        made,
+        [Task("all", prompts)],
+        batch_size=1,
+        max_tokens=40,
+        sampling={"temperature": 0.0},
+        num_rounds=1,
+    )
+    latest = {"autoregressive": 0.0, "hierarchy": 0.0}
+    for name, share in turns:
+        assert latest[name] == min(latest.values())
+        latest[name] = share
+    assert latest == {"autoregressive": 1.0, "hierarchy": pytest.approx(1.0, abs=0.25)}
+    for (measured,) in found.values():
+        assert measured.num_tokens == pytest.approx(80, abs=17)
+        assert measured.seconds == pytest.approx(
+            measured.times.draft_s
+            + measured.times.forward_s
+            + measured.times.verify_s
+            + measured.times.rest_s
+        )
+
+
+def test_a_run_that_is_closed_leaves_nothing() -> None:
+    engine: Any = {"compile": False}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    prompts = [
+        EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
+        for text in TEXTS
+    ]
+    contender = EngineContender("c", host, is_drafting=True, state="cold", slice_s=0.0)
+    run = contender.run(Task("all", prompts), 2, 400, {"temperature": 0.0})
+    assert 0 < next(run) < 1
+    assert contender._engine.stats.num_running == 2
+    run.close()
+    stats = contender._engine.stats
+    assert stats.num_running == stats.num_waiting == stats.num_drafter_sequences == 0
 
 
 def make_task(name: str, size: int, *, is_recorded: bool = False) -> Task:

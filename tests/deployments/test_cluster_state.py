@@ -13,7 +13,7 @@ from hdserve.config import ServeConfig, parse_config
 from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.placement_check import compare_with_cluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import openai
 import pytest
 
 from benchmarks.server_processes import server_processes
-from hdserve.config import default_config
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
@@ -24,19 +22,8 @@ QUESTION = [{"role": "user", "content": "I want to book a table for two in San J
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    """The default application, but that it drafts on a machine too busy for drafts to pay, and is
-    exact before it is compiled, so that answers can be compared."""
-    config = default_config().model_dump(mode="json")
-    for model in config["models"]:
-        model["drafting"]["adapts_budget"] = False
-        model["engine"]["exact"] = True
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
-        yield served
-    finally:
-        served.stop()
+def application(bundled_application: ServedApplication) -> ServedApplication:
+    return bundled_application
 
 
 @pytest.fixture(scope="module")

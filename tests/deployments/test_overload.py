@@ -13,7 +13,7 @@ import pytest
 from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MODEL = "hdserve-mini"
 NUM_SLOTS, NUM_QUEUED = 2, 3
@@ -34,7 +34,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         served.stop()
 
 
-@pytest.mark.parametrize("is_streamed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_streamed", [False, True])
 def test_overload(application: ServedApplication, is_streamed: bool) -> None:
     """Of sixteen long requests at once some are answered and the others told to come back."""
     body = {

@@ -34,16 +34,8 @@ TIMEOUT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    """The bundled models, with drafts even where this machine is too busy for them to pay."""
-    settings = {"engine": {"exact": True}, "drafting": {"adapts_budget": False}}
-    models = [{"name": name, "model": name, **settings} for name in MODELS]
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), {"models": models})
-    try:
-        served.wait_ready()
-        yield served
-    finally:
-        served.stop()
+def application(bundled_application: ServedApplication) -> ServedApplication:
+    return bundled_application
 
 
 @pytest.fixture(scope="module")

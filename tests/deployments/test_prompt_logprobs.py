@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -33,16 +32,8 @@ EVALUATION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    """Chunks are so short that prompts are cut; however they are, values are the same."""
-    engine = {"dtype": "float32", "exact": True, "prefill_chunk_tokens": 48}
-    config = {"models": [{"name": MODEL, "model": MODEL, "engine": engine}]}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
-        yield served
-    finally:
-        served.stop()
+def application(bundled_application: ServedApplication) -> ServedApplication:
+    return bundled_application
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,37 @@
+"""The server that the tests of several files ask, started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serving import ServedApplication
+
+
+@pytest.fixture(scope="session")
+def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    """The default application's models, which draft on a machine too busy for drafts to pay, and
+    are exact, so that answers can be compared.
+
+    The second takes prompts in short chunks: however they are cut, answers are the same.
+    """
+    drafting = {"adapts_budget": False}
+    tiny = {
+        "name": "hdserve-tiny",
+        "model": "hdserve-tiny",
+        "drafting": drafting,
+        "engine": {"exact": True},
+    }
+    mini = {
+        "name": "hdserve-mini",
+        "model": "hdserve-mini",
+        "drafting": drafting,
+        "engine": {"exact": True, "dtype": "float32", "prefill_chunk_tokens": 48},
+    }
+    served = ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [tiny, mini]})
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop()
