@@ -95,7 +95,8 @@ class Replay:
             journal: where requests that ended are kept and restored from.  What a restored one
                 decided is shown to the drafters again, step by step and in turn with the others, so
                 that they and the database are for the next request what they were; only its drafts
-                are not made again.  Drafters see the accepted part of its trees.
+                are not made again.  Of its trees drafters see the accepted part, and how much was
+                expected of how many nodes.
         """
         journal = journal or Journal(None, {})
         waiting = deque(enumerate(rows))
@@ -174,9 +175,12 @@ class Replay:
     def _say_again(self, seq: RequestSequence, row: ReplayRow, step: ReplayStep) -> None:
         position, num_accepted = seq.num_output_tokens, len(step.sources)
         token_ids = row.response[position : position + step.num_tokens]
-        tree = DraftTree(seq.token_ids[-1], num_accepted)
+        tree = DraftTree(seq.token_ids[-1], step.num_draft_tokens)
+        score = step.expected_tokens / max(1, step.num_draft_tokens)
         for node, source in enumerate(step.sources):
-            tree.add_node(node, token_ids[node], Source(source))
+            tree.add_node(node, token_ids[node], Source(source), score)
+        for number in range(step.num_draft_tokens - num_accepted):
+            tree.add_node(0, token_ids[0] + 1 + number, Source.OTHER, score)
         self._observe(seq, tree, Acceptance(tuple(range(num_accepted + 1)), token_ids))
 
     def _observe(self, seq: RequestSequence, tree: DraftTree, acceptance: Acceptance) -> float:

@@ -62,6 +62,10 @@ and what comes after it would be misjudged for as long."""
 
 _TOKENS_PER_CHECK = 4096
 
+_SCALE_MEMORY = 0.9995
+_SCALE_PRIOR_TOKENS = 500.0
+_SCALE_BOUND = 2.0
+
 _CLIP = 0.0003
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
@@ -75,6 +79,9 @@ class Calibration:
         token_bias: float32 ``[vocab_size]``.
         handles: of the three arrays, for the compiled code that reads and updates them.
         num_tokens: how many tokens were learned from since the prior.
+        expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
+            many of these were accepted, of the last few thousand trees; older ones fade, and so
+            does what a state begins with.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -87,6 +94,8 @@ class Calibration:
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
+        self.expected_tokens = _SCALE_PRIOR_TOKENS
+        self.accepted_tokens = _SCALE_PRIOR_TOKENS
         self.handles = HandleTable(Learned(self.cells, self.weights, self.token_bias))
         self._update_logits()
 
@@ -105,6 +114,23 @@ class Calibration:
         if self.num_tokens // _TOKENS_PER_CHECK != before:
             for array in (self.weights, self.token_bias):
                 np.clip(array, -MAX_WEIGHT, MAX_WEIGHT, out=array)
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with, so that their sum is what comes of them.
+
+        Each probability is learned for what follows the text there is.  In a tree it is asked for
+        what follows a guess, and of the right guesses more than of all.
+        """
+        ratio = self.accepted_tokens / max(self.expected_tokens, 1.0)
+        return min(max(ratio, 1 / _SCALE_BOUND), _SCALE_BOUND)
+
+    def count_tree(self, expected_tokens: float, num_accepted: int) -> None:
+        """Note how many tokens of a verified tree its scores, as :attr:`scale` made them, expected
+        to be accepted, and how many were."""
+        uncorrected = expected_tokens / self.scale
+        self.expected_tokens = self.expected_tokens * _SCALE_MEMORY + uncorrected
+        self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
     def to_bytes(self) -> bytes:
         """The state as compressed msgpack, at most ``MAX_STATE_BYTES``.
@@ -125,6 +151,8 @@ class Calibration:
             "format": FORMAT_VERSION,
             "vocab_size": self.vocab_size,
             "num_tokens": self.num_tokens,
+            "expected_tokens": self.expected_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "p": self.cells[CELL_P].astype(np.float16).tobytes(),
             "counts": self.cells[CELL_COUNT].astype(np.uint16).tobytes(),
             "weights": self.weights.astype(np.float16).tobytes(),
@@ -149,6 +177,8 @@ class Calibration:
             token_bias = _array(message["token_bias"], np.float16, vocab_size)
             state = cls(vocab_size)
             state.num_tokens = min(max(0, int(message["num_tokens"])), MAX_NUM_TOKENS)
+            state.expected_tokens = _sum_of(message, "expected_tokens")
+            state.accepted_tokens = _sum_of(message, "accepted_tokens")
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
             state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
             weights = _array(message["weights"], np.float16, NUM_WEIGHT_SETS * NUM_INPUTS)
@@ -188,7 +218,7 @@ class Calibration:
         """Take over what other replicas of the same model have learned.
 
         Cells are averaged by their observations, weights and token biases by the number of tokens
-        learned from.
+        learned from, what scores were worth by the trees that were verified.
 
         Raises:
             SnapshotError: a state has another vocabulary.
@@ -208,6 +238,8 @@ class Calibration:
         self.weights[:] = merged_weights
         self.token_bias[:] = merged_bias
         self.num_tokens = max(state.num_tokens for state in states)
+        self.expected_tokens = sum(state.expected_tokens for state in states) / len(states)
+        self.accepted_tokens = sum(state.accepted_tokens for state in states) / len(states)
         self._update_logits()
 
 
@@ -239,6 +271,14 @@ def _decompress(data: bytes) -> bytes:
     if not unpacker.eof:
         raise SnapshotError("the calibration is corrupt: it ends early, or is too large")
     return found
+
+
+def _sum_of(message: dict[str, Any], name: str) -> float:
+    """A sum that states of earlier releases do not have."""
+    value = float(message.get(name, _SCALE_PRIOR_TOKENS))
+    if not 0.0 <= value <= MAX_NUM_TOKENS:
+        raise SnapshotError(f"the calibration is corrupt: {name} is {value}")
+    return value
 
 
 def _array(data: bytes, dtype: Any, length: int) -> Any:

@@ -13,6 +13,7 @@ from hdserve.drafting.arrays import (
     DRAFTED_LEVEL,
     DRAFTED_PARENT,
     DRAFTED_TOKEN,
+    MAX_PROBABILITY,
     NODE_CONFIDENCE,
     NODE_DEPTH,
     NODE_LEVEL,
@@ -166,14 +167,16 @@ def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, scor
 
 
 @inlined
-def copy_drafted(scratch: Scratch, num_nodes: int) -> None:
-    """Write the nodes without the root column by column."""
+def copy_drafted(scratch: Scratch, num_nodes: int, scale: float) -> None:
+    """Write the nodes without the root column by column, and correct their scores."""
     drafted, nodes = scratch.drafted, scratch.nodes
     for node in range(1, num_nodes):
         drafted[DRAFTED_TOKEN, node - 1] = nodes[node, NODE_TOKEN]
         drafted[DRAFTED_PARENT, node - 1] = nodes[node, NODE_PARENT]
         drafted[DRAFTED_DEPTH, node - 1] = nodes[node, NODE_DEPTH]
         drafted[DRAFTED_LEVEL, node - 1] = nodes[node, NODE_LEVEL]
+        score = scratch.node_scores[node] * np.float32(scale)
+        scratch.node_scores[node] = min(score, np.float32(MAX_PROBABILITY))
 
 
 @inlined
@@ -206,13 +209,15 @@ def grow_tree(
     capacity: int,
     max_depth: int,
     min_score: float,
+    scale: float,
 ) -> int:
     """Fill ``scratch.drafted`` and ``scratch.node_scores``; returns the number of nodes with root.
 
     Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.
 
-    The score of a node is the estimated probability that it is accepted.  Nodes come in descending
-    score, so that the first ``k`` are the best tree of ``k`` nodes.
+    The score of a node is the estimated probability that it is accepted: ``scale`` times the
+    probabilities of the tokens on its path.  Nodes come in descending score, so that the first
+    ``k`` are the best tree of ``k`` nodes.
     """
     databases = databases_of(database_handles)
     learned = learned_of(learned_handles)
@@ -223,7 +228,7 @@ def grow_tree(
         limit = capacity + 1 - num_nodes
         length = min(length, limit)
         node = num_nodes - 1
-        threshold = np.float32(min_score)
+        threshold = np.float32(min_score / scale)
         if length == limit:
             threshold = max(threshold, scratch.queue_scores[head + length - 1])
         if is_worth_expanding(databases, scratch, node, max_depth, threshold):
@@ -236,5 +241,5 @@ def grow_tree(
         num_nodes += 1
         head += 1
         length -= 1
-    copy_drafted(scratch, num_nodes)
+    copy_drafted(scratch, num_nodes, scale)
     return num_nodes

@@ -297,6 +297,7 @@ class Hierarchy(Drafter):
             capacity,
             max_depth,
             self.options.min_score,
+            request.calibration.scale,
         )
         return num_nodes
 
@@ -332,6 +333,8 @@ class Hierarchy(Drafter):
         if not context.has_room(num_new):
             self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
+        if tree.num_draft_tokens:
+            _count_tree(request.calibration, tree, acceptance)
         num_added = 0
         for begin in range(0, num_new, MAX_NEW_TOKENS):
             num_added = self._commit(request, acceptance.token_ids[begin : begin + MAX_NEW_TOKENS])
@@ -402,3 +405,12 @@ class Hierarchy(Drafter):
         if request is not None:
             request.context.release()
             self._contexts.discard(request.context)
+
+
+def _count_tree(calibration: Calibration, tree: DraftTree, acceptance: Acceptance) -> None:
+    """Learn what scores were worth; those of 1 are no estimates."""
+    scores = tree.scores
+    expected_tokens = sum(scores) - scores.count(1.0)
+    if expected_tokens > 0.0:
+        num_accepted = sum(scores[node] < 1.0 for node in acceptance.path[1:])
+        calibration.count_tree(expected_tokens, num_accepted)

@@ -65,6 +65,46 @@ def test_a_state_fits_its_message_however_large_the_vocabulary_is(vocab_size: in
         assert np.count_nonzero(bias) > 5000
 
 
+@pytest.mark.parametrize("worth", [0.8, 1.0, 1.25])
+def test_scores_are_corrected_by_what_came_of_them(worth: float) -> None:
+    """Whatever the uncorrected ones are, expected over accepted becomes 1 and stays there."""
+    state = Calibration(VOCAB_SIZE)
+    rng = np.random.default_rng(0)
+    expected, accepted = np.zeros(20_000), np.zeros(20_000)
+    for step in range(20_000):
+        uncorrected = rng.uniform(0.0, 3.0)
+        expected[step] = uncorrected * state.scale
+        accepted[step] = rng.poisson(uncorrected * worth)
+        state.count_tree(expected[step], int(accepted[step]))
+    assert state.scale == pytest.approx(worth, rel=0.1)
+    assert expected[2000:].sum() == pytest.approx(accepted[2000:].sum(), rel=0.02)
+
+
+def test_the_correction_is_bounded_and_merged() -> None:
+    right, wrong = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
+    for _ in range(10_000):
+        right.count_tree(1.0, 3)
+        wrong.count_tree(1.0, 0)
+    assert (right.scale, wrong.scale) == (2.0, 0.5)
+    merged = Calibration.from_bytes(merge_states(right.to_bytes(), wrong.to_bytes()))
+    assert merged.scale == pytest.approx(1.2, abs=0.1)
+    assert Calibration.from_bytes(right.to_bytes()).scale == 2.0
+
+
+def test_states_of_before_there_was_a_correction_have_none() -> None:
+    message = msgpack.unpackb(zlib.decompress(_learned(0).to_bytes()))
+    del message["expected_tokens"], message["accepted_tokens"]
+    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).scale == 1.0
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "many"])
+def test_a_correction_that_cannot_be_is_refused(value: object) -> None:
+    message = msgpack.unpackb(zlib.decompress(_learned(0).to_bytes()))
+    message["accepted_tokens"] = value
+    with pytest.raises(SnapshotError, match="corrupt"):
+        Calibration.from_bytes(zlib.compress(msgpack.packb(message)))
+
+
 def test_merge_weighs_by_observations() -> None:
     first, second = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
     first.cells[[CELL_P, CELL_COUNT], 5] = 0.2, 30

@@ -359,6 +359,45 @@ def test_floor_and_small_budgets() -> None:
     assert max(propose(drafter, seq, 8, max_depth=1).depths) <= 1
 
 
+def test_the_correction_of_scores_changes_no_tree() -> None:
+    """But for how many nodes are above a floor."""
+    text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 5, 4, 6, 1, 2]
+    trees = {}
+    for min_score in (0.0, 0.05):
+        for num_accepted in (0, 3):
+            options = HierarchyOptions(min_score=min_score)
+            drafter = Hierarchy(make_resources(text), options)
+            seq = make_sequence(text)
+            drafter.start(seq)
+            for _ in range(2000):
+                drafter.calibration("default").count_tree(1.0, num_accepted)
+            trees[min_score, num_accepted] = propose(drafter, seq)
+    few, many = trees[0.0, 0], trees[0.0, 3]
+    assert (few.token_ids, few.parents) == (many.token_ids, many.parents)
+    assert np.allclose(np.minimum(4 * np.array(few.scores[1:]), 0.997), many.scores[1:])
+    assert min(trees[0.05, 0].scores + trees[0.05, 3].scores) >= 0.05
+    assert 1 < len(trees[0.05, 0]) < len(trees[0.05, 3])
+
+
+def test_only_estimates_are_judged() -> None:
+    """Of a tree that others filled nothing is learned of how good scores are."""
+    drafter = Hierarchy(make_resources([1, 2, 3, 4]))
+    seq = make_sequence([1, 2])
+    drafter.start(seq)
+    tree = DraftTree(2, 4)
+    tree.add_path([3, 4], Source.OTHER)
+    follow(drafter, seq, tree, [3, 5])
+    calibration = drafter.calibration("default")
+    assert calibration.scale == 1.0
+    num_expected, num_accepted = calibration.expected_tokens, calibration.accepted_tokens
+    tree = DraftTree(5, 4)
+    tree.add_path([3], Source.OTHER)
+    tree.add_path([4, 6], Source.CONTEXT, 0.25)
+    follow(drafter, seq, tree, [4, 6, 7])
+    assert calibration.expected_tokens == pytest.approx(num_expected + 0.5, abs=0.3)
+    assert calibration.accepted_tokens == pytest.approx(num_accepted + 2, abs=0.3)
+
+
 def test_tree_that_others_began_is_completed() -> None:
     """Behind another drafter equal paths are merged and the budget holds."""
     drafter = Hierarchy(make_resources(PHRASE, PHRASE))
