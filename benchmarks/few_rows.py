@@ -26,7 +26,7 @@ from hdserve.engine.attention import packed_attention
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
-from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.devices import multiplies_bfloat16, multiplies_tiles
 from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
@@ -119,10 +119,10 @@ def products(num_rows: int, num_rounds: int) -> dict[str, float]:
     by_column = [weight.t().contiguous().t() for weight in weights]
     halves = [weight.bfloat16() for weight in weights]
 
-    def library(stored: list[torch.Tensor]) -> Work:
+    def library(stored: list[torch.Tensor], rows: torch.Tensor = rows) -> Work:
         return lambda: [F.linear(rows, weight) for weight in stored]
 
-    def kernel(stored: list[torch.Tensor]) -> Work:
+    def kernel(stored: list[torch.Tensor], rows: torch.Tensor = rows) -> Work:
         return lambda: [multiply_rows(rows, weight, workers) for weight in stored]
 
     contenders = {
@@ -131,6 +131,9 @@ def products(num_rows: int, num_rounds: int) -> dict[str, float]:
         "kernel": kernel(weights),
         "kernel, bfloat16": kernel(halves),
     }
+    if multiplies_bfloat16(CPU):
+        contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
+        contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
     return best_ms(contenders, num_rounds)
 
 

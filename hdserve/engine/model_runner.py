@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -150,12 +151,28 @@ class ModelRunner:
         with running(batch.plan):
             if self.compiled is not None:
                 return self.compiled(batch).float(), None
-            output = cast("Any", self.model.module)(
-                input_ids=batch.token_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-                output_hidden_states=self.needs_hidden,
-            )
+            with _one_thread() if batch.plan.is_exact else nullcontext():
+                output = cast("Any", self.model.module)(
+                    input_ids=batch.token_ids,
+                    position_ids=batch.position_ids,
+                    use_cache=False,
+                    logits_to_keep=batch.logit_rows,
+                    output_hidden_states=self.needs_hidden,
+                )
         hidden = output.hidden_states[-1][0, batch.logit_rows] if self.needs_hidden else None
         return output.logits[0].float(), hidden
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Meanwhile PyTorch shares nothing among threads, which its workers, our kernels, still do.
+
+    Where it divides the numbers of an activation does not depend on where rows begin, and next to a
+    cut some are computed by other instructions, whose last bit may differ.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

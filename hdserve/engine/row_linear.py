@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
 
+from hdserve.engine.devices import multiplies_pairs
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
+from hdserve.engine.kernels.pair_linear import multiply_pairs_at
+from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
@@ -87,15 +91,20 @@ def can_multiply(layer: torch.nn.Linear) -> bool:
     )
 
 
-def multiply_rows(rows: torch.Tensor, weight: torch.Tensor, workers: Workers) -> torch.Tensor:
+def multiply_rows(
+    rows: torch.Tensor, weight: torch.Tensor, workers: Workers, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """``rows [..., num_inputs]`` times ``weight [num_outputs, num_inputs]``, by the kernel.
 
     Returns:
-        ``[..., num_outputs]``, float32.
+        ``[..., num_outputs]``, of the dtype of ``rows``.
     """
+    rows = rows.contiguous()
+    if _are_paired(rows, weight):
+        return _multiply_pairs(rows, weight, workers, bias)
     num_outputs, num_inputs = weight.shape
     products = torch.empty((*rows.shape[:-1], num_outputs))
-    inputs = rows.float().contiguous()
+    inputs = rows.float()
     arguments = (
         inputs.data_ptr(),
         weight.data_ptr(),
@@ -105,16 +114,51 @@ def multiply_rows(rows: torch.Tensor, weight: torch.Tensor, workers: Workers) ->
         num_outputs,
         weight.dtype == torch.bfloat16,
     )
-    num_parts = workers.num_parts(num_outputs * num_inputs, _MIN_WEIGHTS_PER_THREAD)
+    _share(partial(multiply_at, *arguments), weight, workers)
+    if bias is not None:
+        products += bias
+    return products if products.dtype == rows.dtype else products.to(rows.dtype)
+
+
+def _are_paired(rows: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the processor's own products of bfloat16 take them."""
+    return (
+        rows.dtype == weight.dtype == torch.bfloat16
+        and weight.shape[1] % NUM_PAIRED == 0
+        and multiplies_pairs(rows.device, rows.dtype)
+    )
+
+
+def _multiply_pairs(
+    rows: torch.Tensor, weight: torch.Tensor, workers: Workers, bias: torch.Tensor | None
+) -> torch.Tensor:
+    num_outputs, num_inputs = weight.shape
+    products = rows.new_empty((*rows.shape[:-1], num_outputs))
+    arguments = (
+        rows.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        products.data_ptr(),
+        rows.numel() // num_inputs,
+        num_inputs,
+        num_outputs,
+    )
+    _share(partial(multiply_pairs_at, *arguments), weight, workers)
+    return products
+
+
+def _share(multiply: Callable[[int, int], None], weight: torch.Tensor, workers: Workers) -> None:
+    """Let the workers multiply the outputs from one number to another, each some."""
+    num_outputs = len(weight)
+    num_parts = workers.num_parts(weight.numel(), _MIN_WEIGHTS_PER_THREAD)
     if num_parts == 1:
-        multiply_at(*arguments, 0, num_outputs)
-        return products
+        multiply(0, num_outputs)
+        return
 
     def work(_part: int, first: int, stop: int) -> None:
-        multiply_at(*arguments, first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
+        multiply(first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
 
     workers.share(work, num_outputs // OUTPUTS_AT_ONCE, num_parts)
-    return products
 
 
 def _multiply_rows(
@@ -129,10 +173,7 @@ def _multiply_rows(
     num_rows = rows.numel() // rows.shape[-1]
     if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
         return F.linear(rows, others, bias)
-    products = multiply_rows(rows, weight, plan.workers)
-    if bias is not None:
-        products += bias
-    return products if products.dtype == rows.dtype else products.to(rows.dtype)
+    return multiply_rows(rows, weight, plan.workers, bias)
 
 
 def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:

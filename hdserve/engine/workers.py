@@ -17,7 +17,7 @@ _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Workers:
-    """As many threads as PyTorch uses: its own where it uses GNU OpenMP.
+    """As many threads as PyTorch uses when they are made: its own where it uses GNU OpenMP.
 
     Those wait for the next work by looking for it all the time, for some milliseconds, so other
     threads would have to share the cores with them: eight rows of a model of 0.5 B parameters took
@@ -29,6 +29,7 @@ class Workers:
 
     def __init__(self, *, uses_openmp: bool = True) -> None:
         self._openmp = _load_openmp() if uses_openmp else None
+        self._num_threads = torch.get_num_threads()
         self._threads: ThreadPoolExecutor | None = None
         self._region = _Region(self._run_parts)
         self._next_part: Callable[[], None] = lambda: None
@@ -39,12 +40,11 @@ class Workers:
         """Whether the threads are PyTorch's."""
         return self._openmp is not None
 
-    @staticmethod
-    def num_parts(size: int, size_per_part: int) -> int:
+    def num_parts(self, size: int, size_per_part: int) -> int:
         """Into how many parts work of ``size`` is divided."""
         if size < 2 * size_per_part:
             return 1
-        return min(torch.get_num_threads(), size // size_per_part)
+        return min(self._num_threads, size // size_per_part)
 
     def share(self, work: Work, num_items: int, num_parts: int) -> None:
         """Do ``num_items`` items in ``num_parts`` parts, in this thread and others."""
@@ -61,7 +61,7 @@ class Workers:
             self._share_with_own(do_parts, num_parts)
             return
         self._next_part = do_parts
-        self._openmp.GOMP_parallel(self._region, None, torch.get_num_threads(), 0)
+        self._openmp.GOMP_parallel(self._region, None, self._num_threads, 0)
         errors = self._errors
         if errors:
             self._errors = []
@@ -76,7 +76,7 @@ class Workers:
 
     def _share_with_own(self, do_parts: Callable[[], None], num_parts: int) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "hdserve-forward")
+            self._threads = ThreadPoolExecutor(self._num_threads, "hdserve-forward")
         others = [self._threads.submit(do_parts) for _ in range(1, num_parts)]
         try:
             do_parts()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,14 +11,14 @@ from hdserve.engine.workers import Workers
 
 
 @pytest.fixture(params=[True, False], ids=["openmp", "own threads"])
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    found = Workers(uses_openmp=request.param)
-    if request.param and not found.uses_openmp:
-        pytest.skip("this PyTorch does not use GNU OpenMP")
+def workers(request: pytest.FixtureRequest) -> Workers:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    yield found
+    found = Workers(uses_openmp=request.param)
     torch.set_num_threads(before)
+    if request.param and not found.uses_openmp:
+        pytest.skip("this PyTorch does not use GNU OpenMP")
+    return found
 
 
 @pytest.mark.parametrize(("num_items", "num_parts"), [(10, 1), (10, 2), (10, 3), (2, 3), (0, 2)])

@@ -23,10 +23,10 @@ NUM_LANES: Final = 16
 
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
-_VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
+VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
 _INTEGERS = ir.VectorType(_INT32, NUM_LANES)
 _EXPONENT_SHIFT, _EXPONENT_BIAS = 23, 127
-_BFLOAT16_SHIFT = 16
+BFLOAT16_SHIFT = 16
 
 
 class _VectorType(types.Type):
@@ -34,13 +34,13 @@ class _VectorType(types.Type):
         super().__init__(name=f"float32x{NUM_LANES}")
 
 
-_vector: Final = _VectorType()
+vector_type: Final = _VectorType()
 
 
 @register_model(_VectorType)
 class _VectorModel(PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, VECTOR)  # type: ignore[no-untyped-call]
 
 
 def _integers(value: int) -> Any:
@@ -49,7 +49,7 @@ def _integers(value: int) -> Any:
 
 def _call(builder: Any, name: str, *vectors: Any) -> Any:
     """One of LLVM's own functions on vectors."""
-    function_type = ir.FunctionType(_VECTOR, [_VECTOR] * len(vectors))
+    function_type = ir.FunctionType(VECTOR, [VECTOR] * len(vectors))
     function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
         builder.module, function_type, f"llvm.{name}.v{NUM_LANES}f32"
     )
@@ -71,13 +71,13 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], *args)
         if array.dtype == types.float32:
-            return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+            return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
         halves = ir.VectorType(ir.IntType(16), NUM_LANES)
         upper = builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
-        words = builder.shl(builder.zext(upper, _INTEGERS), _integers(_BFLOAT16_SHIFT))
-        return builder.bitcast(words, _VECTOR)
+        words = builder.shl(builder.zext(upper, _INTEGERS), _integers(BFLOAT16_SHIFT))
+        return builder.bitcast(words, VECTOR)
 
-    return _vector(array, indices), codegen
+    return vector_type(array, indices), codegen
 
 
 def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
@@ -85,7 +85,7 @@ def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+        builder.store(args[2], builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(array, indices, value), codegen
@@ -112,29 +112,29 @@ def _spread(typing_context: Any, number: Any) -> Any:
     """``number`` sixteen times."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        empty = ir.Constant(_VECTOR, ir.Undefined)
+        empty = ir.Constant(VECTOR, ir.Undefined)
         first = builder.insert_element(empty, args[0], ir.Constant(_INT32, 0))
         return builder.shuffle_vector(first, empty, _integers(0))
 
-    return _vector(types.float32), codegen
+    return vector_type(types.float32), codegen
 
 
 def _elementwise(operation: Callable[..., Any], num_arguments: int) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return operation(builder, *args)
 
-    kinds = [_vector] * num_arguments
+    kinds = [vector_type] * num_arguments
     if num_arguments == 1:
-        return lambda _context, _a: (_vector(*kinds), codegen)
+        return lambda _context, _a: (vector_type(*kinds), codegen)
     if num_arguments == 2:
-        return lambda _context, _a, _b: (_vector(*kinds), codegen)
-    return lambda _context, _a, _b, _c: (_vector(*kinds), codegen)
+        return lambda _context, _a, _b: (vector_type(*kinds), codegen)
+    return lambda _context, _a, _b, _c: (vector_type(*kinds), codegen)
 
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
     """``2 ** exponent`` of whole numbers from -126 to 127."""
     whole = builder.add(builder.fptosi(exponent, _INTEGERS), _integers(_EXPONENT_BIAS))
-    return builder.bitcast(builder.shl(whole, _integers(_EXPONENT_SHIFT)), _VECTOR)
+    return builder.bitcast(builder.shl(whole, _integers(_EXPONENT_SHIFT)), VECTOR)
 
 
 def _halves_added(builder: Any, vector: Any, width: int) -> Any:
@@ -167,7 +167,7 @@ def _largest(typing_context: Any, vector: Any) -> Any:
     """The largest of the sixteen."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function_type = ir.FunctionType(_FLOAT, [_VECTOR])
+        function_type = ir.FunctionType(_FLOAT, [VECTOR])
         function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
             builder.module, function_type, f"llvm.vector.reduce.fmax.v{NUM_LANES}f32"
         )
@@ -188,6 +188,13 @@ def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
     return builder.fadd(lows, highs)
 
 
+def four_totals(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """For the code of intrinsics: the sums of four vectors, as one of four."""
+    first, second = _interleaved_sum(builder, a, b, 1), _interleaved_sum(builder, c, d, 1)
+    together = _interleaved_sum(builder, first, second, 2)
+    return _halves_added(builder, _halves_added(builder, together, 16), 8)
+
+
 def _store_totals(
     typing_context: Any, array: Any, indices: Any, a: Any, b: Any, c: Any, d: Any
 ) -> Any:
@@ -195,10 +202,7 @@ def _store_totals(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        first = _interleaved_sum(builder, args[2], args[3], 1)
-        second = _interleaved_sum(builder, args[4], args[5], 1)
-        together = _interleaved_sum(builder, first, second, 2)
-        sums = _halves_added(builder, _halves_added(builder, together, 16), 8)
+        sums = four_totals(builder, *args[2:6])
         builder.store(sums, builder.bitcast(pointer, sums.type.as_pointer()), align=4)
         return context.get_dummy_value()
 

@@ -6,15 +6,25 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdserve.engine.devices import multiplies_pairs
 from hdserve.engine.kernels.linear import multiply_at
 from hdserve.engine.kernels.memory import address_of
+from hdserve.engine.kernels.pair_linear import multiply_pairs_at
+
+HAS_PAIRS = multiplies_pairs(torch.device("cpu"), torch.bfloat16)
 
 
 def as_bfloat16(weights: np.ndarray) -> np.ndarray:
     return (weights.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def widened(numbers: np.ndarray) -> np.ndarray:
+    """As float64, of bfloat16."""
+    return (numbers.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def multiply(
@@ -71,3 +81,52 @@ def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
     assert (products[:, 4:8] == 16.0).all()
     assert (products[:, :4] == -1.0).all()
     assert (products[:, 8:] == -1.0).all()
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs")
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 70),
+    num_inputs=st.integers(1, 5).map(lambda number: 32 * number),
+    num_outputs=st.integers(1, 30).map(lambda number: 4 * number),
+    parts=st.integers(1, 3),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_pairs_are_the_same_product(
+    num_rows: int, num_inputs: int, num_outputs: int, parts: int, has_bias: bool, seed: int
+) -> None:
+    """Rounded to bfloat16; and any row gets the same bits alone, and in any number of calls."""
+    generator = np.random.default_rng(seed)
+    rows, weights, bias = (
+        as_bfloat16(generator.standard_normal(shape, np.float32))
+        for shape in ((num_rows, num_inputs), (num_outputs, num_inputs), (num_outputs,))
+    )
+
+    def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
+        products = np.full((len(rows), num_outputs), 0x7FC0, np.uint16)
+        addresses = [address_of(array) for array in (rows, weights, bias, products)]
+        addresses[2] *= has_bias
+        ends = [num_outputs // 4 * part // parts * 4 for part in range(parts + 1)]
+        for first, stop in pairwise(ends):
+            multiply_pairs_at(*addresses, len(rows), num_inputs, num_outputs, first, stop)
+        return products
+
+    found = product_of(rows, parts)
+    wanted = widened(rows) @ widened(weights).T + has_bias * widened(bias)
+    np.testing.assert_allclose(widened(found), wanted, rtol=2**-8, atol=1e-4 * num_inputs)
+    row = int(generator.integers(num_rows))
+    assert (product_of(rows[row : row + 1])[0] == found[row]).all()
+    few = rows[max(0, row - 6) : row + 1]
+    assert (product_of(few)[-1] == found[row]).all()
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs")
+def test_pairs_write_nothing_beside_the_outputs() -> None:
+    rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, 12))
+    products = np.full((5, 12), 7, np.uint16)
+    addresses = (address_of(rows), address_of(weights), 0, address_of(products))
+    multiply_pairs_at(*addresses, 5, 32, 12, 4, 8)
+    assert (widened(products[:, 4:8]) == 32.0).all()
+    assert (products[:, :4] == 7).all()
+    assert (products[:, 8:] == 7).all()

@@ -1,0 +1,123 @@
+"""Thirty-two bfloat16 at a time, multiplied and summed in pairs by the processor (AVX-512 BF16).
+
+A lane of the sums gets the products of two neighbours; sums are float32, and of which numbers a sum
+is made in which order depends on nothing else.
+
+These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_pairs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.core.datamodel.models import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+from hdserve.engine.kernels.vectors import (
+    BFLOAT16_SHIFT,
+    NUM_LANES,
+    VECTOR,
+    four_totals,
+    pointer_to,
+    vector_type,
+)
+
+NUM_PAIRED: Final = 2 * NUM_LANES
+"""Numbers that one load takes."""
+
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's type, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
+
+
+_HALF = ir.IntType(16)
+_HALVES = ir.VectorType(_HALF, NUM_PAIRED)
+_PAIRS = ir.VectorType(_BFloat16(), NUM_PAIRED)
+_FOUR = 4
+
+
+class _PairsType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name=f"bfloat16x{NUM_PAIRED}")
+
+
+_pairs: Final = _PairsType()
+
+
+@register_model(_PairsType)
+class _PairsModel(PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _HALVES)  # type: ignore[no-untyped-call]
+
+
+def _load_pairs(_context: Any, array: Any, indices: Any) -> Any:
+    """Thirty-two bfloat16 of C-contiguous ``array``, which is seen as uint16, from ``indices``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(context, builder, signature.args[0], *args)
+        return builder.load(builder.bitcast(pointer, _HALVES.as_pointer()), align=2)
+
+    return _pairs(array, indices), codegen
+
+
+def _fused_pairs(_context: Any, a: Any, b: Any, sums: Any) -> Any:
+    """``sums`` and the products of the pairs of ``a`` and ``b``."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512"
+        )
+        left, right = (builder.bitcast(pairs, _PAIRS) for pairs in args[:2])
+        return builder.call(function, [args[2], left, right])
+
+    return vector_type(_pairs, _pairs, vector_type), codegen
+
+
+def _widened(builder: Any, halves: Any) -> Any:
+    """Four bfloat16 as float32."""
+    words = ir.VectorType(ir.IntType(32), _FOUR)
+    shift = ir.Constant(words, [BFLOAT16_SHIFT] * _FOUR)
+    wide = builder.shl(builder.zext(halves, words), shift)
+    return builder.bitcast(wide, ir.VectorType(ir.FloatType(), _FOUR))
+
+
+def _store_rounded(
+    _context: Any, array: Any, indices: Any, a: Any, b: Any, c: Any, d: Any, bias: Any
+) -> Any:
+    """``array[indices : + 4] =`` the sums of ``a``, ``b``, ``c`` and ``d``, with those of ``bias``
+    ``[1, ...]`` of the same outputs, if there is one, rounded to bfloat16."""
+    halves = ir.VectorType(_HALF, _FOUR)
+    rounded = ir.VectorType(_BFloat16(), _FOUR)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums = four_totals(builder, *args[2:6])
+        if bias is not types.none:
+            zero = context.get_constant(types.intp, 0)
+            column = builder.extract_value(args[1], 1)
+            first = cgutils.pack_array(builder, [zero, column])  # type: ignore[no-untyped-call]
+            place = pointer_to(context, builder, signature.args[6], args[6], first)
+            more = builder.load(builder.bitcast(place, halves.as_pointer()), align=2)
+            sums = builder.fadd(sums, _widened(builder, more))
+        found = builder.bitcast(builder.fptrunc(sums, rounded), halves)
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        builder.store(found, builder.bitcast(pointer, halves.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, a, b, c, d, bias), codegen
+
+
+load_pairs: Any = intrinsic(_load_pairs)
+fused_pairs: Any = intrinsic(_fused_pairs)
+store_rounded: Any = intrinsic(_store_rounded)
