@@ -99,7 +99,8 @@ class Drafter(ABC):
         between two steps, for running sequences, too."""
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
-        """``seq`` was admitted; its ``token_ids`` are the prompt."""
+        """The first drafts of ``seq`` are wanted; its ``token_ids`` are the prompt and what was
+        decided without any, if something was."""
 
     @abstractmethod
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
@@ -110,8 +111,8 @@ class Drafter(ABC):
     ) -> None:
         """``tree`` was verified and ``acceptance.token_ids`` are now the end of ``seq.token_ids``.
 
-        Tokens of steps in which nothing was to be drafted may come later, before the next
-        ``propose`` or ``finish``, several at once: as an accepted path.
+        Tokens of steps in which nothing was to be drafted come later, before the next ``propose``,
+        several at once: as an accepted path of nodes from ``Source.PLAIN``.
 
         ``forward`` is ``None`` where recorded output is replayed without a model, and where the
         model is so fast that reading its forwards would not pay.

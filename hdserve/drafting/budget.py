@@ -17,7 +17,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 0.998
-_MAX_PAUSE = 64
+_MAX_PAUSE = 128
+_AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
 _WORST_GAIN = -0.5
 _NUM_KEPT_TIMES = 2
@@ -94,6 +95,9 @@ class _Patience:
     What it was while something else kept the machine busy is soon forgotten: a loss counts only up
     to half a step, and after a long pause few of the times before it.
 
+    Pauses double while it does not pay, up to as many steps as make what the look at their end
+    loses ``_AFFORDABLE_LOSS`` of their time.
+
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
 
@@ -102,6 +106,7 @@ class _Patience:
     """
 
     def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
         self._gain_s = step_s * _PATIENCE
         self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
@@ -147,7 +152,9 @@ class _Patience:
         elif gain_s > -self._gain_s:  # it may be about to pay again
             self._pause //= 2
         else:
-            self._pause = min(_MAX_PAUSE, max(1, 2 * self._pause))
+            loss = -min(gain_s, self._gain_s) / self._step_s
+            longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
+            self._pause = max(1, min(2 * self._pause, longest))
         self._num_steps_to_skip = self._pause
 
 
@@ -183,8 +190,9 @@ class DraftBudget:
         self._cost = cost
         self._patience: dict[int, _Patience] = {}
         """By the binary digits of the number of sequences."""
-        self._last: tuple[_Patience, int, float] | None = None
-        """Of the step that was cut last, its sequences, and what its forward should take."""
+        self._last: tuple[_Patience, int, float | None] | None = None
+        """Of the step that was cut last, its sequences, and what its forward should take; nobody
+        knows with rows of prompts."""
         self._expected = [_PRIOR_WEIGHT] * len(Source)
         self._accepted = [_PRIOR_WEIGHT] * len(Source)
 
@@ -206,11 +214,17 @@ class DraftBudget:
         """Whether to look for drafts in this step; to be asked once per step."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
-    def took(self, step_s: float) -> None:
-        """Learn what the step took, from its beginning to its end, whose trees were cut last."""
+    def took(self, step_s: float, forward_s: float) -> None:
+        """Learn what the step took, from its beginning to its end, whose trees were cut last, and
+        its forward.
+
+        A forward that takes longer than it should counts as part of the price of drafts, but for
+        those with rows of prompts.
+        """
         if self._last is not None:
-            patience, num_sequences, forward_s = self._last
-            patience.took((step_s - forward_s) / num_sequences)
+            patience, num_sequences, expected_s = self._last
+            beside_s = step_s - (forward_s if expected_s is None else expected_s)
+            patience.took(beside_s / num_sequences)
 
     def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
         """Truncate each of ``trees`` in place.
@@ -225,8 +239,7 @@ class DraftBudget:
         patience = self._patience_with(number)
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if not (num_proposed or patience.was_looking):
-            if num_other_rows == 0:
-                self._last = patience, number, float(self._cost.of_rows(number, 1, number)[0])
+            self._expect(patience, number, self._cost.of_rows(number, 1, number)[0], num_other_rows)
             return
         plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         seconds = self._cost.of_rows(num_other_rows + number, num_proposed + 1, number)
@@ -239,8 +252,12 @@ class DraftBudget:
         patience.weigh(float(as_plain_s - seconds[num_kept] - looking_s) / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        if num_other_rows == 0:
-            self._last = patience, number, float(seconds[num_kept])
+        self._expect(patience, number, seconds[num_kept], num_other_rows)
+
+    def _expect(
+        self, patience: _Patience, num_sequences: int, forward_s: float, num_other_rows: int
+    ) -> None:
+        self._last = patience, num_sequences, None if num_other_rows else float(forward_s)
 
     def _cut(self, trees: Sequence[DraftTree], seconds: Sequence[float]) -> tuple[float, int]:
         """Truncate to the best number of nodes.

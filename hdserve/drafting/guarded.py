@@ -58,6 +58,10 @@ class GuardedDrafters:
         """Sequences that were started and have not been finished."""
         return len(self._open)
 
+    def has_started(self, seq: core.Sequence) -> bool:
+        """Whether ``seq`` was started and not finished."""
+        return seq.request_id in self._open
+
     def start(self, seq: core.Sequence) -> None:
         self._open.add(seq.request_id)
         for drafter in self._drafters:

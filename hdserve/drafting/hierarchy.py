@@ -59,6 +59,10 @@ LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 MIN_NEW_TOKENS = 1000
 """A calibration is worth sharing when it has learned from so many more tokens."""
 
+NUM_LEARNED_LATER = 8
+"""Of the tokens that were decoded while no drafts were wanted, so many, the last ones, are learned
+from; to learn takes three times as long as to append."""
+
 LEVEL_SOURCES = (
     Source.CONTEXT,
     Source.MODEL,
@@ -335,9 +339,11 @@ class Hierarchy(Drafter):
         self._refresh(request, seq)
         if tree.num_draft_tokens:
             _count_tree(request.calibration, tree, acceptance)
-        num_added = 0
-        for begin in range(0, num_new, MAX_NEW_TOKENS):
-            num_added = self._commit(request, acceptance.token_ids[begin : begin + MAX_NEW_TOKENS])
+        token_ids = acceptance.token_ids
+        if num_new > NUM_LEARNED_LATER and _is_told_later(tree):
+            self._commit(request, token_ids[:-NUM_LEARNED_LATER], learning_rate=0.0)
+            token_ids = token_ids[-NUM_LEARNED_LATER:]
+        num_added = self._commit(request, token_ids, self.options.learning_rate)
         context.num_tokens += num_new
         request.calibration.count_tokens(num_new)
         if num_added > request.max_added and context.is_table_full:
@@ -379,20 +385,27 @@ class Hierarchy(Drafter):
         )
         recycled.advance_stamp()
 
-    def _commit(self, request: _Request, token_ids: TokenIds) -> int:
-        """Learn from at most ``MAX_NEW_TOKENS`` tokens and append them."""
-        new_tokens = self._scratch.new_tokens
-        for index, token in enumerate(token_ids):  # for a few faster than as a slice
-            new_tokens[index] = token
-        return commit(
-            request.handles.address,
-            request.calibration.handles.address,
-            self._scratch_handles.address,
-            request.levels,
-            len(token_ids),
-            self.options.learning_rate,
-            self.options.token_bias_rate,
-        )
+    def _commit(self, request: _Request, token_ids: TokenIds, learning_rate: float) -> int:
+        """Append tokens, and learn from them unless the rate is 0.
+
+        Returns:
+            Contexts that were added to the request's table so far.
+        """
+        new_tokens, num_added = self._scratch.new_tokens, 0
+        for begin in range(0, len(token_ids), MAX_NEW_TOKENS):
+            part = token_ids[begin : begin + MAX_NEW_TOKENS]
+            for index, token in enumerate(part):  # for a few faster than as a slice
+                new_tokens[index] = token
+            num_added = commit(
+                request.handles.address,
+                request.calibration.handles.address,
+                self._scratch_handles.address,
+                request.levels,
+                len(part),
+                learning_rate,
+                self.options.token_bias_rate,
+            )
+        return num_added
 
     def _enlarge(self, request: _Request, seq: Sequence, num_new: int) -> None:
         """Give a request more room for ``num_new`` tokens and their contexts."""
@@ -405,6 +418,11 @@ class Hierarchy(Drafter):
         if request is not None:
             request.context.release()
             self._contexts.discard(request.context)
+
+
+def _is_told_later(tree: DraftTree) -> bool:
+    """Whether it stands for steps without drafts; see :meth:`Drafter.observe`."""
+    return tree.num_draft_tokens > 0 and tree.sources[1] is Source.PLAIN
 
 
 def _count_tree(calibration: Calibration, tree: DraftTree, acceptance: Acceptance) -> None:

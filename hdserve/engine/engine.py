@@ -30,9 +30,6 @@ from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
 
-_MAX_UNOBSERVED_TOKENS = 32
-"""Drafters learn from so many tokens at once while nothing is drafted."""
-
 
 class Engine:
     """Decodes many sequences together; drafts make it faster and never change a token.
@@ -187,7 +184,6 @@ class Engine:
             if seq.params.prompt_logprobs is None:
                 self._stats.num_queried_tokens += seq.num_prompt_tokens
             self._stats.num_reused_tokens += seq.num_reused_tokens
-            self._drafters.start(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return []
@@ -202,7 +198,7 @@ class Engine:
         elapsed = time.perf_counter() - started
         self._scheduler.took(scheduled, elapsed)
         if self._budget is not None:
-            self._budget.took(elapsed)
+            self._budget.took(elapsed, verifying - drafted)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
@@ -244,8 +240,9 @@ class Engine:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
         tree = DraftTree(seq.token_ids[-1], capacity if max_depth > 0 else 0, max_depth)
-        if tree.capacity:
+        if tree.capacity or self._drafters.needs_hidden:
             self._catch_up(seq)
+        if tree.capacity:
             self._drafters.propose(seq, tree)
         return tree
 
@@ -311,17 +308,17 @@ class Engine:
         if tree.capacity or self._drafters.needs_hidden:
             forward = outputs if self._shows_forwards else None
             self._drafters.observe(seq, tree, acceptance, forward)
-            return
-        seq.num_unobserved_tokens += len(acceptance.token_ids)
-        if seq.num_unobserved_tokens >= _MAX_UNOBSERVED_TOKENS:
-            self._catch_up(seq)
+        else:
+            seq.num_unobserved_tokens += len(acceptance.token_ids)
 
     def _catch_up(self, seq: core.Sequence) -> None:
-        """Let drafters learn from the last tokens, which were decoded without them."""
-        number = seq.num_unobserved_tokens
+        """Let drafters know the text, whose last tokens may have been decoded without them."""
+        number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
+        if not self._drafters.has_started(seq):
+            self._drafters.start(seq)
+            return
         if not number:
             return
-        seq.num_unobserved_tokens = 0
         root, *token_ids = seq.token_ids[-number - 1 :]
         num_drafted = number - 1
         tree = DraftTree(root, num_drafted)
@@ -337,8 +334,8 @@ class Engine:
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)
-        self._catch_up(slot.seq)
-        self._drafters.finish(slot.seq)
+        if self._drafters.has_started(slot.seq):
+            self._drafters.finish(slot.seq)
         self._forget(slot.seq)
 
     def _forget(self, seq: core.Sequence) -> None:

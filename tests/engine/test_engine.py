@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hdserve import core
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import FinishReason, SamplingParams, Source, SpeculationParams, StepOutput
 from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.budget import BatchCost, DraftBudget, ForwardCost
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.loader import prepare_model
@@ -524,6 +526,10 @@ class TellingDrafter(Drafter):
 
     def __init__(self) -> None:
         self.told: list[tuple[int, DraftTree, Acceptance]] = []
+        self.num_started = 0
+
+    def start(self, seq: core.Sequence) -> None:
+        self.num_started = len(seq.token_ids)
 
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         pass
@@ -534,21 +540,50 @@ class TellingDrafter(Drafter):
         self.told.append((len(seq.token_ids), tree, acceptance))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 21])
-def test_drafters_are_told_of_plain_steps_in_the_end(num_tokens: int) -> None:
-    """Several tokens at once, each once and in order, as a path that was accepted."""
+class Pauses(DraftBudget):
+    """Wants drafts in every ``period``-th step from ``first`` on."""
+
+    def __init__(self, first: int, period: int) -> None:
+        super().__init__(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
+        self._steps = count(-first)
+        self._period = period
+
+    def wants_drafts(self, num_sequences: int) -> bool:
+        step = next(self._steps)
+        return step >= 0 and step % self._period == 0
+
+
+@pytest.mark.parametrize(("first", "period"), [(0, 1), (0, 7), (5, 1), (5, 7), (40, 1)])
+def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, period: int) -> None:
+    """At the start what there is then, later several tokens at once, each once and in order, as a
+    path that was accepted."""
     drafter = TellingDrafter()
-    speculation = SpeculationParams(is_enabled=False)
-    seq = make_sequence("a", make_prompt(9), speculation, **GREEDY, max_tokens=num_tokens)
-    run(make([drafter]), [seq])
-    assert len(drafter.told) < num_tokens or num_tokens == 1
-    text = seq.token_ids[:9]
+    seq = make_sequence("a", make_prompt(9), **GREEDY, max_tokens=40)
+    engine = make([drafter])
+    engine._budget = Pauses(first, period)
+    run(engine, [seq])
+    if first >= 40:
+        assert not drafter.told
+        assert drafter.num_started == 0
+        return
+    assert drafter.num_started == 9 + first
+    text = seq.token_ids[: drafter.num_started]
     for num_tokens_then, tree, acceptance in drafter.told:
         assert tree.token_ids == [text[-1], *acceptance.token_ids[:-1]]
         assert list(acceptance.path) == list(range(len(tree)))
+        assert set(tree.sources) == {core.Source.PLAIN}
         text += acceptance.token_ids
         assert len(text) == num_tokens_then
-    assert text == seq.token_ids
+    assert text == seq.token_ids[: len(text)]
+    assert len(seq.token_ids) - len(text) <= period
+
+
+def test_requests_without_drafts_are_no_business_of_drafters() -> None:
+    drafter = TellingDrafter()
+    speculation = SpeculationParams(is_enabled=False)
+    seq = make_sequence("a", make_prompt(9), speculation, **GREEDY, max_tokens=8)
+    run(make([drafter]), [seq])
+    assert (drafter.num_started, drafter.told) == (0, [])
 
 
 def check_forward(
