@@ -30,10 +30,14 @@ class PromptScorer:
         self._found: list[TokenLogprob | None] = [None]
 
     def push(self, logits: torch.Tensor) -> None:
-        """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows."""
+        """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows.
+
+        Raises:
+            TypeError: a token id is not an integer.
+        """
         for rows in torch.split(logits, _ROWS_AT_ONCE):
             first = len(self._found)
-            token_ids = self._seq.token_ids[first : first + len(rows)]
+            token_ids = [index(token) for token in self._seq.token_ids[first : first + len(rows)]]
             self._found += token_logprobs(rows, token_ids, self._num_top)
 
     def finish(self) -> tuple[TokenLogprob | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hdserve.core import FinishReason, StepOutput, TokenLogprob
 from hdserve.engine.engine import Engine
 from hdserve.engine.prompt_scorer import token_logprobs
 from hdserve.engine.sampler import token_logprob
-from hdserve.errors import PromptTooLong
+from hdserve.errors import HdserveError, PromptTooLong
 from hdserve.models import resolve_model
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
@@ -189,6 +190,39 @@ def test_a_number_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError):
         engine.add(make_sequence("a", make_prompt(5), prompt_logprobs=1.5))
     assert len(run(engine, [make_sequence("a", make_prompt(5))])) > 0
+
+
+@pytest.mark.parametrize("position", [1, 20, 39])
+def test_what_cannot_be_scored_ends_its_sequence_alone(position: int) -> None:
+    """A token of a prompt that is no integer, in any of its chunks: an error of this request; those
+    beside it, scored and not, and those that come later have their answers and scores."""
+    model = make_model()
+    prompts = [make_prompt(40, number) for number in range(3)]
+    wanted = stock_logprobs(model, prompts[0])
+    odd: list[Any] = list(prompts[0])
+    odd[position] = Fraction(odd[position])
+    scored = make_sequence("scored", prompts[0], **GREEDY, prompt_logprobs=2)
+    sequences = [
+        make_sequence("bad", odd, **GREEDY, prompt_logprobs=2),
+        scored,
+        make_sequence("plain", prompts[1], **GREEDY),
+        make_sequence("bad, too", odd, **GREEDY, max_tokens=0, prompt_logprobs=0),
+        make_sequence("later", prompts[2], **GREEDY),
+    ]
+    good = [seq for seq in sequences if "bad" not in seq.request_id]
+    plain = plain_tokens(model, good)
+    futures = {seq.request_id: plain.get(seq.request_id, []) for seq in sequences}
+    engine = make_engine([OracleDrafter(futures)], model=model, max_num_sequences=3)
+    outputs = run(engine, sequences)
+    for seq in sequences:
+        if seq not in good:
+            (end,) = [output for output in outputs if output.sequence is seq]
+            assert (end.finish_reason, end.token_ids) == (FinishReason.ERROR, ())
+            assert isinstance(end.error, HdserveError)
+    assert {seq.request_id: seq.token_ids for seq in good} == plain
+    assert_right(scores_of(outputs, scored), prompts[0], wanted, 2)
+    assert engine.stats.num_finished == {"length": 3, "error": 2}
+    assert engine.stats.kv_cache_usage == 0.0
 
 
 def test_rows_are_scored_as_one_by_one() -> None:
