@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 from deployments.generation import GenerationRequest
-from hdserve.core import Sequence, SpeculationParams
+from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest
 
@@ -36,6 +36,7 @@ class SequenceBuilder:
             num_scored = sum(map(len, prompts)) * request.num_choices
             _check_scores(num_scored, 1 + params.prompt_logprobs)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
+        shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
@@ -44,6 +45,7 @@ class SequenceBuilder:
                 speculation=speculation,
                 choice_index=choice_index,
                 namespace=request.namespace,
+                prompt_scores=shared[prompt_index],
             )
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)

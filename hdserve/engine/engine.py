@@ -184,7 +184,7 @@ class Engine:
         for seq in self._scheduler.admit():
             seq.admitted_s = time.monotonic()
             self._stats.num_prompt_tokens += seq.num_reused_tokens
-            if seq.params.prompt_logprobs is None:
+            if not seq.scores_prompt:
                 self._stats.num_queried_tokens += seq.num_prompt_tokens
             self._stats.num_reused_tokens += seq.num_reused_tokens
             self._drafters.start(seq)

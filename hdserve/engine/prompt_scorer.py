@@ -41,9 +41,13 @@ class PromptScorer:
             self._found += token_logprobs(rows, token_ids, self._num_top)
 
     def finish(self) -> tuple[TokenLogprob | None, ...]:
-        """One entry per token of the prompt."""
-        assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"
-        return tuple(self._found)
+        """One entry per token of the prompt, for its other choices, too; or what one of them has
+        found."""
+        shared = self._seq.prompt_scores or core.PromptScores()
+        if shared.found is None:
+            assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"
+            shared.found = tuple(self._found)
+        return shared.found
 
 
 def token_logprobs(

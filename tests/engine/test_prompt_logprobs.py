@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -158,6 +159,84 @@ def test_what_is_cached_is_computed_again() -> None:
     after = make_sequence("after", prompt, **GREEDY)
     run(engine, [after])
     assert after.num_reused_tokens == len(prompt) - 1
+
+
+@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize("num_slots", [2, 8])
+def test_choices_share_the_scores_of_their_prompt(max_tokens: int, num_slots: int) -> None:
+    """It is scored for one of them, and not again for those that begin later; each has the scores,
+    and the answer it has without them."""
+    model = make_model()
+    prompts = [make_prompt(70, number) for number in range(2)]
+    wanted = [stock_logprobs(model, prompt) for prompt in prompts]
+    shared = [core.PromptScores() for _ in prompts]
+
+    def choices(name: str, **options: Any) -> list[core.Sequence]:
+        found = []
+        for prompt_index, choice_index in product(range(2), range(4)):
+            prompt = prompts[prompt_index]
+            seq = make_sequence(f"{name}{prompt_index}/{choice_index}", prompt, seed=5, **options)
+            seq.choice_index = choice_index
+            found.append(seq)
+        return found
+
+    plain = choices("plain", max_tokens=max(max_tokens, 1))
+    run(make_engine(model=model), plain)
+    sequences = choices("", max_tokens=max_tokens, prompt_logprobs=2)
+    for index, seq in enumerate(sequences):
+        seq.prompt_scores = shared[index // 4]
+    engine = make_engine(model=model, max_num_sequences=num_slots)
+    outputs = run(engine, sequences)
+    for index, seq in enumerate(sequences):
+        assert_right(scores_of(outputs, seq), prompts[index // 4], wanted[index // 4], 2)
+        assert seq.output_token_ids == plain[index].output_token_ids[:max_tokens]
+        assert seq.num_reused_tokens == (69 if seq.choice_index else 0)
+    assert engine.stats.num_finished == {"length": 8}
+    assert engine.stats.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize("ending", ["abort", "fault"])
+def test_a_choice_that_goes_away_leaves_the_scoring_to_the_next(ending: str) -> None:
+    """Whatever ends the one whose prompt is being scored, the others wait for nobody who is
+    gone."""
+    model, prompt = make_model(), make_prompt(60)
+    engine = make_engine(model=model)
+    odd: list[Any] = [*prompt[:30], Fraction(prompt[30]), *prompt[31:]]
+    shared = core.PromptScores()
+    sequences = [
+        make_sequence(str(number), prompt, **GREEDY, prompt_logprobs=0) for number in range(3)
+    ]
+    if ending == "fault":
+        sequences[0].token_ids = odd
+    for seq in sequences:
+        seq.prompt_scores = shared
+        engine.add(seq)
+    outputs = engine.step()
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 2)
+    if ending == "abort":
+        engine.abort("0")
+    outputs += run(engine, [])
+    for seq in sequences[1:]:
+        assert_right(scores_of(outputs, seq), prompt, stock_logprobs(model, prompt), 0)
+    assert sequences[0].finish_reason is (
+        FinishReason.ABORT if ending == "abort" else FinishReason.ERROR
+    )
+
+
+def test_others_overtake_a_choice_that_waits_for_scores() -> None:
+    """A slot that is free is not kept for it."""
+    engine = make_engine(max_num_sequences=2)
+    shared = core.PromptScores()
+    sequences = [make_sequence(name, make_prompt(60), **GREEDY, prompt_logprobs=0) for name in "ab"]
+    for seq in sequences:
+        seq.prompt_scores = shared
+    other = make_sequence("other", make_prompt(5), **GREEDY, max_tokens=2)
+    for seq in (*sequences, other):
+        engine.add(seq)
+    engine.step()
+    assert [seq.admitted_s is None for seq in (*sequences, other)] == [False, True, False]
+    run(engine, [])
+    assert [seq.num_output_tokens for seq in (*sequences, other)] == [24, 24, 2]
 
 
 def test_the_prompt_alone() -> None:
