@@ -92,6 +92,10 @@ class Engine:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
 
+    def forget_drafter_states(self, namespace: str) -> None:
+        """Let drafters begin anew with a namespace."""
+        self._drafters.forget(namespace)
+
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         """Draft from another corpus, or none, from now on."""
         self._drafters.use_statistics(statistics)
