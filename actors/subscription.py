@@ -137,7 +137,8 @@ class Subscription:
     def _position(self, namespace: str) -> Position:
         known = self._positions.get(namespace, Position())
         num_held = self._kept.partition(namespace).num_outputs
-        return Position(known.cursor, known.calibration_version, num_held)
+        cursor = max(known.cursor, 1) if num_held else known.cursor
+        return Position(cursor, known.calibration_version, num_held)
 
     def _next_idle(self, used: Container[str]) -> dict[str, int]:
         """The next of the namespaces that are held here and not followed now: they take turns."""

@@ -140,6 +140,18 @@ def test_what_is_not_followed_is_forgotten_after_a_restart_too(actor):
     assert replica.forgotten == ["n"]
 
 
+def test_a_replica_is_told_of_a_flush_that_comes_before_its_first_news(actor):
+    """It has published, and the namespace was flushed, since it asked for the last time."""
+    replica = Replica(actor)
+    replica.poll()
+    publish(actor, "n", "r")
+    replica.kept.append("n", outputs("r"))
+    actor.flush("n")
+    replica.poll()
+    assert replica.forgotten == ["n"]
+    assert replica.kept.partition("n").num_outputs == 0
+
+
 def test_a_replica_stands_no_further_than_its_receiver_was_told(actor):
     """So that what it learned before it heard of a flush never counts as learned afterwards."""
     publish(actor, "n")
