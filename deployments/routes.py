@@ -96,6 +96,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             parser if body.may_call_tools else None,
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
+            num_prompt_logprobs=body.prompt_logprobs,
         )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
@@ -115,7 +116,9 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                     for prompt in body.prompts
                 ]
             )
-        form = CompletionFormat(echoes)
+        form = CompletionFormat(
+            echoes, num_logprobs=body.logprobs, num_prompt_logprobs=body.prompt_logprobs
+        )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
     @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))

@@ -296,11 +296,15 @@ class TokenLogprob:
     """The log probability of one token, chosen or of a prompt, and of the likeliest alternatives.
 
     Values are ``log_softmax`` of the model's raw logits, before penalties and temperature.
+
+    Attributes:
+        rank: of a token of a prompt how many are at least as likely, itself included.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

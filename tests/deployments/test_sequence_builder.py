@@ -43,6 +43,10 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     with pytest.raises(InvalidRequest, match=r"65600 tokens .* 8 log") as caught:
         SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
     assert caught.value.param == "logprobs"
+    named = replace(most, prompts=((5,) * 1025,), prompt_logprobs_param="prompt_logprobs")
+    with pytest.raises(InvalidRequest) as caught:
+        SequenceBuilder(host).build(named)
+    assert caught.value.param == "prompt_logprobs"
 
 
 def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:

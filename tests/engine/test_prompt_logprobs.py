@@ -62,6 +62,13 @@ def assert_right(
         assert [float(row[token]) for token in tokens] == pytest.approx(list(values), abs=1e-4)
         # So that a client can ask whether the prompt is what greedy decoding would have given.
         assert dict(score.top).get(token_id, score.logprob) == score.logprob
+        if token_id in tokens:
+            assert score.rank == tokens.index(token_id) + 1
+        else:
+            assert score.rank is not None
+            # Neighbours closer than rounding may change places.
+            near = (row - float(row[token_id])).abs() < 1e-4
+            assert abs(score.rank - int((row >= row[token_id]).sum())) < int(near.sum())
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 256])
@@ -261,6 +268,15 @@ def test_the_prompt_alone() -> None:
         too_long = MAX_POSITIONS + 1 - options["max_tokens"]
         with pytest.raises(PromptTooLong):
             engine.add(make_sequence("b", make_prompt(too_long), **options, prompt_logprobs=0))
+
+
+def test_ranks_of_equals_are_those_of_their_order() -> None:
+    """The likeliest come in the order of their ids, and a token that is not among them has a rank
+    behind them."""
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(5, 5).contiguous()
+    found = [*token_logprobs(logits, range(5), 2)]
+    assert [score.rank for score in found] == [5, 2, 4, 2, 4]
+    assert [[token for token, _ in score.top] for score in found] == [[1, 3]] * 5
 
 
 def test_a_number_that_is_none_is_refused() -> None:
