@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from deployments.cancelling import cancel_stream
 from deployments.context_lengths import ContextLengths
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
@@ -171,14 +173,14 @@ class Gateway:
             if request.session_id:
                 handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
-            with deadline.ending(stream.cancel):
+            with deadline.ending(partial(cancel_stream, stream)):
                 async for records in stream:
                     yield records
         except Exception as error:
             raise (deadline.error if deadline.is_over else translated(error)) from error
         except BaseException:  # closed or cancelled
             if stream is not None:
-                stream.cancel()
+                cancel_stream(stream)
             raise
 
     async def describe(self, model: str) -> ModelInfo:
