@@ -27,7 +27,7 @@ from actors.publisher import Publisher
 from actors.shards import WHOLE, Shard
 from actors.subscription import Receiver, Subscription
 from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.messages import PUBLISH_BYTES
+from hdserve.databases.messages import PUBLISH_BYTES, Standing
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, MergeCalibration, OutputLog
 from hdserve.databases.segment import TokenIds
 from hdserve.databases.snapshot import DatabaseKey
@@ -139,15 +139,24 @@ class Mirror:
         if self._queue.num_bytes >= PUBLISH_BYTES:
             self._wake(self._publisher.is_due)
 
-    def publish_calibration(self, namespace: str, calibration: bytes) -> None:
-        """Share the calibration state of ``namespace``, at most ``MAX_CALIBRATION_BYTES``."""
+    def standing(self, namespace: str) -> Standing:
+        """How far the receiver was told of ``namespace``: of all flushes up to there."""
+        return self._subscriptions[0].standing(namespace)
+
+    def publish_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
+        """Share the calibration state of ``namespace``, at most ``MAX_CALIBRATION_BYTES``.
+
+        Args:
+            standing: from before it was taken; it counts for nothing if ``namespace`` was flushed
+                since.
+        """
         if len(calibration) > MAX_CALIBRATION_BYTES:
             if not self._num_dropped_calibrations:
                 logger.warning("%d bytes of calibration are too many to share", len(calibration))
             self._num_dropped_calibrations += 1
             return
         self.use(namespace)
-        self._queue.put_calibration(namespace, calibration)
+        self._queue.put_calibration(namespace, calibration, standing)
 
     def use(self, namespace: str) -> None:
         """A request of ``namespace`` came: follow it from now on.  Never blocks."""

@@ -24,7 +24,7 @@ from actors.refills import Refills
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
-from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply, Standing
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -87,7 +87,7 @@ class ModelDatabaseActor:
         """Add finished outputs and calibration; return how many outputs were new.
 
         Sending a message again changes nothing.  Calibration that cannot be used is counted, and
-        left out.
+        left out; so is, uncounted, what was learned before the namespace was flushed.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
@@ -102,7 +102,8 @@ class ModelDatabaseActor:
             for namespace in received.refilled:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
-                self._take_calibration(namespace, received.sender, calibration)
+                if not self._was_flushed_since(namespace, received.standings.get(namespace)):
+                    self._take_calibration(namespace, received.sender, calibration)
         return num_new
 
     def changes_since(self, message: bytes) -> bytes:
@@ -240,6 +241,12 @@ class ModelDatabaseActor:
             outputs={name: part for name, part in received.outputs.items() if name in current},
             refilled=tuple(name for name in received.refilled if name in current),
         )
+
+    def _was_flushed_since(self, namespace: str, standing: Standing | None) -> bool:
+        flushed_version = self._log.partition(namespace).flushed_version
+        if standing is None or not flushed_version:
+            return False
+        return self._is_unknown_epoch(standing.epoch) or standing.cursor < flushed_version
 
     def _append(self, received: Publish) -> int:
         num_new = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hdserve.databases.messages import Standing
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, TokenIds, split_output
 
 
@@ -18,6 +19,7 @@ class Batch:
 
     outputs: dict[str, list[NDArray[np.uint32]]] = field(default_factory=dict)
     calibrations: dict[str, bytes] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.outputs or self.calibrations)
@@ -37,7 +39,7 @@ class OutputQueue:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._outputs: deque[tuple[str, TokenIds]] = deque()
-        self._calibrations: dict[str, bytes] = {}
+        self._calibrations: dict[str, tuple[bytes, Standing]] = {}
 
     def put(self, namespace: str, token_ids: TokenIds) -> None:
         """Queue one output; it must not be changed afterwards.  Takes about a microsecond."""
@@ -49,10 +51,10 @@ class OutputQueue:
                 self._pop()
                 self.num_dropped += 1
 
-    def put_calibration(self, namespace: str, calibration: bytes) -> None:
+    def put_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
         """Queue calibration state; what was queued before for ``namespace`` is replaced."""
         with self._lock:
-            self._calibrations[namespace] = calibration
+            self._calibrations[namespace] = calibration, standing
 
     def take(self, max_bytes: int) -> Batch:
         """Calibrations and the oldest outputs, up to ``max_bytes`` but at least one item."""
@@ -61,8 +63,9 @@ class OutputQueue:
         size = 0
         with self._lock:
             while self._calibrations and size < max_bytes:
-                namespace, calibration = self._calibrations.popitem()
+                namespace, (calibration, standing) = self._calibrations.popitem()
                 batch.calibrations[namespace] = calibration
+                batch.standings[namespace] = standing
                 size += len(calibration)
             while self._outputs and (not size or size + _cost(self._outputs[0][1]) <= max_bytes):
                 taken.append(self._pop())

@@ -98,4 +98,4 @@ class Publisher:
             self._next_numbers[namespace] += len(outputs)
             segments[namespace] = Segment.from_outputs(self._origin, first, outputs)
             self._kept.append(namespace, segments[namespace])
-        return Publish(self._origin, segments, batch.calibrations)
+        return Publish(self._origin, segments, batch.calibrations, standings=batch.standings)

@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from actors.mirror import Mirror, MirrorStats
 from actors.shards import Shard, shard_of
+from hdserve.databases.messages import Standing
 from hdserve.databases.segment import TokenIds
 
 
@@ -36,9 +37,13 @@ class ShardedMirror:
         """See :meth:`Mirror.publish`."""
         self._of(namespace).publish(namespace, token_ids)
 
-    def publish_calibration(self, namespace: str, calibration: bytes) -> None:
+    def standing(self, namespace: str) -> Standing:
+        """See :meth:`Mirror.standing`."""
+        return self._of(namespace).standing(namespace)
+
+    def publish_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
         """See :meth:`Mirror.publish_calibration`."""
-        self._of(namespace).publish_calibration(namespace, calibration)
+        self._of(namespace).publish_calibration(namespace, calibration, standing)
 
     def wait_until_current(self, timeout_s: float) -> bool:
         """See :meth:`Mirror.wait_until_current`; of all that have begun."""

@@ -16,7 +16,7 @@ from numpy import uint32
 from numpy.typing import NDArray
 
 from actors.link import ActorLink
-from hdserve.databases.messages import PUBLISH_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.messages import PUBLISH_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_log import Changes, OutputLog
 from hdserve.databases.seen_outputs import OriginRanges
 from hdserve.databases.segment import concatenate
@@ -119,6 +119,11 @@ class Subscription:
                 self._progress.notify_all()
         return reply.next_poll_s
 
+    def standing(self, namespace: str) -> Standing:
+        """How far the receiver was told of ``namespace``, at least.  Thread-safe."""
+        epoch = self._epoch  # before the cursor, which a later run may have begun anew
+        return Standing(epoch, self._positions.get(namespace, Position()).cursor)
+
     def current_poll(self) -> int:
         """The number of the next poll; to be passed to ``wait_for``.  Thread-safe."""
         with self._progress:
@@ -132,7 +137,8 @@ class Subscription:
     def _position(self, namespace: str) -> Position:
         known = self._positions.get(namespace, Position())
         num_held = self._kept.partition(namespace).num_outputs
-        return Position(known.cursor, known.calibration_version, num_held)
+        cursor = max(known.cursor, 1) if num_held else known.cursor
+        return Position(cursor, known.calibration_version, num_held)
 
     def _next_idle(self, used: Container[str]) -> dict[str, int]:
         """The next of the namespaces that are held here and not followed now: they take turns."""
@@ -149,8 +155,8 @@ class Subscription:
             }
         self._epoch = reply.epoch
         for namespace, change in reply.changes.items():
-            self._positions[namespace] = Position(change.cursor, change.calibration_version)
             self._take_changes(namespace, change)
+            self._positions[namespace] = Position(change.cursor, change.calibration_version)
 
     def _take_changes(self, namespace: str, change: Changes) -> None:
         if change.is_flushed:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,9 +15,11 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import BackpressureConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from deployments.cancelling import cancel_stream
 from deployments.context_lengths import ContextLengths
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
@@ -46,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Together longer than a replica whose engine has failed takes to end."""
+
+_UNLIMITED = -1
+_RETRY_AFTER_S = 1.0
+"""Of what Ray Serve refuses before a gateway has seen it."""
 
 _CALL_ALL_TIMEOUT_S = 600.0
 """Enough to read a statistics database of some gigabytes from a slow disk."""
@@ -171,14 +178,14 @@ class Gateway:
             if request.session_id:
                 handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
-            with deadline.ending(stream.cancel):
+            with deadline.ending(partial(cancel_stream, stream)):
                 async for records in stream:
                     yield records
         except Exception as error:
             raise (deadline.error if deadline.is_over else translated(error)) from error
         except BaseException:  # closed or cancelled
             if stream is not None:
-                stream.cancel()
+                cancel_stream(stream)
             raise
 
     async def describe(self, model: str) -> ModelInfo:
@@ -298,6 +305,8 @@ def gateway_deployment(
         name=GATEWAY_DEPLOYMENT,
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
+        max_queued_requests=config.gateway.max_queued_requests or _UNLIMITED,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=_RETRY_AFTER_S),
         graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options=actor_options(config.gateway.num_cpus, config.gateway.max_body_bytes),
     )

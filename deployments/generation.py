@@ -25,6 +25,8 @@ class GenerationRequest:
         tools: functions the model may call, as the chat template takes them.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
+        prompt_logprobs_param: the parameter that asked for the log probabilities of prompts, which
+            deltas carry then.
         num_choices: answers per prompt.
         speculation: fields of ``SpeculationParams`` the client set.
         prediction: the text the client expects in the answer.
@@ -42,6 +44,7 @@ class GenerationRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
+    prompt_logprobs_param: str | None = None
     num_choices: int = 1
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None
@@ -62,15 +65,18 @@ class Alternative(NamedTuple):
 
     data: bytes
     logprob: float
+    token_id: int = -1
 
 
 class TokenInfo(NamedTuple):
     """The log probabilities of one token; ``data`` are the bytes it stands for, which need not be
-    whole characters.  The first token of a prompt has none."""
+    whole characters.  The first token of a prompt has none; its other ones have a rank, too."""
 
     data: bytes
     logprob: float | None
     top: tuple[Alternative, ...]
+    token_id: int = -1
+    rank: int | None = None
 
 
 class DraftedToken(NamedTuple):

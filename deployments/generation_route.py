@@ -20,6 +20,8 @@ from deployments.session import SESSION_HEADER, session_id
 from hdserve.config import GatewayConfig
 from hdserve.errors import HdserveError, InvalidRequest
 
+_EVENT_STREAM = "text/event-stream"
+
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
     401: {"description": "The API key is missing or wrong"},
@@ -31,6 +33,14 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
 }
 """By status, as the schema documents them."""
 
+GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream: true` its parts, as events",
+        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
+    },
+    **GENERATION_ERRORS,
+}
+"""Those of routes that can stream; JSON is among the contents of every 200."""
 
 SPECULATION_HEADER = "x-hdserve-speculation"
 """For clients that cannot set fields of a body of their own."""
@@ -138,7 +148,7 @@ async def streamed_answer(
     """
     first = await _next(messages)
     stream = _stream(builder, first, messages, write, last)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=dict(headers))
+    return StreamingResponse(stream, media_type=_EVENT_STREAM, headers=dict(headers))
 
 
 async def _stream(

@@ -148,6 +148,7 @@ class ModelServer:
             self._record_builder.deltas,
             reasoning=readers,
             includes_sources=request.includes_sources,
+            includes_prompts=request.prompt_logprobs_param is not None,
         )
         try:
             num_open = len(tasks)

@@ -10,6 +10,7 @@ from pydantic import Field
 from deployments.body import Body, ClosedBody
 from deployments.generation import GenerationRequest, Prompt
 from deployments.messages import Messages, Parts, joined
+from deployments.prompt_logprobs import PromptLogprobFields
 from deployments.request_body import OfferedBody, RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
 from deployments.tool_parsers import HermesToolParser, ToolParser
@@ -72,7 +73,7 @@ class Prediction(Body):
     content: str | Parts
 
 
-class GenerationBody(RequestBody, StructuredFields):
+class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     """What chat and plain completions have in common."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset(
@@ -192,6 +193,7 @@ class ChatBody(GenerationBody, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        num_scores = self.num_prompt_logprobs(is_streamed=bool(self.stream))
         max_tokens = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
@@ -201,6 +203,8 @@ class ChatBody(GenerationBody, ToolFields):
             form = None if calls else self.or_calls(form, tool_parser)
         constraint = one_of(form, calls)
         sampling = self.sampling(max_tokens, num_logprobs, constraint)
+        if num_scores is not None:
+            sampling["prompt_logprobs"] = num_scores
         if self.may_call_tools:  # the marks of a call may be special tokens
             sampling.setdefault("skip_special_tokens", False)
         return GenerationRequest(
@@ -210,6 +214,7 @@ class ChatBody(GenerationBody, ToolFields):
             tools=self.template_tools(),
             sampling=sampling,
             grammar_param=constraint and constraint.param,
+            prompt_logprobs_param=None if num_scores is None else "prompt_logprobs",
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
@@ -248,7 +253,7 @@ class CompletionBody(GenerationBody):
 
         Raises:
             InvalidRequest: parameters contradict each other.
-            Unsupported: ``best_of`` other than ``n``.
+            Unsupported: ``best_of`` other than ``n``, or all of the vocabulary.
         """
         if not self.prompts:
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -259,17 +264,34 @@ class CompletionBody(GenerationBody):
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
         constraint = self.constraint()
         sampling = self.sampling(max_tokens, self.logprobs, constraint)
-        if self.echo and (self.logprobs is not None or max_tokens == 0):
-            sampling["prompt_logprobs"] = self.logprobs or 0
+        scores = self._scores(computes_prompt=max_tokens == 0)
+        if scores:
+            sampling["prompt_logprobs"] = max(scores.values())
+        shown = [name for name, number in scores.items() if getattr(self, name) is not None]
         return GenerationRequest(
             request_id=request_id,
             prompts=self.prompts,
             sampling=sampling,
             grammar_param=constraint and constraint.param,
+            prompt_logprobs_param=max(shown, key=scores.__getitem__) if shown else None,
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
         )
+
+    def _scores(self, *, computes_prompt: bool) -> dict[str, int]:
+        """By the parameters that ask for them, how many likeliest tokens the prompt's have each.
+
+        Args:
+            computes_prompt: whether nothing else is to be computed.
+        """
+        found = {}
+        if self.echo and (self.logprobs is not None or computes_prompt):
+            found["logprobs"] = self.logprobs or 0
+        number = self.num_prompt_logprobs(is_streamed=bool(self.stream))
+        if number is not None:
+            found["prompt_logprobs"] = number
+        return found
 
 
 class TokenizeBody(OfferedBody):

@@ -44,10 +44,12 @@ class RecordBuilder:
         reasoning: Mapping[str, ReasoningReader],
         *,
         includes_sources: bool,
+        includes_prompts: bool = False,
     ) -> list[Delta]:
         """What steps added to choices, in their order.
 
         Args:
+            includes_prompts: whether log probabilities of prompts are wanted, if there are any.
             reasoning: by the id of a sequence, what reads that of the choice; all of another is
                 text.
         """
@@ -56,6 +58,7 @@ class RecordBuilder:
                 output,
                 reasoning.get(output.sequence.request_id),
                 includes_sources=includes_sources,
+                includes_prompts=includes_prompts,
             )
             for output in outputs
         ]
@@ -66,6 +69,7 @@ class RecordBuilder:
         reasoning: ReasoningReader | None = None,
         *,
         includes_sources: bool,
+        includes_prompts: bool = False,
     ) -> Delta:
         """What a step added to a choice, which the id of its sequence names."""
         seq = output.sequence
@@ -81,7 +85,7 @@ class RecordBuilder:
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
-            prompt_logprobs=() if output.logprobs is None else self._prompt(output),
+            prompt_logprobs=self._prompt(output) if includes_prompts else (),
             reasoning=split.reasoning,
         )
 
@@ -131,14 +135,16 @@ class RecordBuilder:
     def _prompt(self, output: StepOutput) -> tuple[TokenInfo, ...]:
         if output.prompt_logprobs is None:
             return ()
-        first = TokenInfo(self._token_bytes(output.sequence.token_ids[0]), None, ())
+        first_id = output.sequence.token_ids[0]
+        first = TokenInfo(self._token_bytes(first_id), None, (), first_id)
         others = [item for item in output.prompt_logprobs if item is not None]
         return (first, *map(self._info, others))
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._token_bytes
-        top = tuple(Alternative(data(token_id), value) for token_id, value in logprob.top)
-        return TokenInfo(data(logprob.token_id), logprob.logprob, top)
+        top = tuple(Alternative(data(token), value, token) for token, value in logprob.top)
+        token_id = logprob.token_id
+        return TokenInfo(data(token_id), logprob.logprob, top, token_id, logprob.rank)
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:

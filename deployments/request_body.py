@@ -53,7 +53,9 @@ class OfferedBody(Body):
         """The fields that are read."""
         if not isinstance(data, dict):
             raise InvalidRequest("the request body must be a JSON object")
-        unsupported = {**_UNSUPPORTED_EXTENSIONS, **cls.unsupported}
+        extensions = _UNSUPPORTED_EXTENSIONS.items()
+        unsupported = {name: found for name, found in extensions if name not in cls.model_fields}
+        unsupported |= cls.unsupported
         for name, neutral in unsupported.items():
             value = without_nulls(data.get(name))
             if value is not None and value not in neutral:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from deployments.generation import Alternative, Delta, Summary, TokenInfo
+from deployments.prompt_logprobs import shown_prompt
 from deployments.tool_parsers import ToolParser
 from deployments.tool_reader import ToolReader
 from hdserve.core import Source
@@ -120,6 +121,8 @@ class ChatFormat:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
         is_one_call: whether calls after the first are dropped.
         is_named_call: whether the request named the function to call.
+        num_prompt_logprobs: how many of the likeliest tokens a whole answer shows at each place of
+            the prompt; ``None`` shows nothing of it.
     """
 
     prefix = "chatcmpl"
@@ -132,7 +135,9 @@ class ChatFormat:
         *,
         is_one_call: bool = False,
         is_named_call: bool = False,
+        num_prompt_logprobs: int | None = None,
     ) -> None:
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._make_reader = partial(
             ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
         )
@@ -180,6 +185,13 @@ class ChatFormat:
             "finish_reason": reader.finish_reason(answer.finish_reason),
         }
 
+    def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
+        """What a whole answer has once: all choices have the same prompt."""
+        if self._num_prompt_logprobs is None:
+            return {}
+        tokens = answers[0].prompt_logprobs
+        return {"prompt_logprobs": shown_prompt(tokens, self._num_prompt_logprobs)}
+
     def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
         if tokens is None:
             return None
@@ -187,7 +199,7 @@ class ChatFormat:
             "content": [
                 {
                     **_chat_token(token.data, token.logprob),
-                    "top_logprobs": [_chat_token(*alternative) for alternative in token.top],
+                    "top_logprobs": [_chat_token(top.data, top.logprob) for top in token.top],
                 }
                 for token in tokens
             ]
@@ -199,14 +211,25 @@ class CompletionFormat:
 
     Args:
         echoes: per prompt the text that comes before the answer; empty without ``echo``.
+        num_logprobs: how many of the likeliest tokens each token of an echo has at most.
+        num_prompt_logprobs: how many of them a choice of a whole answer shows at each place of its
+            prompt; ``None`` shows nothing of it.
     """
 
     prefix = "cmpl"
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, echoes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        echoes: tuple[str, ...] = (),
+        *,
+        num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
         self._echoes = echoes
+        self._num_logprobs = num_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._num_characters: dict[int, int] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
@@ -223,12 +246,20 @@ class CompletionFormat:
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """The ``choices`` entry of a whole answer."""
-        return {
+        found = {
             "index": index,
             "text": self._echo(answer.prompt_index) + answer.text,
             "logprobs": self._logprobs(answer, index),
             "finish_reason": answer.finish_reason,
         }
+        if self._num_prompt_logprobs is not None:
+            prompt = shown_prompt(answer.prompt_logprobs, self._num_prompt_logprobs)
+            found["prompt_logprobs"] = prompt
+        return found
+
+    def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
+        """Each choice has its own prompt."""
+        return {}
 
     def _echo(self, prompt_index: int) -> str:
         return self._echoes[prompt_index] if self._echoes else ""
@@ -237,17 +268,19 @@ class CompletionFormat:
         if part.logprobs is None:
             return None
         echo = self._echo(part.prompt_index)
-        offsets = _offsets_in_echo(echo, part.prompt_logprobs)
+        prompt = part.prompt_logprobs if self._echoes else ()
+        offsets = _offsets_in_echo(echo, prompt)
         decoder = self._decoders.setdefault(index, _new_decoder("replace"))
         for token in part.logprobs:
             offsets.append(self._num_characters.get(index, len(echo)))
             self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
-        tokens = [*part.prompt_logprobs, *part.logprobs]
+        tokens = [*prompt, *part.logprobs]
         return {
             "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                None if token.logprob is None else _by_text(token.top) for token in tokens
+                None if token.logprob is None else _by_text(token.top[: self._num_logprobs])
+                for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -281,8 +314,8 @@ def _length_in_echo(echo: str, start: int, token: str) -> int:
 def _by_text(top: Iterable[Alternative]) -> dict[str, float]:
     """Of two tokens with the same text the likelier one stays."""
     found: dict[str, float] = {}
-    for data, logprob in top:
-        found.setdefault(_distinct_text(data), logprob)
+    for token in top:
+        found.setdefault(_distinct_text(token.data), token.logprob)
     return found
 
 
@@ -389,6 +422,7 @@ class ResponseBuilder:
             "choices": [
                 self._form.choice(answer, index) for index, answer in sorted(self._answers.items())
             ],
+            **self._form.beside_choices(self._answers),
             "usage": usage(summary),
             "metrics": metrics(summary),
         }

@@ -13,7 +13,7 @@ from deployments.body_schema import body_schema
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, Records
 from deployments.generation_route import (
-    GENERATION_ERRORS,
+    GENERATION_RESPONSES,
     ignored_header,
     owned,
     request_id,
@@ -34,7 +34,7 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
 
     @api.post(
         "/v1/responses",
-        responses=dict(GENERATION_ERRORS),
+        responses=dict(GENERATION_RESPONSES),
         openapi_extra=body_schema(ResponsesBody),
     )
     async def responses(request: Request) -> Response:

@@ -19,6 +19,7 @@ from deployments.documented_api import DocumentedApi
 from deployments.generation import GenerationRequest
 from deployments.generation_route import (
     GENERATION_ERRORS,
+    GENERATION_RESPONSES,
     ignored_header,
     owned,
     request_id,
@@ -83,7 +84,7 @@ def build_api(gateway: Gateway) -> FastAPI:
 
 
 def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
-    responses = dict(GENERATION_ERRORS)
+    responses, errors = dict(GENERATION_RESPONSES), dict(GENERATION_ERRORS)
 
     @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
@@ -96,6 +97,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
             parser if body.may_call_tools else None,
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
+            num_prompt_logprobs=body.prompt_logprobs,
         )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
@@ -115,10 +117,12 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                     for prompt in body.prompts
                 ]
             )
-        form = CompletionFormat(echoes)
+        form = CompletionFormat(
+            echoes, num_logprobs=body.logprobs, num_prompt_logprobs=body.prompt_logprobs
+        )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
-    @api.post("/tokenize", responses=responses, openapi_extra=body_schema(TokenizeBody))
+    @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request, response: Response) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         body = TokenizeBody.parse(await read_json(request))
@@ -134,7 +138,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         info = await gateway.describe(body.model)
         return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
 
-    @api.post("/detokenize", responses=responses, openapi_extra=body_schema(DetokenizeBody))
+    @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
         body = DetokenizeBody.parse(await read_json(request))

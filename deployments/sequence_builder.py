@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 from deployments.generation import GenerationRequest
-from hdserve.core import Sequence, SpeculationParams
+from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest
 
@@ -34,8 +34,10 @@ class SequenceBuilder:
         prompts = [*self._prompts(request)]
         if params.prompt_logprobs is not None:
             num_scored = sum(map(len, prompts)) * request.num_choices
-            _check_scores(num_scored, 1 + params.prompt_logprobs)
+            param = request.prompt_logprobs_param or "logprobs"
+            _check_scores(num_scored, 1 + params.prompt_logprobs, param)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
+        shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
@@ -44,6 +46,7 @@ class SequenceBuilder:
                 speculation=speculation,
                 choice_index=choice_index,
                 namespace=request.namespace,
+                prompt_scores=shared[prompt_index],
             )
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)
@@ -73,10 +76,10 @@ class SequenceBuilder:
         return SpeculationParams(**request.speculation, prediction=prediction)
 
 
-def _check_scores(num_tokens: int, num_each: int) -> None:
+def _check_scores(num_tokens: int, num_each: int, param: str) -> None:
     if num_tokens * num_each > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"{num_tokens} tokens of prompts, those of every choice counted, with {num_each} log "
             f"probabilities each are over {MAX_PROMPT_LOGPROBS}; ask for fewer at a time",
-            "logprobs",
+            param,
         )

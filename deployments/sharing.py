@@ -12,6 +12,7 @@ from actors.mirror import Mirror, MirrorStats
 from actors.sharded_mirror import ShardedMirror
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.databases.messages import Standing
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.engine.async_engine import AsyncEngine
@@ -67,12 +68,13 @@ class ClusterSharing:
         now_s = time.monotonic()
         if now_s - self._states_shared_s.get(namespace, -_STATES_INTERVAL_S) >= _STATES_INTERVAL_S:
             self._states_shared_s[namespace] = now_s
-            self._engine.call(lambda engine: self._publish_states(engine, namespace))
+            standing = self._mirror.standing(namespace)  # flushes up to there are queued before
+            self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 
-    def _publish_states(self, engine: Engine, namespace: str) -> None:
+    def _publish_states(self, engine: Engine, namespace: str, standing: Standing) -> None:
         states = engine.drafter_states(namespace)
         if states is not None:
-            self._mirror.publish_calibration(namespace, states)
+            self._mirror.publish_calibration(namespace, states, standing)
 
     def stats(self) -> MirrorStats:
         return self._mirror.stats()

@@ -353,6 +353,11 @@ class GatewayConfig(StrictModel):
     max_ongoing_requests: int = Field(default=1000, ge=1)
     """Most requests a gateway answers at a time."""
 
+    max_queued_requests: int | None = Field(default=None, ge=1)
+    """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full; one more
+    is answered with 429 by the proxy.  A burst counts until it is handed out, so this should be
+    more than come in one; ``None`` lets all of them wait."""
+
     request_timeout_s: float | None = Field(default=None, gt=0)
     """How long an answer may take, from the arrival of the request to its last byte: what is not
     complete then is ended with an error; ``None`` lets it take as long as it takes."""

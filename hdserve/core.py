@@ -206,6 +206,17 @@ class DraftCounts:
 
 
 @dataclass(slots=True, eq=False)
+class PromptScores:
+    """The log probabilities of a prompt, computed for one of its choices and given to all.
+
+    Attributes:
+        found: one per token; the first one has none.
+    """
+
+    found: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of one request inside the engine.
 
@@ -230,6 +241,7 @@ class Sequence:
         drafter_state: what drafters keep per sequence, by drafter name.
         recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
             of models whose weights cannot be had.
+        prompt_scores: shared by the choices of a prompt whose log probabilities are wanted.
     """
 
     request_id: str
@@ -248,9 +260,16 @@ class Sequence:
     counts: DraftCounts = field(default_factory=DraftCounts)
     drafter_state: dict[str, Any] = field(default_factory=dict)
     recorded_token_ids: tuple[int, ...] | None = None
+    prompt_scores: PromptScores | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of the prompt are wanted that no other choice has found."""
+        is_found = self.prompt_scores is not None and self.prompt_scores.found is not None
+        return self.params.prompt_logprobs is not None and not is_found
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -277,11 +296,15 @@ class TokenLogprob:
     """The log probability of one token, chosen or of a prompt, and of the likeliest alternatives.
 
     Values are ``log_softmax`` of the model's raw logits, before penalties and temperature.
+
+    Attributes:
+        rank: of a token of a prompt how many are at least as likely, itself included.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,9 @@ class RaisingDrafter(Drafter):
     def adopt(self, namespace: str, state: bytes) -> None:
         raise RuntimeError("adopt")
 
+    def forget(self, namespace: str) -> None:
+        raise RuntimeError("forget")
+
     def start(self, seq: core.Sequence) -> None:
         raise RuntimeError("start")
 

@@ -14,14 +14,14 @@ restarted, and the actor learns from the replica's cursor whether outputs were l
 ``refill`` asks that replica for what it has and the actor has not; it answers with ordinary
 ``Publish`` messages of outputs in the name of their origins, the last of which lists the
 namespace in ``refilled``.  They say where the replica stands, and count for nothing if the
-namespace was flushed since: it has not heard of that yet.
+namespace was flushed since: it has not heard of that yet.  So does calibration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdserve.databases import snapshot
 from hdserve.databases.output_log import Changes
@@ -36,6 +36,14 @@ MAX_REPLY_BYTES = 96 * 2**10
 PUBLISH_BYTES = 64 * 2**10
 
 
+class Standing(NamedTuple):
+    """How far a replica has followed a namespace: ``cursor`` is the version it wants next, in the
+    run ``epoch`` of the actor."""
+
+    epoch: str = ""
+    cursor: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Publish:
     """Finished outputs, and the calibration state of their origin.
@@ -47,6 +55,8 @@ class Publish:
         refilled: namespaces of which the sender has now sent all it had.
         epoch: of the reply that asked for a refill; empty where this is none.
         cursors: where the sender of a refill stands in each namespace of it.
+        standings: where the sender stood when it took each of the calibrations; earlier versions
+            do not say.
     """
 
     sender: str
@@ -55,6 +65,7 @@ class Publish:
     refilled: tuple[str, ...] = ()
     epoch: str = ""
     cursors: Mapping[str, int] = field(default_factory=dict)
+    standings: Mapping[str, Standing] = field(default_factory=dict)
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -64,6 +75,7 @@ class Publish:
             "refilled": list(self.refilled),
             "epoch": self.epoch,
             "cursors": dict(self.cursors),
+            "standings": {name: list(standing) for name, standing in self.standings.items()},
         }
         return snapshot.encode(payload, kind="publish", key=key)
 
@@ -83,6 +95,7 @@ class Publish:
         payload = snapshot.decode(data, kind="publish", fingerprint=fingerprint, model=model)
         fields = _Fields(payload)
         outputs = fields.mapping("outputs", dict)
+        standings = fields.mapping("standings", list, {})
         return cls(
             sender=fields.get("sender", str),
             outputs={name: Segment.from_wire(wire) for name, wire in outputs.items()},
@@ -90,6 +103,7 @@ class Publish:
             refilled=tuple(fields.items("refilled", str)),
             epoch=fields.get("epoch", str, ""),
             cursors=fields.cursors("cursors"),
+            standings={name: _standing(item) for name, item in standings.items()},
         )
 
 
@@ -255,6 +269,12 @@ def _integers(values: Any, count: int) -> list[int]:
     if not all(type(value) is int and 0 <= value < 2**63 for value in values):
         raise SnapshotError("corrupt: a number is out of range")
     return values
+
+
+def _standing(wire: list[Any]) -> Standing:
+    if len(wire) != 2 or type(wire[0]) is not str:
+        raise SnapshotError("corrupt: a standing is none")
+    return Standing(wire[0], *_integers(wire[1:], 1))
 
 
 def _origin_ranges(wire: dict[Any, Any]) -> OriginRanges:

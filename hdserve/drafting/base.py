@@ -146,6 +146,10 @@ class Drafter(ABC):
             SnapshotError: it is corrupt or foreign.
         """
 
+    def forget(self, namespace: str) -> None:  # noqa: B027 - optional
+        """Drop what was learned from the requests of ``namespace``, or adopted, as an operator
+        wishes; those that run may go on with it, but share it no more."""
+
     @classmethod
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
         """One state of two from :meth:`state`; called in another process.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 CALLS = (
     *("warm_up", "start", "propose", "observe", "finish"),
-    *("lookup_times_s", "held", "state", "adopt"),
+    *("lookup_times_s", "held", "state", "adopt", "forget"),
 )
 """What is called of a drafter."""
 
@@ -150,6 +150,11 @@ class GuardedDrafters:
         for drafter in self._drafters:
             if drafter.name in found:
                 self.run(drafter.name, "adopt", drafter.adopt, namespace, found[drafter.name])
+
+    def forget(self, namespace: str) -> None:
+        """Begin anew with a namespace."""
+        for drafter in self._drafters:
+            self.run(drafter.name, "forget", drafter.forget, namespace)
 
     def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
         """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""

@@ -208,6 +208,10 @@ class Hierarchy(Drafter):
         self._calibrations[namespace] = calibration
         self._num_shared_tokens[namespace] = calibration.num_tokens
 
+    def forget(self, namespace: str) -> None:
+        self._calibrations.pop(namespace, None)
+        self._num_shared_tokens.pop(namespace, None)
+
     def warm_up(self) -> None:
         """Compile, or load what an earlier run of this machine compiled."""
         database = ModelDatabase(1 << 16)

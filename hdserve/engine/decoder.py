@@ -48,9 +48,16 @@ class SequenceDecoder:
     _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def score(self, prompt_logits: torch.Tensor) -> None:
-        """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``."""
+        """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``.
+
+        Raises:
+            SequenceFault: a token cannot be scored.
+        """
         assert self.scorer is not None, "nobody asked for these logits"
-        self.scorer.push(prompt_logits)
+        try:
+            self.scorer.push(prompt_logits)
+        except FAULTS_OF_ONE_REQUEST as error:
+            raise SequenceFault from error
 
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them.

@@ -89,6 +89,10 @@ class Engine:
         """Take over what all replicas together have learned."""
         self._drafters.adopt(namespace, states)
 
+    def forget_drafter_states(self, namespace: str) -> None:
+        """Let drafters begin anew with a namespace."""
+        self._drafters.forget(namespace)
+
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         """Draft from another corpus, or none, from now on."""
         self._drafters.use_statistics(statistics)
@@ -181,7 +185,7 @@ class Engine:
         for seq in self._scheduler.admit():
             seq.admitted_s = time.monotonic()
             self._stats.num_prompt_tokens += seq.num_reused_tokens
-            if seq.params.prompt_logprobs is None:
+            if not seq.scores_prompt:
                 self._stats.num_queried_tokens += seq.num_prompt_tokens
             self._stats.num_reused_tokens += seq.num_reused_tokens
         scheduled = self._scheduler.schedule()
@@ -259,19 +263,9 @@ class Engine:
             self._stats.num_prompt_tokens += max(
                 0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
             )
-            if outputs is not None and outputs.prompt_logits is not None:
-                self._decoders[seq.request_id].score(outputs.prompt_logits)
-            if tree is None or outputs is None:
-                seq.num_cached_tokens += work.num_tokens
+            output = self._decide(work, tree, outputs, moves)
+            if output is None:
                 continue
-            root_row = work.slot.segment.start + len(seq.token_ids) - 1
-            acceptance, output = self._decide(seq, tree, outputs)
-            if acceptance is not None:
-                moves += _moves(root_row, acceptance)
-                seq.num_cached_tokens = len(seq.token_ids) - 1
-                self._scheduler.offer(work.slot)
-                if acceptance.token_ids:
-                    self._learn(seq, tree, acceptance, outputs)
             if seq.finish_reason is not None:
                 finished.append(work.slot)
             yield output
@@ -280,22 +274,38 @@ class Engine:
             self._release(slot)
 
     def _decide(
-        self, seq: core.Sequence, tree: DraftTree, outputs: NodeOutputs
-    ) -> tuple[Acceptance | None, StepOutput]:
-        """What was accepted of ``tree``, and what to tell the request.
+        self,
+        work: Scheduled,
+        tree: DraftTree | None,
+        outputs: NodeOutputs | None,
+        moves: list[tuple[int, int]],
+    ) -> StepOutput | None:
+        """What to tell the request; nothing inside its prompt.
 
         A value of the request that its decoder fails on ends this sequence alone: with the tokens,
         and the rows of the cache, from before the step.
+
+        Args:
+            moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
         """
+        seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
         try:
-            return decoder.commit(tree, decoder.decide(tree, outputs))
+            if outputs is not None and outputs.prompt_logits is not None:
+                decoder.score(outputs.prompt_logits)
+            if tree is None or outputs is None:
+                seq.num_cached_tokens += work.num_tokens
+                return None
+            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
         except SequenceFault:
             logger.exception("the request %s failed alone", seq.request_id)
-        del seq.token_ids[num_tokens:]
-        seq.finish_reason = FinishReason.ERROR
-        error = HdserveError("this request could not be decoded; the server's log says why")
-        return None, StepOutput(seq, finish_reason=FinishReason.ERROR, error=error)
+            return _failed(seq, num_tokens)
+        moves += _moves(work.slot.segment.start + num_tokens - 1, acceptance)
+        seq.num_cached_tokens = len(seq.token_ids) - 1
+        self._scheduler.offer(work.slot)
+        if acceptance.token_ids:
+            self._learn(seq, tree, acceptance, outputs)
+        return output
 
     def _learn(
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
@@ -405,6 +415,14 @@ def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
     assert 0 <= first < len(seq.token_ids), "the last token is decided, but not yet in the cache"
     token_ids = seq.token_ids[first : first + work.num_tokens]
     return Chunk(work.slot.segment, first, token_ids, tree, work.num_scored_tokens)
+
+
+def _failed(seq: core.Sequence, num_tokens: int) -> StepOutput:
+    """The end of a sequence that keeps the first ``num_tokens`` of its tokens."""
+    del seq.token_ids[num_tokens:]
+    seq.finish_reason = FinishReason.ERROR
+    error = HdserveError("this request could not be decoded; the server's log says why")
+    return StepOutput(seq, finish_reason=FinishReason.ERROR, error=error)
 
 
 def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:

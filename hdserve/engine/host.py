@@ -145,10 +145,12 @@ class ModelHost:
         self.databases[model].apply(namespace, outputs)
 
     def forget(self, engine: Engine, model: str, namespace: str) -> None:
-        """Drop what ``model`` has generated in ``namespace``; and what is kept of prompts, of all
-        namespaces, which costs them a prefill.  In the engine's thread."""
+        """Drop what ``model`` has generated in ``namespace``, and what drafting learned of it; and
+        what is kept of prompts, of all namespaces, which costs them a prefill.  In the engine's
+        thread."""
         self.databases[model].clear(namespace)
         if model == self.config.name:
+            engine.forget_drafter_states(namespace)
             engine.forget_prefixes()
 
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:

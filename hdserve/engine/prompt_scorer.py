@@ -30,28 +30,38 @@ class PromptScorer:
         self._found: list[TokenLogprob | None] = [None]
 
     def push(self, logits: torch.Tensor) -> None:
-        """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows."""
+        """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows.
+
+        Raises:
+            TypeError: a token id is not an integer.
+        """
         for rows in torch.split(logits, _ROWS_AT_ONCE):
             first = len(self._found)
-            token_ids = self._seq.token_ids[first : first + len(rows)]
+            token_ids = [index(token) for token in self._seq.token_ids[first : first + len(rows)]]
             self._found += token_logprobs(rows, token_ids, self._num_top)
 
     def finish(self) -> tuple[TokenLogprob | None, ...]:
-        """One entry per token of the prompt."""
-        assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"
-        return tuple(self._found)
+        """One entry per token of the prompt, for its other choices, too; or what one of them has
+        found."""
+        shared = self._seq.prompt_scores or core.PromptScores()
+        if shared.found is None:
+            assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"
+            shared.found = tuple(self._found)
+        return shared.found
 
 
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], num_top: int
 ) -> Iterator[TokenLogprob]:
-    """The log probability of one token per row of raw logits, ``[rows, vocab_size]`` float32, and
-    of the ``num_top`` likeliest, in order of probability."""
+    """The log probability and the rank of one token per row of raw logits, ``[rows, vocab_size]``
+    float32, and the ``num_top`` likeliest, in order of probability."""
     logprobs = logits.log_softmax(dim=-1)
     tokens = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    values = logprobs.gather(1, tokens)[:, 0].tolist()
+    values = logprobs.gather(1, tokens)
+    ranks = (logprobs >= values).sum(dim=1).tolist()
     top_values, top_tokens = topk(logprobs, min(max(num_top, 1), logprobs.shape[1]))
-    found = zip(token_ids, values, top_tokens.tolist(), top_values.tolist(), strict=True)
-    for token_id, value, tops, values_of_tops in found:
+    rows = zip(top_tokens.tolist(), top_values.tolist(), strict=True)
+    found = zip(token_ids, values[:, 0].tolist(), ranks, rows, strict=True)
+    for token_id, value, rank, (tops, values_of_tops) in found:
         top = tuple(zip(tops[:num_top], values_of_tops[:num_top], strict=True))
-        yield TokenLogprob(token_id, value, top)
+        yield TokenLogprob(token_id, value, top, rank)

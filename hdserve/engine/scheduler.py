@@ -101,14 +101,21 @@ class Scheduler:
         self.waiting.append(seq)
 
     def admit(self) -> list[Sequence]:
-        """Move waiting sequences to slots as far as there is room; the first that does not fit
-        keeps those behind it waiting."""
-        admitted = []
-        while self.waiting and len(self.running) < self._max_num_sequences:
-            seq = self.waiting[0]
+        """Move waiting sequences to slots as far as there is room.
+
+        The first that does not fit keeps those behind it waiting; a choice whose prompt is being
+        scored for another one keeps nobody.
+        """
+        admitted: list[Sequence] = []
+        has_slot = len(self.running) < self._max_num_sequences
+        for seq in [*self.waiting] if has_slot else ():
+            if len(self.running) == self._max_num_sequences:
+                break
+            if self._waits_for_scores(seq):
+                continue
             num_rows = seq.max_total_tokens + self._num_extra_rows
             # A row that is reused has no logits.
-            prompt = seq.token_ids if seq.params.prompt_logprobs is None else ()
+            prompt = () if seq.scores_prompt else seq.token_ids
             placed = self._prefixes.place(prompt, seq.namespace, num_rows)
             if placed is None and self._prefixes.has_room_in_parts(num_rows):
                 self._compact(num_rows)
@@ -117,9 +124,16 @@ class Scheduler:
                 break
             segment, seq.num_cached_tokens = placed
             seq.num_reused_tokens = seq.num_cached_tokens
-            self.running.append(Slot(self.waiting.popleft(), segment))
+            self.waiting.remove(seq)
+            self.running.append(Slot(seq, segment))
             admitted.append(seq)
         return admitted
+
+    def _waits_for_scores(self, seq: Sequence) -> bool:
+        shared = seq.prompt_scores if seq.scores_prompt else None
+        if shared is None:
+            return False
+        return any(slot.seq.prompt_scores is shared for slot in self.running)
 
     def begin_anew(self) -> None:
         """Let nobody reuse what is in the cache now, or what those that run leave there."""
@@ -150,7 +164,7 @@ class Scheduler:
             elif num_prefill_tokens > 0:
                 num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
                 num_scored_tokens = 0
-                if slot.seq.params.prompt_logprobs is not None:
+                if slot.seq.scores_prompt:
                     num_tokens = min(num_tokens, num_left_to_score)
                     num_left_to_score -= num_tokens
                     num_scored_tokens = min(num_tokens, num_pending - 1)

@@ -275,11 +275,11 @@ def test_a_flush_reaches_the_replicas_and_survives_a_restart(cluster):
 def test_calibration_reaches_the_others(cluster):
     first, second = Replica(), Replica()
     one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
-    one.publish_calibration("n", b"state")
+    one.publish_calibration("n", b"state", one.standing("n"))
     eventually(lambda: second.calibrations == [(cluster.key.model, "n", b"state")])
     assert one.wait_until_current(WAIT_S)
     assert first.calibrations == []
-    two.publish_calibration("n", bytes(10**6))
+    two.publish_calibration("n", bytes(10**6), two.standing("n"))
     assert two.stats().num_dropped_calibrations == 1
 
 

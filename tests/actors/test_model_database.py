@@ -11,7 +11,7 @@ import pytest
 from actors.model_database import ModelDatabaseActor, actor_name
 from actors.refills import LEASE_S, Refills
 from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
@@ -413,6 +413,33 @@ def test_kept_calibration_of_another_form_gives_way(config):
         actor.publish(Publish("w", calibrations={"n": calibration}).encode(KEY))
     assert Reader(actor, "r", "n").poll().changes["n"].calibration == b"v2"
     assert actor.info()["num_refused_calibrations"] == 0
+
+
+def test_what_was_learned_before_a_flush_does_not_come_back(config):
+    """Of a replica that has not heard of it, in this run or one the actor does not know; what is
+    learned afterwards is kept."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    reader = Reader(actor, "r", "n")
+    reader.read()
+
+    def publish(calibration: bytes, standing: Standing) -> bytes | None:
+        sent = Publish("r", calibrations={"n": calibration}, standings={"n": standing})
+        actor.publish(sent.encode(KEY))
+        return Reader(actor, "s", "n").poll().changes["n"].calibration
+
+    old = Standing(reader.epoch, reader.positions["n"].cursor)
+    assert publish(b"before", old) == b"before"
+    actor.flush("n")
+    for standing in (old, Standing(), Standing("another run", 2**40)):
+        assert publish(b"late", standing) is None
+    reader.read()
+    new = Standing(reader.epoch, reader.positions["n"].cursor)
+    assert publish(b"after", new) == b"after"
+    actor.snapshot_now()
+    reader.actor = actor = restarted(actor, config)
+    assert publish(b"late", old) == b"after"
+    assert publish(b"later", new) == b"later"
 
 
 def test_calibration_survives_a_restart(config):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from actors.output_queue import OutputQueue
+from hdserve.databases.messages import Standing
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS
 
 
@@ -56,18 +57,19 @@ def test_what_is_no_token_ids_is_dropped_and_counted():
 
 def test_the_newest_calibration_replaces_what_was_queued():
     queue = OutputQueue(10**6)
-    queue.put_calibration("a", b"one")
-    queue.put_calibration("a", b"two")
-    queue.put_calibration("b", b"three")
+    queue.put_calibration("a", b"one", Standing("e", 1))
+    queue.put_calibration("a", b"two", Standing("e", 2))
+    queue.put_calibration("b", b"three", Standing())
     batch = queue.take(10**6)
     assert batch.calibrations == {"a": b"two", "b": b"three"}
+    assert batch.standings == {"a": ("e", 2), "b": ("", 0)}
     assert not queue.take(10**6)
 
 
 def test_calibrations_share_the_room_of_a_message():
     queue = OutputQueue(10**6)
     for name in "abc":
-        queue.put_calibration(name, bytes(60))
+        queue.put_calibration(name, bytes(60), Standing())
     queue.put("a", [1] * 100)
     batches = [queue.take(100) for _ in range(3)]
     assert [len(batch.calibrations) for batch in batches] == [2, 1, 0]

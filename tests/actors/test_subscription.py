@@ -12,7 +12,7 @@ from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
 from actors.model_database import ModelDatabaseActor
 from actors.subscription import IDLE_PER_POLL, Subscription
 from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.messages import Publish
+from hdserve.databases.messages import Publish, Standing
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -39,6 +39,7 @@ class Replica:
         self.kept = OutputLog(10**6, 10**6)
         self.used = ["n"]
         self.forgotten: list[str] = []
+        self.standings: list[Standing] = []
         self.delivered: list[str] = []
         self.subscription = Subscription(
             self.link, KEY, name, self.kept, lambda: list(self.used), self
@@ -52,6 +53,7 @@ class Replica:
 
     def forget(self, model: str, namespace: str) -> None:
         self.forgotten.append(namespace)
+        self.standings.append(self.subscription.standing(namespace))
 
     def poll(self) -> None:
         asyncio.run(self.subscription.poll())
@@ -136,6 +138,33 @@ def test_what_is_not_followed_is_forgotten_after_a_restart_too(actor):
     replica.poll()
     replica.poll()
     assert replica.forgotten == ["n"]
+
+
+def test_a_replica_is_told_of_a_flush_that_comes_before_its_first_news(actor):
+    """It has published, and the namespace was flushed, since it asked for the last time."""
+    replica = Replica(actor)
+    replica.poll()
+    publish(actor, "n", "r")
+    replica.kept.append("n", outputs("r"))
+    actor.flush("n")
+    replica.poll()
+    assert replica.forgotten == ["n"]
+    assert replica.kept.partition("n").num_outputs == 0
+
+
+def test_a_replica_stands_no_further_than_its_receiver_was_told(actor):
+    """So that what it learned before it heard of a flush never counts as learned afterwards."""
+    publish(actor, "n")
+    replica = Replica(actor)
+    assert replica.subscription.standing("n") == ("", 0)
+    replica.poll()
+    before = replica.subscription.standing("n")
+    actor.flush("n")
+    replica.poll()
+    after = replica.subscription.standing("n")
+    assert replica.standings == [before]
+    assert before.epoch == after.epoch
+    assert before.cursor < after.cursor
 
 
 def test_only_the_namespaces_used_last_are_followed():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases import snapshot
-from hdserve.databases.messages import Poll, Position, Publish, Reply
+from hdserve.databases.messages import Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_log import Changes
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -27,11 +27,30 @@ junk = st.recursive(
 
 
 def test_publish_comes_back():
-    sent = Publish("a", {"n": SEGMENT}, {"n": b"state"}, ("x", "y"))
+    standings = {"n": Standing("epoch", 2**40)}
+    sent = Publish("a", {"n": SEGMENT}, {"n": b"state"}, ("x", "y"), standings=standings)
     got = Publish.decode(sent.encode(KEY), KEY.fingerprint, KEY.model)
     assert (got.sender, got.calibrations, got.refilled) == ("a", {"n": b"state"}, ("x", "y"))
+    assert got.standings == standings
     assert [output.tolist() for output in got.outputs["n"].outputs()] == [[1, 2], [3]]
     assert got.outputs["n"].sequence_numbers.tolist() == [4, 5]
+
+
+def test_a_publish_of_an_earlier_version_says_less():
+    """It has neither a refill's fields nor standings."""
+    fields = snapshot.decode(Publish("a").encode(KEY), kind="publish", fingerprint=KEY.fingerprint)
+    for name in ("epoch", "cursors", "standings"):
+        del fields[name]
+    message = snapshot.encode(fields, kind="publish", key=KEY)
+    assert Publish.decode(message, KEY.fingerprint, KEY.model) == Publish("a")
+
+
+@pytest.mark.parametrize("wire", [[], ["e"], [1, 1], ["e", -1], ["e", "1"], ["e", 1, 1]])
+def test_a_standing_that_is_none_is_refused(wire):
+    fields = snapshot.decode(Publish("a").encode(KEY), kind="publish", fingerprint=KEY.fingerprint)
+    message = snapshot.encode({**fields, "standings": {"n": wire}}, kind="publish", key=KEY)
+    with pytest.raises(SnapshotError, match="corrupt"):
+        Publish.decode(message, KEY.fingerprint, KEY.model)
 
 
 def test_poll_comes_back():
@@ -57,7 +76,7 @@ def test_reply_comes_back():
 def test_a_valid_envelope_around_junk_raises_nothing_but_a_snapshot_error(kind, payload, data):
     """Both arbitrary payloads and valid ones with one field exchanged."""
     good = {
-        "publish": Publish("a", {"n": SEGMENT}, {"n": b"x"}),
+        "publish": Publish("a", {"n": SEGMENT}, {"n": b"x"}, standings={"n": Standing()}),
         "poll": Poll("a", "e", {"n": Position()}),
         "reply": Reply("e", 1.0, False, {"n": Changes(SEGMENT, 1, True)}, {"n": {"a": [(0, 1)]}}),
     }[kind]

@@ -62,3 +62,15 @@ def test_statuses_are_those_that_are_sent() -> None:
         assert "422" not in operation["responses"]
         assert ("413" in operation["responses"]) == (method == "post"), path
         assert ("requestBody" in operation) == (method == "post"), path
+
+
+def test_what_can_be_streamed_says_so() -> None:
+    """Beside the answer in one object."""
+    _, documented = operations(OPEN)
+    streamed = {
+        path: set(operation["responses"]["200"]["content"])
+        for (_, path), operation in documented.items()
+        if "text/event-stream" in operation["responses"]["200"].get("content", {})
+    }
+    paths = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    assert streamed == {path: {"application/json", "text/event-stream"} for path in paths}

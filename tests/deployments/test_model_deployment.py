@@ -76,3 +76,16 @@ def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:
     assert kept.request_router_kwargs["max_lead"] > 0
     assert kept.request_router_class.endswith("SessionRouter")
     assert not router(session_affinity=False).request_router_kwargs
+
+
+@pytest.mark.parametrize(("gateway", "wanted"), [({}, -1), ({"max_queued_requests": 7}, 7)])
+def test_as_many_requests_wait_for_a_gateway_as_configured(
+    gateway: dict[str, int], wanted: int
+) -> None:
+    """All of them by default; what is refused is told to come back."""
+    models = [{"name": "a", "model": "hdserve-tiny"}]
+    config = parse_config({"models": models, "gateway": gateway})
+    options = gateway_deployment(config, {}, Access())._bound_deployment._deployment_config
+    assert options.max_queued_requests == wanted
+    assert options.backpressure_config.status_code == 429
+    assert options.backpressure_config.retry_after_s

@@ -172,6 +172,55 @@ def test_a_long_prompt(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+def right_entries(entries: list[Any], token_ids: list[int], rows: torch.Tensor, num: int) -> None:
+    """Whether they say what ``rows``, ``[len(token_ids), vocab_size]``, say of what follows."""
+    assert entries[0] is None
+    assert len(entries) == len(token_ids)
+    for entry, token_id, row in zip(entries[1:], token_ids[1:], rows, strict=False):
+        likeliest = row.topk(num).indices.tolist() if num else []
+        assert set(entry) == {str(token) for token in (token_id, *likeliest)}
+        for key, found in entry.items():
+            assert set(found) == {"logprob", "rank", "decoded_token"}
+            assert found["logprob"] == pytest.approx(float(row[int(key)]), abs=1e-4)
+            assert found["rank"] == int((row >= row[int(key)]).sum())
+            text = TOKENIZER.token_bytes(int(key)).decode(errors="replace")
+            assert found["decoded_token"] == text
+
+
+@pytest.mark.parametrize("num", [0, 3])
+def test_by_token_id(client: openai.OpenAI, stock: Any, num: int) -> None:
+    """As vLLM has them: in each choice of a completion, and beside those of a chat; the same as in
+    an echo."""
+    extra: dict[str, Any] = {"extra_body": {"prompt_logprobs": num}}
+    ids = TOKENIZER.encode(TEXT)
+    rows = stock_logprobs(stock, ids)
+    options: dict[str, Any] = {"model": MODEL, "prompt": [TEXT, "It"], "temperature": 0, "n": 2}
+    answer = client.completions.create(
+        **options, max_tokens=2, echo=True, logprobs=1, **extra
+    ).model_dump()
+    assert len(answer["choices"]) == 4
+    for choice in answer["choices"][:2]:
+        right_entries(choice["prompt_logprobs"], ids, rows, num)
+        values = [entry[str(token)]["logprob"] for entry, token in choice_entries(choice, ids)]
+        assert choice["logprobs"]["token_logprobs"][1:-2] == values
+        assert all(len(top) == 1 for top in choice["logprobs"]["top_logprobs"][1:])
+    plain = client.completions.create(**options, max_tokens=0, **extra).model_dump()
+    assert [choice["text"] for choice in plain["choices"]] == [""] * 4
+    for found, wanted in zip(plain["choices"], answer["choices"], strict=True):
+        assert found["prompt_logprobs"] == wanted["prompt_logprobs"]
+        assert found["logprobs"] is None
+    messages: Any = [{"role": "user", "content": TEXT}]
+    chat = client.chat.completions.create(
+        model=MODEL, messages=messages, max_completion_tokens=1, n=2, **extra
+    ).model_dump()
+    ids = TOKENIZER.encode_chat(messages, {})
+    right_entries(chat["prompt_logprobs"], ids, stock_logprobs(stock, ids), num)
+
+
+def choice_entries(choice: dict[str, Any], ids: list[int]) -> Iterator[tuple[dict[str, Any], int]]:
+    return zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -180,7 +229,9 @@ def test_a_long_prompt(client: openai.OpenAI) -> None:
         ({"max_tokens": -1, "logprobs": 1, "echo": True}, "invalid_value", "max_tokens"),
         ({"max_tokens": 0, "min_tokens": 1, "echo": True}, "invalid_value", "min_tokens"),
         ({"logprobs": 21, "echo": True}, "invalid_value", "logprobs"),
-        ({"prompt_logprobs": 1}, "unsupported_parameter", "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "unsupported_parameter", "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "invalid_value", "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "invalid_value", "prompt_logprobs"),
         (
             {"prompt": [5] * 2048, "logprobs": 1, "echo": True},
             "context_length_exceeded",

@@ -177,7 +177,8 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "web_search_options", {}),
     (ChatBody, "reasoning_effort", "high"),
     (CompletionBody, "suffix", "after"),
-    (CompletionBody, "prompt_logprobs", 3),
+    (CompletionBody, "prompt_logprobs", -1),
+    (ChatBody, "prompt_logprobs", -1),
     (CompletionBody, "guided_grammar", "start: x"),
     (CompletionBody, "best_of", 4),
 ]
@@ -607,3 +608,42 @@ def test_any_json_is_taken_or_refused(fields: dict[str, Any]) -> None:
             message = error.message
         assert len(message) <= 300
         message.encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "param"),
+    [
+        ({"prompt_logprobs": None}, None, None),
+        ({"prompt_logprobs": 0}, 0, "prompt_logprobs"),
+        ({"prompt_logprobs": 3}, 3, "prompt_logprobs"),
+        ({"prompt_logprobs": 3, "max_tokens": 0}, 3, "prompt_logprobs"),
+        ({"prompt_logprobs": 3, "logprobs": 5}, 3, "prompt_logprobs"),
+        ({"prompt_logprobs": 3, "logprobs": 5, "echo": True}, 5, "logprobs"),
+        ({"prompt_logprobs": 5, "logprobs": 3, "echo": True}, 5, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "max_tokens": 0, "echo": True}, 0, "prompt_logprobs"),
+        ({"logprobs": 3, "echo": True}, 3, "logprobs"),
+        ({"max_tokens": 0, "echo": True}, 0, None),
+        ({"prompt_logprobs": 0, "stream": True}, None, None),
+    ],
+)
+def test_prompt_logprobs(fields: dict[str, Any], wanted: int | None, param: str | None) -> None:
+    """The larger number is computed, and named when it is too much; whoever asks for neither is
+    shown nothing."""
+    request = completion(**fields)
+    assert request.sampling.get("prompt_logprobs") == wanted
+    assert request.prompt_logprobs_param == param
+    if "echo" not in fields and "logprobs" not in fields:
+        request = chat(**fields)
+        assert request.sampling.get("prompt_logprobs") == wanted
+        assert request.prompt_logprobs_param == param
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+@pytest.mark.parametrize(
+    "fields", [{"prompt_logprobs": 21}, {"prompt_logprobs": 1, "stream": True}]
+)
+def test_prompt_logprobs_that_cannot_be_had(
+    body: type[ChatBody | CompletionBody], fields: dict[str, Any]
+) -> None:
+    """More than there are, or in a stream."""
+    assert refused(body, **fields).param == "prompt_logprobs"

@@ -44,26 +44,30 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
     delta = RecordBuilder(tokenizer, "x").delta(output, includes_sources=False)
     assert (delta.prompt_index, delta.choice_index) == (1, 2)
     assert (delta.text, delta.token_ids, delta.finish_reason) == (" table", (token_id,), "length")
-    assert delta.logprobs == (TokenInfo(data, -0.5, (Alternative(data, -0.5),)),)
+    alternative = Alternative(data, -0.5, token_id)
+    assert delta.logprobs == (TokenInfo(data, -0.5, (alternative,), token_id),)
     assert (delta.texts, delta.draft) == (None, ())
 
 
 def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokenizer) -> None:
-    """One per token, each as the bytes it stands for; the first has none."""
+    """One per token, each as the bytes it stands for; the first has none.  Those of a prompt that
+    was computed alone need not be shown."""
     prompt = tuple(tokenizer.encode(" tablé", adds_special_tokens=False))
-    scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),)) for token_id in prompt[1:]]
+    scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),), 7) for token_id in prompt[1:]]
     outputs = [
-        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores), logprobs=()),
-        StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
         StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
+        StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
     ]
-    deltas = RecordBuilder(tokenizer, "x").deltas(outputs, {}, includes_sources=False)
-    first, second, without = deltas
-    assert without.prompt_logprobs == ()
+    builder = RecordBuilder(tokenizer, "x")
+    for without in builder.deltas(outputs, {}, includes_sources=False):
+        assert without.prompt_logprobs == ()
+    first, second = builder.deltas(outputs, {}, includes_sources=False, includes_prompts=True)
     assert len(first.prompt_logprobs) == len(prompt) > 2
     assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
     assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]
-    top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25),)
+    assert [info.token_id for info in first.prompt_logprobs] == [*prompt]
+    assert [info.rank for info in first.prompt_logprobs] == [None, *[7] * len(scores)]
+    top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25, prompt[0]),)
     assert [info.top for info in first.prompt_logprobs] == [(), *[top] * len(scores)]
     assert second.prompt_logprobs == ()
 

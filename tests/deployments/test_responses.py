@@ -288,6 +288,61 @@ def test_an_echo_has_logprobs() -> None:
             assert [chunk["logprobs"][name] for chunk in chunks] == [values[:5], values[5:]]
 
 
+SCORED = (
+    TokenInfo(b"<s>", None, (), 1),
+    TokenInfo(b"a", -1.5, (Alternative(b"b", -0.5, 6), Alternative(b"a", -1.5, 5)), 5, 2),
+    TokenInfo(b"\xc3", -3.0, (Alternative(b"b", -0.5, 6), Alternative(b"a", -1.5, 5)), 7, 42),
+)
+B = {"logprob": -0.5, "rank": 1, "decoded_token": "b"}
+A = {"logprob": -1.5, "rank": 2, "decoded_token": "a"}
+HALF = {"logprob": -3.0, "rank": 42, "decoded_token": "\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("num_top", "shown"),
+    [
+        (0, [None, {"5": A}, {"7": HALF}]),
+        (1, [None, {"5": A, "6": B}, {"7": HALF, "6": B}]),
+        (2, [None, {"5": A, "6": B}, {"7": HALF, "6": B, "5": A}]),
+    ],
+)
+def test_a_prompts_logprobs_by_token_id(num_top: int, shown: list[Any]) -> None:
+    """The token that is there, whatever its rank, and the likeliest; of a completion in each
+    choice, of a chat once."""
+    parts = [
+        delta("x", choice, finish_reason="length", prompt_logprobs=SCORED) for choice in (0, 1)
+    ]
+    form = CompletionFormat(num_prompt_logprobs=num_top)
+    made = builder(form, 2)
+    for part in parts:
+        made.collect(part)
+    completion = made.whole(SUMMARY)
+    assert [choice["prompt_logprobs"] for choice in completion["choices"]] == [shown, shown]
+    assert [choice["logprobs"] for choice in completion["choices"]] == [None, None]
+    made = builder(ChatFormat(num_prompt_logprobs=num_top), 2)
+    for part in parts:
+        made.collect(part)
+    chat = made.whole(SUMMARY)
+    assert chat["prompt_logprobs"] == shown
+    assert all("prompt_logprobs" not in choice for choice in chat["choices"])
+    ChatCompletion.model_validate(chat)
+    json.dumps([chat, completion], allow_nan=False)
+
+
+def test_prompt_logprobs_are_no_echo() -> None:
+    """Beside ``logprobs`` they are not among those of the answer; with an echo each has the number
+    that was asked for."""
+    part = delta("yz", logprobs=LOGPROBS[1:], finish_reason="stop", prompt_logprobs=SCORED)
+    (choice,) = collected(CompletionFormat(num_logprobs=1, num_prompt_logprobs=2), part)["choices"]
+    assert choice["logprobs"]["tokens"] == ["yz"]
+    (choice,) = collected(CompletionFormat(num_logprobs=1), part)["choices"]
+    assert "prompt_logprobs" not in choice
+    form = CompletionFormat(("a\ufffd",), num_logprobs=1, num_prompt_logprobs=2)
+    (choice,) = collected(form, part)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"b": -0.5}, {}]
+    assert choice["prompt_logprobs"][1] == {"5": A, "6": B}
+
+
 def test_an_echo_alone_has_no_logprobs() -> None:
     """Those that were computed for ``max_tokens: 0`` are not shown where nobody asked."""
     part = delta("", finish_reason="length", prompt_logprobs=(TokenInfo(b"a", None, ()),))

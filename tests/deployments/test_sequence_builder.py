@@ -43,6 +43,22 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     with pytest.raises(InvalidRequest, match=r"65600 tokens .* 8 log") as caught:
         SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
     assert caught.value.param == "logprobs"
+    named = replace(most, prompts=((5,) * 1025,), prompt_logprobs_param="prompt_logprobs")
+    with pytest.raises(InvalidRequest) as caught:
+        SequenceBuilder(host).build(named)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:
+    """Of each prompt its own, also where two are the same; a single choice keeps nothing."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6), (5, 6)), num_choices=3, sampling={"prompt_logprobs": 0}
+    )
+    scores = [seq.prompt_scores for seq in SequenceBuilder(host).build(request)]
+    assert [scores.index(item) for item in scores] == [0, 0, 0, 3, 3, 3]
+    assert None not in scores
+    alone = SequenceBuilder(host).build(replace(request, num_choices=1))
+    assert [seq.prompt_scores for seq in alone] == [None, None]
 
 
 def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:

@@ -51,6 +51,9 @@ class PathDrafter(Drafter):
     def adopt(self, namespace: str, state: bytes) -> None:
         self.calls.append(f"adopt {state.decode()}")
 
+    def forget(self, namespace: str) -> None:
+        self.calls.append(f"forget {namespace}")
+
 
 class OddDrafter(Drafter):
     """Does one odd thing to the tree, after a good guess."""
@@ -145,6 +148,15 @@ def test_states_are_shared_between_drafters_of_one_name() -> None:
         ("forgetful", "adopt"): 1,
         ("all", "adopt"): 1,
     }
+
+
+def test_all_drafters_forget() -> None:
+    """Whether or not one before them can."""
+    good = PathDrafter(7)
+    drafters = GuardedDrafters([RaisingDrafter(), good], VOCAB_SIZE)
+    drafters.forget("tenant")
+    assert good.calls == ["forget tenant"]
+    assert drafters.num_failures == {("raising", "forget"): 1}
 
 
 def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

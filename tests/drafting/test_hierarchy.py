@@ -442,6 +442,28 @@ def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
         drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
 
 
+def test_what_was_learned_of_a_namespace_can_be_forgotten() -> None:
+    """It begins with the prior again; what a running request goes on to learn is not shared."""
+    resources = make_resources(PHRASE)
+    drafter = Hierarchy(resources)
+    generate(drafter, make_sequence(PHRASE, namespace="a"), PHRASE)
+    generate(drafter, make_sequence(PHRASE, namespace="b"), PHRASE)
+    running = make_sequence(PHRASE, namespace="a")
+    drafter.start(running)
+    drafter.forget("a")
+    drafter.forget("unknown")
+    running.token_ids.append(4)
+    drafter.observe(running, DraftTree(PHRASE[-1], 0), Acceptance((0,), (4,)), None)
+    prior = Calibration.prior(VOCAB_SIZE).to_bytes()
+    assert drafter.calibration("a").to_bytes() == prior
+    assert drafter.calibration("b").to_bytes() != prior
+    many = [*range(1, 50)] * 25
+    generate(drafter, make_sequence(PHRASE, namespace="a"), many)
+    assert drafter.state("a") is not None, "counted from the flush on"
+    drafter.forget("a")
+    assert drafter.state("a") is None
+
+
 def test_look_ups_are_timed_by_source_and_change_nothing() -> None:
     """Of the sources there are; trees and what is learned stay as they were."""
     resources = make_resources(PHRASE, statistics=[PHRASE])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hdserve.core import FinishReason, StepOutput, TokenLogprob
 from hdserve.engine.engine import Engine
 from hdserve.engine.prompt_scorer import token_logprobs
 from hdserve.engine.sampler import token_logprob
-from hdserve.errors import PromptTooLong
+from hdserve.errors import HdserveError, PromptTooLong
 from hdserve.models import resolve_model
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
@@ -60,6 +62,13 @@ def assert_right(
         assert [float(row[token]) for token in tokens] == pytest.approx(list(values), abs=1e-4)
         # So that a client can ask whether the prompt is what greedy decoding would have given.
         assert dict(score.top).get(token_id, score.logprob) == score.logprob
+        if token_id in tokens:
+            assert score.rank == tokens.index(token_id) + 1
+        else:
+            assert score.rank is not None
+            # Neighbours closer than rounding may change places.
+            near = (row - float(row[token_id])).abs() < 1e-4
+            assert abs(score.rank - int((row >= row[token_id]).sum())) < int(near.sum())
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 256])
@@ -159,6 +168,84 @@ def test_what_is_cached_is_computed_again() -> None:
     assert after.num_reused_tokens == len(prompt) - 1
 
 
+@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize("num_slots", [2, 8])
+def test_choices_share_the_scores_of_their_prompt(max_tokens: int, num_slots: int) -> None:
+    """It is scored for one of them, and not again for those that begin later; each has the scores,
+    and the answer it has without them."""
+    model = make_model()
+    prompts = [make_prompt(70, number) for number in range(2)]
+    wanted = [stock_logprobs(model, prompt) for prompt in prompts]
+    shared = [core.PromptScores() for _ in prompts]
+
+    def choices(name: str, **options: Any) -> list[core.Sequence]:
+        found = []
+        for prompt_index, choice_index in product(range(2), range(4)):
+            prompt = prompts[prompt_index]
+            seq = make_sequence(f"{name}{prompt_index}/{choice_index}", prompt, seed=5, **options)
+            seq.choice_index = choice_index
+            found.append(seq)
+        return found
+
+    plain = choices("plain", max_tokens=max(max_tokens, 1))
+    run(make_engine(model=model), plain)
+    sequences = choices("", max_tokens=max_tokens, prompt_logprobs=2)
+    for index, seq in enumerate(sequences):
+        seq.prompt_scores = shared[index // 4]
+    engine = make_engine(model=model, max_num_sequences=num_slots)
+    outputs = run(engine, sequences)
+    for index, seq in enumerate(sequences):
+        assert_right(scores_of(outputs, seq), prompts[index // 4], wanted[index // 4], 2)
+        assert seq.output_token_ids == plain[index].output_token_ids[:max_tokens]
+        assert seq.num_reused_tokens == (69 if seq.choice_index else 0)
+    assert engine.stats.num_finished == {"length": 8}
+    assert engine.stats.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize("ending", ["abort", "fault"])
+def test_a_choice_that_goes_away_leaves_the_scoring_to_the_next(ending: str) -> None:
+    """Whatever ends the one whose prompt is being scored, the others wait for nobody who is
+    gone."""
+    model, prompt = make_model(), make_prompt(60)
+    engine = make_engine(model=model)
+    odd: list[Any] = [*prompt[:30], Fraction(prompt[30]), *prompt[31:]]
+    shared = core.PromptScores()
+    sequences = [
+        make_sequence(str(number), prompt, **GREEDY, prompt_logprobs=0) for number in range(3)
+    ]
+    if ending == "fault":
+        sequences[0].token_ids = odd
+    for seq in sequences:
+        seq.prompt_scores = shared
+        engine.add(seq)
+    outputs = engine.step()
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 2)
+    if ending == "abort":
+        engine.abort("0")
+    outputs += run(engine, [])
+    for seq in sequences[1:]:
+        assert_right(scores_of(outputs, seq), prompt, stock_logprobs(model, prompt), 0)
+    assert sequences[0].finish_reason is (
+        FinishReason.ABORT if ending == "abort" else FinishReason.ERROR
+    )
+
+
+def test_others_overtake_a_choice_that_waits_for_scores() -> None:
+    """A slot that is free is not kept for it."""
+    engine = make_engine(max_num_sequences=2)
+    shared = core.PromptScores()
+    sequences = [make_sequence(name, make_prompt(60), **GREEDY, prompt_logprobs=0) for name in "ab"]
+    for seq in sequences:
+        seq.prompt_scores = shared
+    other = make_sequence("other", make_prompt(5), **GREEDY, max_tokens=2)
+    for seq in (*sequences, other):
+        engine.add(seq)
+    engine.step()
+    assert [seq.admitted_s is None for seq in (*sequences, other)] == [False, True, False]
+    run(engine, [])
+    assert [seq.num_output_tokens for seq in (*sequences, other)] == [24, 24, 2]
+
+
 def test_the_prompt_alone() -> None:
     """``max_tokens=0`` gives the scores and no token, of a prompt as long as the context, too."""
 
@@ -183,12 +270,54 @@ def test_the_prompt_alone() -> None:
             engine.add(make_sequence("b", make_prompt(too_long), **options, prompt_logprobs=0))
 
 
+def test_ranks_of_equals_are_those_of_their_order() -> None:
+    """The likeliest come in the order of their ids, and a token that is not among them has a rank
+    behind them."""
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(5, 5).contiguous()
+    found = [*token_logprobs(logits, range(5), 2)]
+    assert [score.rank for score in found] == [5, 2, 4, 2, 4]
+    assert [[token for token, _ in score.top] for score in found] == [[1, 3]] * 5
+
+
 def test_a_number_that_is_none_is_refused() -> None:
     """What nobody checked is refused when it is queued, and others go on."""
     engine = make_engine()
     with pytest.raises(TypeError):
         engine.add(make_sequence("a", make_prompt(5), prompt_logprobs=1.5))
     assert len(run(engine, [make_sequence("a", make_prompt(5))])) > 0
+
+
+@pytest.mark.parametrize("position", [1, 20, 39])
+def test_what_cannot_be_scored_ends_its_sequence_alone(position: int) -> None:
+    """A token of a prompt that is no integer, in any of its chunks: an error of this request; those
+    beside it, scored and not, and those that come later have their answers and scores."""
+    model = make_model()
+    prompts = [make_prompt(40, number) for number in range(3)]
+    wanted = stock_logprobs(model, prompts[0])
+    odd: list[Any] = list(prompts[0])
+    odd[position] = Fraction(odd[position])
+    scored = make_sequence("scored", prompts[0], **GREEDY, prompt_logprobs=2)
+    sequences = [
+        make_sequence("bad", odd, **GREEDY, prompt_logprobs=2),
+        scored,
+        make_sequence("plain", prompts[1], **GREEDY),
+        make_sequence("bad, too", odd, **GREEDY, max_tokens=0, prompt_logprobs=0),
+        make_sequence("later", prompts[2], **GREEDY),
+    ]
+    good = [seq for seq in sequences if "bad" not in seq.request_id]
+    plain = plain_tokens(model, good)
+    futures = {seq.request_id: plain.get(seq.request_id, []) for seq in sequences}
+    engine = make_engine([OracleDrafter(futures)], model=model, max_num_sequences=3)
+    outputs = run(engine, sequences)
+    for seq in sequences:
+        if seq not in good:
+            (end,) = [output for output in outputs if output.sequence is seq]
+            assert (end.finish_reason, end.token_ids) == (FinishReason.ERROR, ())
+            assert isinstance(end.error, HdserveError)
+    assert {seq.request_id: seq.token_ids for seq in good} == plain
+    assert_right(scores_of(outputs, scored), prompts[0], wanted, 2)
+    assert engine.stats.num_finished == {"length": 3, "error": 2}
+    assert engine.stats.kv_cache_usage == 0.0
 
 
 def test_rows_are_scored_as_one_by_one() -> None:
