@@ -67,15 +67,20 @@ def _tile(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
 
 def _single(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
     @inlined
-    def one_row(rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int) -> None:
+    def one_row(
+        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, ahead: int
+    ) -> None:
+        """A row times four outputs; meanwhile the weights of the four ``ahead`` are read."""
         a0 = a1 = a2 = a3 = spread(_ZERO)
         for k in range(0, rows.shape[1], num_lanes):
             a = load(rows, (m, k))
-            a0, a1 = fused(a, load(weights, (n, k)), a0), fused(a, load(weights, (n + 1, k)), a1)
-            a2, a3 = (
-                fused(a, load(weights, (n + 2, k)), a2),
-                fused(a, load(weights, (n + 3, k)), a3),
-            )
+            w0, w1 = load(weights, (n, k)), load(weights, (n + 1, k))
+            w2, w3 = load(weights, (n + 2, k)), load(weights, (n + 3, k))
+            prefetch(weights, (ahead, k))
+            prefetch(weights, (ahead + 1, k))
+            prefetch(weights, (ahead + 2, k))
+            prefetch(weights, (ahead + 3, k))
+            a0, a1, a2, a3 = fused(a, w0, a0), fused(a, w1, a1), fused(a, w2, a2), fused(a, w3, a3)
         store_totals(products, (m, n), a0, a1, a2, a3, bias)
 
     return one_row
@@ -108,7 +113,7 @@ def multiplier(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
                     four_rows(rows, weights, bias, products, end - _ROWS_AT_ONCE, n, ahead)
                 else:
                     for m in range(whole, end):
-                        one_row(rows, weights, bias, products, m, n)
+                        one_row(rows, weights, bias, products, m, n, ahead)
 
     return multiply
 
