@@ -180,7 +180,7 @@ class Replay:
         for node, source in enumerate(step.sources):
             tree.add_node(node, token_ids[node], Source(source), score)
         for number in range(step.num_draft_tokens - num_accepted):
-            tree.add_node(0, token_ids[0] + 1 + number, Source.OTHER, score)
+            tree.add_node(0, token_ids[0] + 1 + number, Source.CONTEXT, score)
         self._observe(seq, tree, Acceptance(tuple(range(num_accepted + 1)), token_ids))
 
     def _observe(self, seq: RequestSequence, tree: DraftTree, acceptance: Acceptance) -> float:

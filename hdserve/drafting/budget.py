@@ -88,6 +88,14 @@ class BatchCost:
         return seconds
 
 
+class _StepTimes:
+    """What the last steps took beside their forwards, with drafts looked for and without."""
+
+    def __init__(self) -> None:
+        self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+
+
 class _Patience:
     """How long to go on looking for drafts that do not pay; all times are for each sequence of a
     step.
@@ -112,8 +120,7 @@ class _Patience:
         self._pause = 0
         self._num_steps_to_skip = 0
         self.was_looking = True
-        self._looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-        self._plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
@@ -121,27 +128,35 @@ class _Patience:
         self._num_steps_to_skip -= 1
         return self.was_looking
 
-    def took(self, seconds: float) -> None:
+    def took(self, seconds: float, *, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward."""
+        times = self._beside_prompts if beside_prompts else self._alone
         if self.was_looking and self._pause >= _NUM_TIMED_STEPS:
-            while len(self._looking_s) > _NUM_KEPT_TIMES:
-                self._looking_s.popleft()
-        (self._looking_s if self.was_looking else self._plain_s).append(seconds)
+            while len(times.looking_s) > _NUM_KEPT_TIMES:
+                times.looking_s.popleft()
+        (times.looking_s if self.was_looking else times.plain_s).append(seconds)
+
+    @property
+    def _times(self) -> _StepTimes:
+        """Of one kind, since they count different things."""
+        alone, beside_prompts = self._alone, self._beside_prompts
+        is_known = alone.looking_s and (alone.plain_s or not beside_prompts.plain_s)
+        return alone if is_known or not beside_prompts.looking_s else beside_prompts
 
     @property
     def looking_s(self) -> float:
         """What a step that looks for drafts takes beside its forward."""
-        return _median(self._looking_s)
+        return _median(self._times.looking_s)
 
     @property
     def plain_s(self) -> float:
         """What one that does not takes; nothing while there was none, which is plain decoding at
         its best, and never more than the other."""
-        return min(_median(self._plain_s), self.looking_s)
+        return min(_median(self._times.plain_s), self.looking_s)
 
     def weigh(self, gain_s: float) -> None:
         """Learn what drafting gained in a step, in seconds, or lost."""
-        if not self.was_looking or not self._looking_s:
+        if not self.was_looking or not self._times.looking_s:
             return
         if gain_s < self._worst_gain_s:  # beyond doubt
             self._gain_s = self._worst_gain_s
@@ -224,7 +239,7 @@ class DraftBudget:
         if self._last is not None:
             patience, num_sequences, expected_s = self._last
             beside_s = step_s - (forward_s if expected_s is None else expected_s)
-            patience.took(beside_s / num_sequences)
+            patience.took(beside_s / num_sequences, beside_prompts=expected_s is None)
 
     def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
         """Truncate each of ``trees`` in place.

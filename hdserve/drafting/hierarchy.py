@@ -349,7 +349,7 @@ class Hierarchy(Drafter):
             token_ids = token_ids[-NUM_LEARNED_LATER:]
         num_added = self._commit(request, token_ids, self.options.learning_rate)
         context.num_tokens += num_new
-        request.calibration.count_tokens(num_new)
+        request.calibration.count_tokens(len(token_ids))
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
         if len(self._contexts) > 1 and self._resources.model_database is not None:
@@ -430,9 +430,13 @@ def _is_told_later(tree: DraftTree) -> bool:
 
 
 def _count_tree(calibration: Calibration, tree: DraftTree, acceptance: Acceptance) -> None:
-    """Learn what scores were worth; those of 1 are no estimates."""
-    scores = tree.scores
-    expected_tokens = sum(scores) - scores.count(1.0)
+    """Learn what scores were worth: those of the databases' nodes, but for 1, which is no
+    estimate."""
+    own = [
+        score if score < 1.0 and source in LEVEL_SOURCES else 0.0
+        for score, source in zip(tree.scores, tree.sources, strict=True)
+    ]
+    expected_tokens = sum(own)
     if expected_tokens > 0.0:
-        num_accepted = sum(scores[node] < 1.0 for node in acceptance.path[1:])
+        num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
         calibration.count_tree(expected_tokens, num_accepted)

@@ -81,9 +81,11 @@ def compile_beside(
     """Compile in a thread of its own, find out whether forwards are exact then, and measure what
     they cost."""
     found: Future[Faster] = Future()
+    num_threads = torch.get_num_threads()
 
     def run() -> None:
         try:
+            torch.set_num_threads(num_threads)  # each thread has a number of its own
             compiled = compile_model(model)
             number = config.max_num_sequences
             num_rows = max(number * align(MEASURED_COLUMNS + max_rows), _NUM_TRIAL_ROWS)

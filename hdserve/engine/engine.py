@@ -30,6 +30,10 @@ from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
 
+_MAX_STARTED_TOKENS = 8192
+"""Of the texts that drafters begin with in one step, about as many milliseconds as thousands; one
+text at least."""
+
 
 class Engine:
     """Decodes many sequences together; drafts make it faster and never change a token.
@@ -73,6 +77,10 @@ class Engine:
         self._budget = budget
         self._on_finish = on_finish
         self._faster = faster
+        self._max_started_tokens = _MAX_STARTED_TOKENS
+        self._num_started_tokens = 0
+        self._catching_up_s = 0.0
+        """Of this step."""
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
@@ -141,8 +149,10 @@ class Engine:
 
     def lookup_times_s(self) -> dict[core.Source, float]:
         """How long a draft for one of the running sequences takes from each source alone."""
-        running = self._scheduler.running
-        return self._drafters.lookup_times_s(running[0].seq) if running else {}
+        for slot in self._scheduler.running:
+            if self._drafters.has_started(slot.seq):
+                return self._drafters.lookup_times_s(slot.seq)
+        return {}
 
     def add(self, seq: core.Sequence) -> None:
         """Queue ``seq`` and set its ``max_total_tokens``.
@@ -202,7 +212,7 @@ class Engine:
         elapsed = time.perf_counter() - started
         self._scheduler.took(scheduled, elapsed)
         if self._budget is not None:
-            self._budget.took(elapsed, verifying - drafted)
+            self._budget.took(elapsed - self._catching_up_s, verifying - drafted)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
@@ -222,6 +232,7 @@ class Engine:
 
     def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
+        self._num_started_tokens, self._catching_up_s = 0, 0.0
         num_choosing = sum(work.is_choosing for work in scheduled)
         is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
         trees = [
@@ -243,12 +254,24 @@ class Engine:
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        tree = DraftTree(seq.token_ids[-1], capacity if max_depth > 0 else 0, max_depth)
+        if max_depth <= 0 or self._starts_later(seq):
+            capacity = 0
+        tree = DraftTree(seq.token_ids[-1], capacity, max_depth)
         if tree.capacity or self._drafters.needs_hidden:
+            started = time.perf_counter()
             self._catch_up(seq)
+            self._catching_up_s += time.perf_counter() - started
         if tree.capacity:
             self._drafters.propose(seq, tree)
         return tree
+
+    def _starts_later(self, seq: core.Sequence) -> bool:
+        """Whether drafters have begun with enough texts in this step, which they make longer."""
+        return (
+            self._num_started_tokens >= self._max_started_tokens
+            and not self._drafters.has_started(seq)
+            and not self._drafters.needs_hidden
+        )
 
     def _verify(
         self,
@@ -325,6 +348,7 @@ class Engine:
         """Let drafters know the text, whose last tokens may have been decoded without them."""
         number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
         if not self._drafters.has_started(seq):
+            self._num_started_tokens += len(seq.token_ids)
             self._drafters.start(seq)
             return
         if not number:

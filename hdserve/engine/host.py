@@ -73,7 +73,9 @@ class ModelHost:
         is_server: bool = False,
     ) -> None:
         threads = config.engine.num_threads or num_threads
-        torch.set_num_threads(threads or min(torch.get_num_threads(), available_cpus()))
+        self.num_threads = threads or min(torch.get_num_threads(), available_cpus())
+        """Threads of the CPU kernels."""
+        torch.set_num_threads(self.num_threads)
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(
             config.model,
@@ -92,11 +94,6 @@ class ModelHost:
         }
 
     @property
-    def num_threads(self) -> int:
-        """Threads of the CPU kernels."""
-        return torch.get_num_threads()
-
-    @property
     def device_name(self) -> str:
         """The name of the GPU, or ``cpu``."""
         device = self.model.device
@@ -113,6 +110,7 @@ class ModelHost:
         Args:
             is_drafting: ``False`` makes an engine that only ever decodes plainly.
         """
+        torch.set_num_threads(self.num_threads)  # each thread has a number of its own
         own, *others = self.databases.values()
         resources = DraftResources(
             vocab_size=self.model.vocab_size,

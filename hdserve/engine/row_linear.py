@@ -100,7 +100,7 @@ def multiply_rows(
         ``[..., num_outputs]``, of the dtype of ``rows``.
     """
     rows = rows.contiguous()
-    if _are_paired(rows, weight):
+    if _are_paired(rows, weight, bias):
         return _multiply_pairs(rows, weight, workers, bias)
     num_outputs, num_inputs = weight.shape
     products = torch.empty((*rows.shape[:-1], num_outputs))
@@ -120,11 +120,12 @@ def multiply_rows(
     return products if products.dtype == rows.dtype else products.to(rows.dtype)
 
 
-def _are_paired(rows: torch.Tensor, weight: torch.Tensor) -> bool:
+def _are_paired(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the processor's own products of bfloat16 take them."""
     return (
         rows.dtype == weight.dtype == torch.bfloat16
         and weight.shape[1] % NUM_PAIRED == 0
+        and (bias is None or (bias.dtype == torch.bfloat16 and bias.is_contiguous()))
         and multiplies_pairs(rows.device, rows.dtype)
     )
 

@@ -390,8 +390,9 @@ def test_only_estimates_are_judged() -> None:
     calibration = drafter.calibration("default")
     assert calibration.scale == 1.0
     num_expected, num_accepted = calibration.expected_tokens, calibration.accepted_tokens
-    tree = DraftTree(5, 4)
-    tree.add_path([3], Source.OTHER)
+    tree = DraftTree(5, 8)
+    tree.add_path([3], Source.CONTEXT)
+    tree.add_path([7, 8], Source.OTHER, 0.6)
     tree.add_path([4, 6], Source.CONTEXT, 0.25)
     follow(drafter, seq, tree, [4, 6, 7])
     assert calibration.expected_tokens == pytest.approx(num_expected + 0.5, abs=0.3)

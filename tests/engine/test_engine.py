@@ -578,6 +578,24 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     assert len(seq.token_ids) - len(text) <= period
 
 
+def test_drafters_begin_with_few_texts_in_a_step() -> None:
+    """After a pause others go on meanwhile; all have begun some steps later."""
+
+    class Starting(TellingDrafter):
+        def start(self, seq: core.Sequence) -> None:
+            starts[-1] += 1
+
+    starts: list[int] = []
+    engine = make([Starting()], max_num_sequences=4)
+    engine._max_started_tokens = 15
+    for number in range(4):
+        engine.add(make_sequence(str(number), make_prompt(9), **GREEDY, max_tokens=20))
+    while engine.stats.num_running + engine.stats.num_waiting:
+        starts.append(0)
+        engine.step()
+    assert [number for number in starts if number] == [2, 2]
+
+
 def test_requests_without_drafts_are_no_business_of_drafters() -> None:
     drafter = TellingDrafter()
     speculation = SpeculationParams(is_enabled=False)

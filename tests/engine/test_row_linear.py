@@ -17,7 +17,13 @@ from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_linear import RowLinear, can_multiply, has_row_linear, replace_layers
+from hdserve.engine.row_linear import (
+    RowLinear,
+    can_multiply,
+    has_row_linear,
+    multiply_rows,
+    replace_layers,
+)
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.workers import Workers
@@ -50,6 +56,16 @@ def test_it_is_the_layer(dtype: torch.dtype, has_bias: bool, size: tuple[int, ..
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["strided", "float32"])
+@torch.inference_mode()
+def test_a_bias_may_lie_anywhere(kind: str) -> None:
+    rows, weight = torch.randn(5, 64).bfloat16(), torch.randn(20, 64).bfloat16()
+    bias = torch.randn(20) if kind == "float32" else torch.randn(20, 2).bfloat16()[:, 0]
+    found = multiply_rows(rows, weight, Workers(), bias)
+    wanted = rows.float() @ weight.float().T + bias.float()
+    torch.testing.assert_close(found.float(), wanted, atol=2e-2, rtol=2e-2)
 
 
 @torch.inference_mode()
