@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from hdserve.errors import ConfigError
+from hdserve.models import BUNDLED_PREFIX, bundled_models
 from hdserve.strict_yaml import load_yaml
 
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
@@ -291,6 +292,15 @@ class ModelConfig(StrictModel):
         if self.autoscaling is None:
             return self.num_replicas or 1
         return self.autoscaling.max_replicas
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str) -> str:
+        bundled = bundled_models()
+        is_ours = model.startswith(BUNDLED_PREFIX) and "/" not in model
+        if is_ours and model not in bundled and not Path(model).exists():
+            raise ValueError(f"no bundled model is called {model}: there are {', '.join(bundled)}")
+        return model
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:

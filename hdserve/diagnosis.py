@@ -290,7 +290,7 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         text = f"{place} has no *.safetensors"
         yield failure(subject, text, f"hf download {model.model} --local-dir {place}")
         return
-    yield ok(subject, f"{model.model}, {tokenizer.vocab_size:,} tokens")
+    yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)
 
 

@@ -261,3 +261,14 @@ def test_an_empty_mapping_is_no_default() -> None:
     """A configuration that is handed over is the configuration."""
     with pytest.raises(ConfigError, match="models: Field required"):
         load_config({})
+
+
+def test_a_misspelt_bundled_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a hub is asked for it; a directory of such a name is a directory."""
+    config = {"models": [{"name": "a", "model": "hdserve-tinny"}]}
+    with pytest.raises(ConfigError, match="hdserve-tinny: there are hdserve-mini, hdserve-tiny"):
+        parse_config(config)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hdserve-tinny").mkdir()
+    assert parse_config(config).models[0].model == "hdserve-tinny"
+    assert parse_config({"models": [{"name": "a", "model": "hdserve-org/x"}]})

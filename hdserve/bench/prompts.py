@@ -69,9 +69,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
             for index, row in enumerate(rows)
         ]
     except _ERRORS as error:
-        raise ConfigError(
-            f"{path}: not a prompt file, lines of {{'turns': [...]}}: {error}"
-        ) from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        wanted = '{"turns": ["a question"]}'
+        raise ConfigError(f"{path}: not a prompt file, lines like {wanted}: {reason}") from error
 
 
 def encode_prompt(row: PromptRow, tokenizer: ChatTokenizer, max_tokens: int) -> EncodedPrompt:

@@ -24,7 +24,7 @@ from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
-from hdserve.cli.bench_serve_results import LoadResults, load_table
+from hdserve.cli.bench_serve_results import WIDTH, LoadResults, load_table
 from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
@@ -132,7 +132,7 @@ def serve(
         with interruptible(how_to_go_on(output.file)):
             asyncio.run(_measure(target, rows, waiting, results.keep))
     if output.has_text:
-        Console(markup=False).print(load_table(results.rows))
+        Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
     if results.is_interrupted:
         told = f"interrupted; {how_to_go_on(output.file)}"

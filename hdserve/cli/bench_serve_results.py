@@ -51,6 +51,10 @@ def _unit(number: int) -> str:
     return f"load {number}"
 
 
+WIDTH = 190
+"""Columns of a terminal that the table takes; a narrower one wraps its lines."""
+
+
 def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
     columns = {
         "concurrency": "max_concurrency",

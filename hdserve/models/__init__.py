@@ -7,6 +7,9 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+BUNDLED_PREFIX = "hdserve-"
+"""Of the names of models that ship with the package, and of no others."""
+
 
 def bundled_models() -> tuple[str, ...]:
     """Names of the models in this package, sorted."""

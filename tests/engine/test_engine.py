@@ -593,7 +593,7 @@ def test_drafters_begin_with_few_texts_in_a_step() -> None:
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)
         engine.step()
-    assert [number for number in starts if number] == [2, 2]
+    assert (max(starts), sum(starts)) == (2, 4)
 
 
 def test_requests_without_drafts_are_no_business_of_drafters() -> None:
