@@ -67,5 +67,5 @@ class ActorLink:
     def _count_failure(self, error: Exception) -> None:
         self.num_failures += 1
         if not self.back_off_s:
-            logger.warning("a call to %s failed: %s", self._name, str(error) or repr(error))
+            logger.warning("a call to %s failed: %r", self._name, error)
         self.back_off_s = min(max(2 * self.back_off_s, _MIN_BACK_OFF_S), _MAX_BACK_OFF_S)

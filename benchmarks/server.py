@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -71,7 +71,7 @@ class Server:
         """The process all others descend from."""
         return self.process.pid
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         try:
             self.wait_ready()
         except BaseException:

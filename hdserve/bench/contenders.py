@@ -37,7 +37,7 @@ measured."""
 
 SLICE_S = 0.2
 """How long one contender decodes before another has its turn: what else the machine does lasts
-longer, and what a turn begins with, caches that hold another's data, is some hundredths of it."""
+longer, and a turn begins with caches that hold another's data."""
 
 _LOOKUP_TOKENS = 10
 

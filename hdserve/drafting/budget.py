@@ -104,7 +104,7 @@ class _Patience:
     to half a step, and after a long pause few of the times before it.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
-    loses ``_AFFORDABLE_LOSS`` of their time.
+    loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.

@@ -61,7 +61,7 @@ MIN_NEW_TOKENS = 1000
 
 NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, so many, the last ones, are learned
-from; to learn takes three times as long as to append."""
+from; to learn takes more than twice as long as to append."""
 
 LEVEL_SOURCES = (
     Source.CONTEXT,

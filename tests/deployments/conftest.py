@@ -29,9 +29,5 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "drafting": drafting,
         "engine": {"exact": True, "dtype": "float32", "prefill_chunk_tokens": 48},
     }
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [tiny, mini]})
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [tiny, mini]}) as served:
         yield served
-    finally:
-        served.stop()

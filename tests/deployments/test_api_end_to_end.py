@@ -83,12 +83,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     admin_key = directory / "admin-key"
     admin_key.write_text(f"{ADMIN_KEY}\n")
     environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY_FILE": str(admin_key)}
-    served = ServedApplication(directory, config, environment=environment)
-    try:
-        served.wait_ready()
+    with ServedApplication(directory, config, environment=environment) as served:
         yield served
-    finally:
-        served.stop()
     log = served.log_path.read_text()
     assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY, NEW_KEY))
 

@@ -34,12 +34,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     }
     scaled = {**base, "name": SCALED, "autoscaling": autoscaling}
     config = {"models": [scaled, {**base, "name": OTHER}]}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def replicas(application: ServedApplication, model: str) -> set[str]:

@@ -26,12 +26,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     engine = {"dtype": "float32", "exact": True, "max_num_sequences": 4, "max_num_queued": 2}
     drafting = {"adapts_budget": False}
     model = {"name": MODEL, "model": MODEL, "engine": engine, "drafting": drafting}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [model]})
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [model]}) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

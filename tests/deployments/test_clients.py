@@ -30,12 +30,8 @@ NODE_DIRECTORY = Path(os.environ.get("HDSERVE_CLIENTS_NODE", Path.cwd()))
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     config = {"models": [{"name": MODEL, "model": MODEL}]}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def check(application: ServedApplication, command: list[str], directory: Path) -> None:

@@ -24,12 +24,8 @@ WAIT_S = 60.0
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     gateway = {"max_ongoing_requests": NUM_ONGOING, "max_queued_requests": NUM_QUEUED}
     config = {"models": [{"name": MODEL, "model": MODEL}], "gateway": gateway}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def begin(application: ServedApplication) -> socket.socket:

@@ -20,12 +20,8 @@ TEXTS = [(str(number), f"Find me {number} restaurants in Oakland.") for number i
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     engine = {"dtype": "float32", "exact": True, "max_num_sequences": 8, "max_num_queued": 24}
     config = {"models": [{"name": MODEL, "model": MODEL, "engine": engine}]}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def test_sixty_streams(application: ServedApplication) -> None:

@@ -26,12 +26,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "models": [{"name": MODEL, "model": MODEL, "aliases": ["mini"], "engine": engine}],
         "model_database": {"is_enabled": False},
     }
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

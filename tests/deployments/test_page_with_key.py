@@ -34,12 +34,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "models": [{"name": MODEL, "model": MODEL, **settings}],
         "access": {"api_keys_file": str(directory / "keys")},
     }
-    served = ServedApplication(directory, config)
-    try:
-        served.wait_ready()
+    with ServedApplication(directory, config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.fixture

@@ -61,12 +61,8 @@ def application(
         "engine": {"dtype": "float32", "exact": True},
     }
     models = [{"name": PLAIN, **shared}, {"name": THINKER, "reasoning_parser": "think", **shared}]
-    served = ServedApplication(directory, {"models": models})
-    try:
-        served.wait_ready()
+    with ServedApplication(directory, {"models": models}) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.fixture(scope="module")

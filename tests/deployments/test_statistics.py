@@ -49,12 +49,8 @@ def application(
         "statistics_root": str(root),
         "access": {"admin_key": ADMIN["authorization"].removeprefix("Bearer ")},
     }
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def write(directory: Path, text: str, fingerprint: str = "") -> None:

@@ -38,12 +38,8 @@ ITS_OWN = {
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     config = {"models": [{"name": MODEL, "model": MODEL}]}
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config)
-    try:
-        served.wait_ready()
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
-    finally:
-        served.stop()
 
 
 def load(application: ServedApplication, directory: Path, *options: str) -> dict[str, Any]:
