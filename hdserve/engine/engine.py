@@ -77,7 +77,6 @@ class Engine:
         self._budget = budget
         self._on_finish = on_finish
         self._faster = faster
-        self._max_started_tokens = _MAX_STARTED_TOKENS
         self._num_started_tokens = 0
         self._catching_up_s = 0.0
         """Of this step."""
@@ -268,7 +267,7 @@ class Engine:
     def _starts_later(self, seq: core.Sequence) -> bool:
         """Whether drafters have begun with enough texts in this step, which they make longer."""
         return (
-            self._num_started_tokens >= self._max_started_tokens
+            self._num_started_tokens >= _MAX_STARTED_TOKENS
             and not self._drafters.has_started(seq)
             and not self._drafters.needs_hidden
         )
@@ -404,13 +403,7 @@ class Engine:
             raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
-        longest = self._max_total_tokens
-        if len(seq.token_ids) + (seq.params.max_tokens != 0) > longest:
-            raise PromptTooLong(
-                f"this model's maximum context length is {longest} tokens, and the prompt has "
-                f"{len(seq.token_ids)}, which leaves none for an answer",
-                "prompt",
-            )
+        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
         _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
         _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
         if seq.params.grammar is not None:
@@ -454,6 +447,24 @@ def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
     for depth, node in enumerate(acceptance.path):
         if node != depth:
             yield root_row + node, root_row + depth
+
+
+def check_prompt_length(
+    num_tokens: int, max_total_tokens: int, params: SamplingParams, param: str = "prompt"
+) -> None:
+    """
+    Args:
+        param: what the client calls the prompt.
+
+    Raises:
+        PromptTooLong: there is no room for an answer, if one is wanted.
+    """
+    if num_tokens + (params.max_tokens != 0) > max_total_tokens:
+        raise PromptTooLong(
+            f"this model's maximum context length is {max_total_tokens} tokens, and the prompt has "
+            f"{num_tokens}, which leaves none for an answer",
+            param,
+        )
 
 
 def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
