@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from deployments.generation import GenerationRequest
 from hdserve.core import PromptScores, Sequence, SpeculationParams
-from hdserve.engine.engine import check_prompt_length
 from hdserve.engine.host import ModelHost
+from hdserve.engine.request_check import check_prompt_length
 from hdserve.errors import InvalidRequest
 
 MAX_PROMPT_LOGPROBS = 1 << 19

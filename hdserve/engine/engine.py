@@ -22,10 +22,11 @@ from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
+from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
 from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
-from hdserve.errors import HdserveError, InvalidRequest, PromptTooLong
+from hdserve.errors import HdserveError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
@@ -404,8 +405,8 @@ class Engine:
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
         check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
-        _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
-        _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
+        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
         if seq.params.grammar is not None:
             if self._grammars is None:
                 raise InvalidRequest("a grammar needs a tokenizer", "grammar")
@@ -447,36 +448,3 @@ def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
     for depth, node in enumerate(acceptance.path):
         if node != depth:
             yield root_row + node, root_row + depth
-
-
-def check_prompt_length(
-    num_tokens: int, max_total_tokens: int, params: SamplingParams, param: str = "prompt"
-) -> None:
-    """
-    Args:
-        param: what the client calls the prompt.
-
-    Raises:
-        PromptTooLong: there is no room for an answer, if one is wanted.
-    """
-    if num_tokens + (params.max_tokens != 0) > max_total_tokens:
-        raise PromptTooLong(
-            f"this model's maximum context length is {max_total_tokens} tokens, and the prompt has "
-            f"{num_tokens}, which leaves none for an answer",
-            param,
-        )
-
-
-def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            shown = str(token_id)[:20]
-            reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
-            raise InvalidRequest(reason, name)
-
-
-def _check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
-    _check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
-    if params.stop and not has_text:
-        raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")
