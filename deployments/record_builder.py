@@ -26,6 +26,10 @@ _NUM_CACHED_TOKENS = 1 << 14
 """Of which the bytes are kept: prompts that are scored have many, and the same ones again."""
 
 
+LOWEST_LOGPROB = -9999.0
+"""As vLLM shows what is less likely."""
+
+
 class RecordBuilder:
     """Builds deltas and summaries.
 
@@ -142,9 +146,14 @@ class RecordBuilder:
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._token_bytes
-        top = tuple(Alternative(data(token), value, token) for token, value in logprob.top)
+        top = tuple(Alternative(data(token), _shown(value), token) for token, value in logprob.top)
         token_id = logprob.token_id
-        return TokenInfo(data(token_id), logprob.logprob, top, token_id, logprob.rank)
+        return TokenInfo(data(token_id), _shown(logprob.logprob), top, token_id, logprob.rank)
+
+
+def _shown(logprob: float) -> float:
+    """JSON has neither infinities, of what cannot be, nor NaN, of a model that overflowed."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:

@@ -58,7 +58,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
         ConfigError: the file cannot be read or has no turns.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines if line.strip()][:limit]
         return [
             PromptRow(

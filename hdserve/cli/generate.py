@@ -233,7 +233,7 @@ def _rows(
         return
     assert input_path is not None
     try:
-        lines = input_path.read_text(encoding="utf-8").splitlines()
+        lines = input_path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read {input_path}: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from deployments.generation import Alternative, GenerationRequest, TokenInfo
-from deployments.record_builder import RecordBuilder
+from deployments.record_builder import LOWEST_LOGPROB, RecordBuilder
 from deployments.request_metrics import RequestMetrics
 from hdserve.core import (
     DraftCounts,
@@ -70,6 +72,17 @@ def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokeni
     top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25, prompt[0]),)
     assert [info.top for info in first.prompt_logprobs] == [(), *[top] * len(scores)]
     assert second.prompt_logprobs == ()
+
+
+def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> None:
+    """Of what cannot be, and of a model that overflowed."""
+    tops = ((5, -0.5), (6, -math.inf), (7, math.nan))
+    output = StepOutput(sequence(), (6,), logprobs=(TokenLogprob(6, math.nan, tops),))
+    delta = RecordBuilder(tokenizer, "r").delta(output, includes_sources=False)
+    assert delta.logprobs is not None
+    (found,) = delta.logprobs
+    assert found.logprob == LOWEST_LOGPROB
+    assert [top.logprob for top in found.top] == [-0.5, LOWEST_LOGPROB, LOWEST_LOGPROB]
 
 
 def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
