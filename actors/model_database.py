@@ -25,7 +25,7 @@ from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply, Standing
-from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.seen_outputs import OriginRanges
@@ -213,8 +213,12 @@ class ModelDatabaseActor:
     def _open_store(self) -> OutputStore | None:
         if self._config.snapshot_dir is None:
             return None
+        directory = database_directory(self._config.snapshot_dir, self._key)
+        for other, what_to_do in left_by_other_versions(self._config.snapshot_dir).items():
+            if other.name == directory.name:
+                logger.warning("%s is left as it is: %s", other, what_to_do)
         try:
-            return OutputStore(database_directory(self._config.snapshot_dir, self._key), self._key)
+            return OutputStore(directory, self._key)
         except DatabaseError as error:
             logger.error("nothing is kept on disk: %s", error)
             return None
