@@ -44,12 +44,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 	@echo "setup done; '. $(VENV)/bin/activate' puts hdserve on the PATH of a shell"
 
-# On a Ray of its own unless RAY_ADDRESS names a cluster: by itself Ray would join any it finds.
 serve: setup
-	@test -n "$$RAY_ADDRESS" || $(BIN)/python -c "import socket; socket.create_server(('127.0.0.1', 8000)).close()" 2>/dev/null || \
-	  { echo "port 8000 is taken; '$(BIN)/hdserve serve --port 8001' serves at another one"; exit 1; }
-	@echo "starting Ray and the models; ready when it says: Application 'default' is ready"
-	RAY_ADDRESS=$${RAY_ADDRESS:-local} $(BIN)/serve run deployments:app
+	@echo "starting Ray and the models; it says when it is ready"
+	@$(BIN)/hdserve serve
 
 test: setup
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from hdserve.bench.contenders import EngineContender, State, Task
 from hdserve.bench.engine import ALL_TASKS, run_rounds, summarise
-from hdserve.bench.prompts import encode_prompt, read_prompts
+from hdserve.bench.prompts import encode_prompt
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
+from hdserve.prompts import read_prompts
 
 BUDGET = 16
 

@@ -33,8 +33,8 @@ from benchmarks.server import Server
 from benchmarks.server_processes import MemoryLog, server_processes
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.openai_client import OpenAIClient
-from hdserve.bench.prompts import read_prompts
 from hdserve.bench.request_record import Outcome, RequestRecord
+from hdserve.prompts import read_prompts
 
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -237,7 +237,7 @@ async def measure(
 
 
 def main(
-    prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
+    prompts: Annotated[Path, typer.Option(help="A file of prompts with `prompt` or `turns`.")],
     model: Annotated[str, typer.Option()] = "hdserve-mini",
     streams: Annotated[int, typer.Option(min=1)] = 500,
     duration_s: Annotated[float, typer.Option()] = 120.0,

@@ -28,6 +28,7 @@ from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
 from deployments.ray_metrics import Reporter
 from deployments.refusals import Refusals
+from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
 from deployments.statistics import StatisticsState
 from deployments.tracing import Tracing
@@ -42,6 +43,7 @@ from hdserve.errors import (
     HdserveError,
     ModelNotFound,
     Overloaded,
+    RequestError,
     RequestTimeout,
 )
 
@@ -181,7 +183,9 @@ class Gateway:
             stream = handle.generate.remote(request)
             with deadline.ending(partial(cancel_stream, stream)):
                 async for records in stream:
-                    yield records
+                    yield without_fault(records)
+        except RequestError:
+            raise
         except Exception as error:
             raise (deadline.error if deadline.is_over else translated(error)) from error
         except BaseException:  # closed or cancelled
@@ -261,9 +265,10 @@ class Gateway:
     async def _call(self, model: str, method: str, *arguments: Any) -> Any:
         handle: Any = self._unary[self.model(model).name]
         try:
-            return await getattr(handle, method).remote(*arguments)
+            answer = await getattr(handle, method).remote(*arguments)
         except Exception as error:
             raise translated(error) from error
+        return without_fault(answer)
 
     async def _call_all(self, model: str, method: str, *arguments: Any) -> list[Any]:
         """The answers of all replicas.
@@ -280,7 +285,7 @@ class Gateway:
             raise EngineStopped("a replica of the model did not answer; try again") from error
         except Exception as error:
             raise translated(error) from error
-        return answers
+        return [without_fault(answer) for answer in answers]
 
 
 def translated(error: Exception) -> HdserveError:

@@ -21,6 +21,7 @@ from deployments.reasoning_parsers import REASONING_PARSERS
 from deployments.reasoning_reader import ReasoningReaders
 from deployments.record_builder import RecordBuilder
 from deployments.replica_metrics import ReplicaMetrics
+from deployments.request_faults import streams_faults, tells_faults
 from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
@@ -48,6 +49,8 @@ Tokens of 1 MB take seconds, in which no stream would go on."""
 
 class ModelServer:
     """Hosts a model; Ray Serve runs ``num_replicas`` of it.
+
+    A :class:`RequestError` reaches the gateway as a value (:mod:`deployments.request_faults`).
 
     Args:
         num_models: served beside this one, itself counted; they may share a node.
@@ -103,6 +106,7 @@ class ModelServer:
         if self._sharing is not None:
             self._sharing.publish(namespace, token_ids)
 
+    @streams_faults
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
 
@@ -203,15 +207,18 @@ class ModelServer:
             spans.end()
             await outputs.aclose()
 
+    @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
         return await _off_loop(len(text), encode, text)
 
+    @tells_faults
     async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
         """The token ids of a conversation that came in a body of so many bytes."""
         return await _off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
+    @tells_faults
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids.
 
@@ -249,6 +256,7 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
         )
 
+    @tells_faults
     async def check_statistics(self, directory: str) -> None:
         """Whether the administrator may choose this statistics database, and it is right.
 

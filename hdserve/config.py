@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,9 +25,10 @@ from pydantic import (
     model_validator,
 )
 
+from hdserve.config_errors import LineOf, describe_errors, nowhere
 from hdserve.errors import ConfigError
 from hdserve.models import BUNDLED_PREFIX, bundled_models
-from hdserve.strict_yaml import load_yaml
+from hdserve.strict_yaml import line_of, read_text, read_yaml
 
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
 API_KEYS_FILE_ENVIRONMENT_VARIABLE = "HDSERVE_API_KEYS_FILE"
@@ -271,7 +272,7 @@ class ModelConfig(StrictModel):
     """What Ray reserves for a replica; says nothing about its threads."""
 
     num_gpus: float = Field(default=0, ge=0)
-    """What Ray reserves for a replica."""
+    """What Ray reserves for a replica: whole GPUs, or a part of one."""
 
     resources: dict[str, Annotated[float, Field(strict=True)]] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
@@ -301,6 +302,13 @@ class ModelConfig(StrictModel):
         if is_ours and model not in bundled and not Path(model).exists():
             raise ValueError(f"no bundled model is called {model}: there are {', '.join(bundled)}")
         return model
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _check_gpus(cls, num_gpus: float) -> float:
+        if num_gpus > 1 and not num_gpus.is_integer():
+            raise ValueError("a whole number, or a part of one GPU, is expected")
+        return num_gpus
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -402,7 +410,7 @@ class AccessConfig(StrictModel):
 class TelemetryConfig(StrictModel):
     """Traces of requests through gateway, replica and engine."""
 
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+(/\S*)?$")
+    endpoint: str | None = None
     """Where traces go: the OTLP/HTTP address of an OpenTelemetry collector, such as
     ``http://collector:4318/v1/traces``; ``None`` makes none.  Needs ``hdserve[tracing]``."""
 
@@ -411,6 +419,13 @@ class TelemetryConfig(StrictModel):
 
     max_steps: int = Field(default=64, ge=0, le=1024)
     """Of how many engine steps of a traced request, from its first, a span is made."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", endpoint):
+            raise ValueError("an address that begins with http:// or https:// is expected")
+        return endpoint
 
 
 class ServeConfig(StrictModel):
@@ -459,16 +474,19 @@ def default_config() -> ServeConfig:
     )
 
 
-def parse_config(data: Mapping[str, Any]) -> ServeConfig:
+def parse_config(data: Mapping[str, Any], line_of: LineOf = nowhere) -> ServeConfig:
     """Check ``data`` and make a configuration of it.
+
+    Args:
+        line_of: finds the line of a location in the file ``data`` comes from.
 
     Raises:
         ConfigError: names every wrong key or value, and for an unknown key the known ones.
     """
-    return checked(ServeConfig, data)
+    return checked(ServeConfig, data, line_of)
 
 
-def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
+def checked(model: type[Model], data: Mapping[str, Any], line_of: LineOf = nowhere) -> Model:
     """``data`` as a section of a configuration.
 
     Raises:
@@ -477,15 +495,18 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(model, error))) from error
+        raise ConfigError("\n".join(describe_errors(model, error, line_of))) from error
 
 
-def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeConfig:
+def load_config(
+    source: str | Path | Mapping[str, Any] | None = None, line_of: LineOf = nowhere
+) -> ServeConfig:
     """The configuration, with what the environment says of access.
 
     Args:
         source: a YAML file, or what one holds; default: the file ``HDSERVE_CONFIG`` names, else
             the bundled models.
+        line_of: as in :func:`parse_config`, of what a file holds.
 
     Raises:
         ConfigError: the file cannot be read or is wrong.
@@ -494,8 +515,10 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None) -> ServeCo
         source = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
     if source is None or source == "":
         config = default_config()
+    elif isinstance(source, Mapping):
+        config = parse_config(source, line_of)
     else:
-        config = parse_config(source) if isinstance(source, Mapping) else read_config(source)
+        config = read_config(source)
     return config.model_copy(update={"access": _access_by_environment(config.access)})
 
 
@@ -516,52 +539,10 @@ def read_config(path: str | Path) -> ServeConfig:
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """
-    try:
-        data = load_yaml(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a mapping is expected at the top")
+        raise ConfigError(f"{path}: keys with values are expected, as in `models: ...`")
     try:
-        return parse_config(data)
+        return parse_config(data, partial(line_of, read_text(path)))
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error.message}") from error
-
-
-def describe_errors(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
-    """One line per error; for an unknown key the nearest known one and all of them."""
-    items = error.errors(include_url=False)
-    locations = [item["loc"] for item in items]
-    for item in items:
-        if item["type"] == "too_short" and _has_errors_inside(item["loc"], locations):
-            continue  # it is too short only because its items are wrong
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] != "extra_forbidden":
-            yield f"{where or 'configuration'}: {item['msg']}"
-            continue
-        known = sorted(_model_at(model, item["loc"][:-1]).model_fields)
-        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        yield f"{where}: unknown key; {hint}known keys: {', '.join(known)}"
-
-
-def _has_errors_inside(
-    location: tuple[int | str, ...], locations: Iterable[tuple[int | str, ...]]
-) -> bool:
-    size = len(location)
-    return any(other[:size] == location and len(other) > size for other in locations)
-
-
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model class that validates the value at ``location`` below ``model``."""
-    for part in location:
-        if isinstance(part, str) and part in model.model_fields:
-            model = next(_models_in(model.model_fields[part].annotation), model)
-    return model
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)

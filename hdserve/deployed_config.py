@@ -11,16 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hdserve.config import ServeConfig, load_config, parse_config
+from hdserve.config_errors import LineOf, Location, nowhere
 from hdserve.errors import ConfigError
-from hdserve.strict_yaml import load_documents, load_yaml
+from hdserve.strict_yaml import (
+    describe_yaml_error,
+    load_documents,
+    load_yaml,
+    read_text,
+    read_yaml,
+)
+from hdserve.strict_yaml import line_of as yaml_line_of
 
 IMPORT_PATH = "deployments:app"
+APPLICATION = "hdserve"
 GATEWAY_DEPLOYMENT = "gateway"
 
 _SERVE_PORT = 8000
@@ -52,24 +62,22 @@ def read_deployed_config(path: str | Path) -> DeployedConfig:
         ConfigError: it cannot be read or is wrong; the message begins with the file and says where
             in it the configuration lies.
     """
+    documents = read_yaml(path, load_documents)
+    line_of = partial(yaml_line_of, read_text(path)) if len(documents) == 1 else nowhere
     try:
-        documents = load_documents(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    try:
-        return _in_documents([item for item in documents if item is not None])
+        return _in_documents([item for item in documents if item is not None], line_of)
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error.message}") from error
 
 
-def _in_documents(documents: list[Any]) -> DeployedConfig:
+def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
     if not documents or not all(isinstance(item, dict) for item in documents):
-        raise ConfigError("a mapping is expected at the top")
+        raise ConfigError("keys with values are expected, as in `models: ...`")
     if len(documents) == 1 and "kind" not in documents[0]:
         (data,) = documents
-        return (
-            _in_serve_config(data) if "applications" in data else DeployedConfig(parse_config(data))
-        )
+        if "applications" in data:
+            return _in_serve_config(data, line_of)
+        return DeployedConfig(parse_config(data, line_of))
     services = [item for item in documents if item.get("kind") == "RayService"]
     if len(services) != 1:
         kinds = ", ".join(sorted({str(item.get("kind")) for item in documents}))
@@ -79,13 +87,13 @@ def _in_documents(documents: list[Any]) -> DeployedConfig:
     try:
         data = load_yaml(text) if isinstance(text, str) else None
     except yaml.YAMLError as error:
-        raise ConfigError(f"spec.serveConfigV2: {error}") from error
+        raise ConfigError(f"spec.serveConfigV2: {describe_yaml_error(error)}") from error
     if not isinstance(data, dict):
         raise ConfigError("spec.serveConfigV2: the text of a Serve config file is expected")
-    return _in_serve_config(data, "spec.serveConfigV2: ")
+    return _in_serve_config(data, nowhere, "spec.serveConfigV2: ")
 
 
-def _in_serve_config(data: Mapping[str, Any], within: str = "") -> DeployedConfig:
+def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "") -> DeployedConfig:
     applications = data.get("applications")
     if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
         raise ConfigError(f"{within}applications: a list of mappings is expected")
@@ -97,7 +105,11 @@ def _in_serve_config(data: Mapping[str, Any], within: str = "") -> DeployedConfi
             f"there are {len(ours)} among {found or 'none'}"
         )
     application, place = applications[ours[0]], f"{within}applications.{ours[0]}"
-    config = _of_arguments(application.get("args") or {}, f"{place}.args")
+
+    def line_of_config(location: Location) -> int | None:
+        return line_of(("applications", ours[0], "args", "config", *location))
+
+    config = _of_arguments(application.get("args") or {}, f"{place}.args", line_of_config)
     _check_deployments(application.get("deployments") or [], config, f"{place}.deployments")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
@@ -106,14 +118,14 @@ def _in_serve_config(data: Mapping[str, Any], within: str = "") -> DeployedConfi
     return DeployedConfig(config, port)
 
 
-def _of_arguments(arguments: Any, place: str) -> ServeConfig:
+def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
     if not isinstance(arguments, dict) or not arguments.keys() <= {"config"}:
         raise ConfigError(f"{place}: a mapping is expected whose only key is `config`")
     config = arguments.get("config")
     if not isinstance(config, str | dict | None):
         raise ConfigError(f"{place}.config: a file or a mapping is expected")
     try:
-        return load_config(config)
+        return load_config(config, line_of)
     except ConfigError as error:
         raise ConfigError(f"{place}.config:\n{error.message}") from error
 

@@ -31,6 +31,7 @@ from hdserve.errors import ConfigError, SnapshotError
 from hdserve.finding import Finding, Verdict, failure, ok, warning
 from hdserve.models import bundled_statistics, resolve_model
 from hdserve.placement_check import compare_resources, compare_with_cluster
+from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
 
 MIN_SHARED_MEMORY_BYTES = 2**30
@@ -97,6 +98,9 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
             num_right += 1
         else:
             yield failure("packages", f"{requirement} is needed; {found} is installed", remedy)
+    for shadow in shadows(Path.cwd()):
+        text = f"{shadow} hides the installed package from Ray's processes"
+        yield failure("packages", text, f"cd {shadow.parent.parent}, or to any other directory")
     yield ok("packages", f"{num_right} dependencies fit")
 
 

@@ -47,6 +47,44 @@ def processes(config: ServeConfig) -> Iterator[Process]:
             yield Process(model.name, wanted, model)
 
 
+class _Node:
+    """What is left of a node.  A part of a GPU is a part of one: halves of two are no whole.
+
+    Args:
+        free: of a GPU that is partly free, Ray says no more than the sum over all of the node, so
+            it is taken to be of as few as can be.
+    """
+
+    def __init__(self, free: Resources) -> None:
+        self._parts = _parts(free)
+        num_whole, rest = divmod(self._parts.pop("GPU", 0), _PARTS)
+        self._gpus = [_PARTS] * num_whole + [rest] * (rest > 0)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return sum(self._gpus), self._parts["CPU"]
+
+    def has(self, needed: Counter[str]) -> bool:
+        """Whether there is room for so much, as :func:`_parts` counts it."""
+        has_others = all(self._parts[name] >= needed[name] for name in needed if name != "GPU")
+        return has_others and len(self._gpus_for(needed["GPU"])) * _PARTS >= needed["GPU"]
+
+    def take(self, needed: Counter[str]) -> None:
+        """Give away what it :meth:`has`."""
+        wanted = needed["GPU"]
+        for index in self._gpus_for(wanted):
+            self._gpus[index] -= min(wanted, _PARTS)
+        self._parts.subtract({name: number for name, number in needed.items() if name != "GPU"})
+
+    def _gpus_for(self, wanted: int) -> list[int]:
+        """Indices of whole GPUs, or of the one that a part leaves the least of; fewer than needed
+        where there are not enough."""
+        each = min(wanted, _PARTS)
+        fitting = [index for index, left in enumerate(self._gpus) if left >= each > 0]
+        fitting.sort(key=self._gpus.__getitem__)
+        return fitting[: -(-wanted // _PARTS)]
+
+
 def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Process]:
     """Those for which no node has enough left.
 
@@ -56,13 +94,13 @@ def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Proc
     Args:
         nodes: what each has free.
     """
-    left = [_parts(node) for node in nodes]
+    left = [_Node(node) for node in nodes]
     found = []
     for process in sorted(wanted, key=_rank):
         needed = _parts(process.resources)
-        fitting = [node for node in left if all(node[name] >= needed[name] for name in needed)]
+        fitting = [node for node in left if node.has(needed)]
         if fitting:
-            min(fitting, key=_size).subtract(needed)
+            min(fitting, key=lambda node: node.size).take(needed)
         else:
             found.append(process)
     return found
@@ -81,10 +119,6 @@ def missing(process: Process, nodes: Sequence[Resources]) -> list[str]:
         for name, number in needed.items()
         if all(_parts(node)[name] < number for node in nodes)
     ]
-
-
-def _size(node: Counter[str]) -> tuple[int, int]:
-    return node["GPU"], node["CPU"]
 
 
 def _rank(process: Process) -> tuple[bool, float, int, float]:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hdserve.config import ServeConfig
 from hdserve.finding import Finding, failure, ok, warning
@@ -57,10 +58,14 @@ def compare_resources(
         own = [process for process in wanted if process.owner == owner]
         others = [process for process in wanted if process.owner != owner]
         number = sum(process.owner == owner for process in homeless)
-        each = ", ".join(f"{value:g} {name}" for name, value in own[0].resources.items() if value)
+        each = ", ".join(_amount(name, value) for name, value in own[0].resources.items() if value)
         text = f"{number} of {len(own)} processes cannot be placed: each reserves {each}; all"
         remedy = _smaller(own, others, nodes)
         yield make(f"{owner}: resources", f"{text} reserve {sums} of {where}", remedy)
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value:g} of one GPU" if name == "GPU" and value < 1 else f"{value:g} {name}"
 
 
 def _sums(wanted: Sequence[Process], nodes: Sequence[Resources]) -> str:
@@ -77,9 +82,24 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
         shown = json.dumps({name: own[0].resources[name] for name in lacking})
         return f"ray start --resources='{shown}' on a node"
     if own[0].resources.get("GPU"):
-        return "num_gpus: 0, fewer num_replicas, or a node with a GPU"
+        return f"num_gpus: {_gpu_share(own, others, nodes):g}, fewer num_replicas, or another GPU"
     left = total(nodes, "CPU") - total((process.resources for process in others), "CPU")
     share = math.floor(round(100 * left / len(own), 6)) / 100
     if 0 < share < own[0].resources["CPU"]:
         return f"num_cpus: {share:g}, or a node with more"
     return "less num_cpus for all, fewer models or replicas, or a node with more"
+
+
+def _gpu_share(
+    own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]
+) -> float:
+    """The largest with which the processes of one owner have a place, so that as many as can be
+    are on one GPU; 0 where none has."""
+    for num_sharing in range(1, len(own) + 1):
+        share = math.floor(100 / num_sharing) / 100
+        smaller = [
+            replace(process, resources={**process.resources, "GPU": share}) for process in own
+        ]
+        if share < own[0].resources["GPU"] and not unplaced([*others, *smaller], nodes):
+            return share
+    return 0.0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import re
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from hdserve.errors import ConfigError
 
 
 def load_yaml(text: str) -> Any:
@@ -24,6 +28,105 @@ def load_documents(text: str) -> list[Any]:
         yaml.YAMLError: as :func:`load_yaml`.
     """
     return list(yaml.load_all(text, _Loader))
+
+
+def read_text(path: str | Path) -> str:
+    """What is in the file of a configuration.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        reason = f"line {line} is no text in UTF-8"
+        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+
+
+def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> Any:
+    """What ``load`` makes of the file of a configuration.
+
+    Raises:
+        ConfigError: it cannot be read, or is no YAML; says in which line.
+    """
+    text = read_text(path)
+    try:
+        return load(text)
+    except (yaml.YAMLError, ValueError) as error:  # such as a thirteenth month
+        reason = describe_yaml_error(error)
+        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+    except RecursionError as error:
+        reason = "it is nested too deeply"
+        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+
+
+_IN_OTHER_WORDS = (
+    (r"found character '\\t' that .*", "a tab; YAML is indented with spaces"),
+    (r"found character ('.*') that .*", r"no text begins with \1, unless it is in quotes"),
+    (
+        r"mapping values are not allowed here",
+        "a ':' where no key can be: see the indentation and the line above; "
+        "a text with ': ' in it needs quotes",
+    ),
+    (r"could not find expected ':'", "a ':' is missing behind a key"),
+    (
+        r"expected <block end>, but .*",
+        "this does not go on what is above: see the indentation and the brackets",
+    ),
+    (r".*(<stream end>|end of stream).*", "the file ends within a quote or bracket"),
+    (r"expected ('.*' or '.*'), but got (.*)", r"\1 is expected, not \2"),
+    (r"but found another document", "a second document begins; one is expected"),
+    (r"found unhashable key", "no key is a list or a mapping"),
+    (r"could not determine a constructor for the tag ('.*')", r"the tag \1 is not known"),
+)
+"""What YAML's parser says, and what it says to those who never saw its tokens."""
+
+
+def describe_yaml_error(error: Exception) -> str:
+    """One line: the place, and what is wrong there."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position} is none of a text"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark, problem = error.problem_mark, error.problem or ""
+    for pattern, words in _IN_OTHER_WORDS:
+        if re.fullmatch(pattern, problem):
+            problem = re.sub(pattern, words, problem)
+            break
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def line_of(text: str, location: Sequence[int | str]) -> int | None:
+    """In which line, from 1 on, the value at a location begins, or the innermost there is around
+    it; ``None`` where the text has nothing at all.
+
+    Args:
+        text: valid YAML of one document.
+        location: keys of mappings and indices of lists, from the outermost in.
+    """
+    node = yaml.compose(text, _Loader)
+    line: int | None = None
+    for part in location:
+        found = None if node is None else _child(node, part)
+        if found is None:
+            break
+        key, node = found
+        line = key.start_mark.line + 1
+    return line
+
+
+def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
+    """What says where a part of a node begins, and the part."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key, value
+    return None
 
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"

@@ -71,7 +71,7 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
         (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),
-        (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: Value error, a number"),
+        (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: a number"),
         (
             MODEL % ", engine: {max_model_len: 1000000}",
             "models.0.engine.max_model_len: the model was made for 2048 tokens, not for 1000000",

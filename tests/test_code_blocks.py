@@ -31,6 +31,7 @@ from deployments.protocol import ChatBody
 from deployments.routes import build_api
 from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
+from hdserve.prompts import read_prompts
 from tests.documents import PAGES, ROOT, blocks, commands, shell_commands, texts
 from tests.k8s.manifests import K8S, TARGETS, groups, ray_service, render
 
@@ -73,6 +74,10 @@ def test_block(path: Path, language: str, text: str, tmp_path: Path) -> None:
         compile(text, str(path), "exec")
     elif language == "json":
         assert json.loads(text)
+    elif language == "jsonl":
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(text)
+        assert read_prompts(path)
     elif language == "toml":
         assert tomllib.loads(text)
     elif language == "yaml":
@@ -281,7 +286,7 @@ def test_what_can_be_run_without_a_server_is(tmp_path: Path) -> None:
         for text in texts("docs/quickstart.md", "sh")
         for words in commands(text)
         if words[:2] in (["hdserve", "generate"], ["hdserve", "doctor"])
-        and not {"--input", "--config"} & set(words)
+        and not {"--prompts", "--config"} & set(words)
     ]
     assert len(shown) == 2
     for arguments in shown:

@@ -93,10 +93,10 @@ def test_every_mistake_is_named() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ({}, "models: Field required"),
+        ({}, "models: is missing"),
         ({"models": []}, "models: "),
         ({"models": [{"name": "", "model": "x"}]}, "models.0.name: "),
-        ({"models": [{"name": "a"}]}, "models.0.model: Field required"),
+        ({"models": [{"name": "a"}]}, "models.0.model: is missing"),
         ({"models": [*ONE_MODEL["models"], *ONE_MODEL["models"]]}, "two models are called 'a'"),
         (with_model(autoscaling={"max_replicas": "many"}), "models.0.autoscaling.max_replicas: "),
         (with_model(autoscaling={"min_replicas": 2}), "max_replicas is below min_replicas"),
@@ -108,11 +108,11 @@ def test_every_mistake_is_named() -> None:
         (with_model(draft_from=["b", "b"]), "a: draft_from names 'b' twice"),
         (
             with_model(num_replicas=1, autoscaling={"max_replicas": 2}),
-            "models.0: Value error, num_replicas and autoscaling exclude each other",
+            "models.0: num_replicas and autoscaling exclude each other",
         ),
         (
             with_model(drafting={"drafters": [{"name": "context"}, {"name": "context"}]}),
-            "models.0.drafting: Value error, drafters names 'context' twice",
+            "models.0.drafting: drafters names 'context' twice",
         ),
     ],
 )
@@ -129,14 +129,14 @@ def test_wrong_configurations_are_refused(data: dict[str, Any], reason: str) -> 
         (with_model(num_cpus=True), "models.0.num_cpus"),
         (with_model(resources={"gpu_memory": True}), "models.0.resources.gpu_memory"),
         (with_model(autoscaling={"max_replicas": True}), "models.0.autoscaling.max_replicas"),
-        (with_model(engine={"compile": 1}), "models.0.engine.compile.bool"),
+        (with_model(engine={"compile": 1}), "models.0.engine.compile"),
         (with_model(engine={"prefix_caching": 0}), "models.0.engine.prefix_caching"),
         ({**ONE_MODEL, "gateway": {"strict_requests": 1.0}}, "gateway.strict_requests"),
     ],
 )
 def test_true_is_no_number(data: dict[str, Any], where: str) -> None:
     """Nor the other way round: what was written is not what was meant."""
-    assert refused(data).startswith(f"{where.removesuffix('.bool')}: ")
+    assert refused(data).startswith(f"{where}: ")
 
 
 def test_aliases_and_sources_are_accepted() -> None:
@@ -196,8 +196,8 @@ def test_the_environment_names_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     ("content", "reason"),
     [
         (b"models: [", "cannot read the configuration"),
-        (b"- a\n- b\n", "a mapping is expected at the top"),
-        (b"", "a mapping is expected at the top"),
+        (b"- a\n- b\n", "keys with values are expected"),
+        (b"", "keys with values are expected"),
         (b"models: \xff\xfe", "cannot read the configuration"),
         (b"models: !!python/object/apply:os.system ['true']", "cannot read the configuration"),
         (b"modles: []", "modles: unknown key; did you mean 'models'?"),
@@ -259,7 +259,7 @@ def test_there_is_one_administrator() -> None:
 
 def test_an_empty_mapping_is_no_default() -> None:
     """A configuration that is handed over is the configuration."""
-    with pytest.raises(ConfigError, match="models: Field required"):
+    with pytest.raises(ConfigError, match="models: is missing"):
         load_config({})
 
 

@@ -75,7 +75,7 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ([1], "a mapping is expected"),
+        ([1], "keys with values are expected"),
         (OTHER, "one RayService is expected, there are 0 among ConfigMap"),
         ({"kind": "RayService", "spec": {}}, "spec.serveConfigV2: the text"),
         (ray_service("["), "spec.serveConfigV2: "),

@@ -44,7 +44,7 @@ SMALLER = {"--max-tokens": "4", "--rounds": "1", "--max-mib": "64"}
 MORE = {
     ("bench", "engine"): ["--no-compile", "--limit", "1"],
     ("generate", "I want"): ["--model", MODEL, "--max-tokens", "4"],
-    ("generate", "--input"): ["--model", MODEL, "--max-tokens", "4"],
+    ("generate", "--prompts"): ["--model", MODEL, "--max-tokens", "4"],
     ("database", "build"): ["--max-tokens", "4"],
     ("check-lossless", "--model"): ["--max-tokens", "48"],  # without an accepted draft it fails
 }

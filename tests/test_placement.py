@@ -9,6 +9,7 @@ import pytest
 
 from actors import statistics_database
 from hdserve.config import ServeConfig, parse_config
+from hdserve.errors import ConfigError
 from hdserve.finding import Finding
 from hdserve.placement import STATISTICS_CPUS, Process, processes, total, unplaced
 from hdserve.placement_check import compare_resources
@@ -62,6 +63,49 @@ def test_a_process_is_on_one_node() -> None:
     assert unplaced([large], [{"CPU": 0.5}, {"CPU": 0.5}]) == [large]
     assert unplaced([small, small, large], [{"CPU": 1.0}, {"CPU": 1.0}]) == []
     assert total([{"CPU": 0.1}] * 3, "CPU") == 0.3
+
+
+@pytest.mark.parametrize(
+    ("shares", "nodes", "num_unplaced"),
+    [
+        ([0.6] * 2, [2], 0),
+        ([0.6] * 3, [2], 1),  # in sum they would fit
+        ([0.5] * 4, [2], 0),
+        ([0.3] * 7, [2], 1),
+        ([0.75, 0.75, 0.25, 0.25], [2], 0),
+        ([0.6] * 2, [1, 1], 0),
+        ([0.6] * 3, [1, 1], 1),
+        ([2, 0.5], [2.0, 1.0], 0),
+        ([2], [1, 1], 1),
+        ([1, 0.5], [1.5], 0),
+        ([0.6], [0.5, 0.5], 1),
+        ([1], [0], 1),
+    ],
+)
+def test_a_part_of_a_gpu_is_on_one(
+    shares: list[float], nodes: list[float], num_unplaced: int
+) -> None:
+    wanted = [Process(str(index), {"CPU": 0.1, "GPU": it}) for index, it in enumerate(shares)]
+    assert len(unplaced(wanted, [{"CPU": 8, "GPU": it} for it in nodes])) == num_unplaced
+
+
+def test_how_much_of_a_gpu_would_fit() -> None:
+    """What is said of parts of GPUs says that they are of one, and the advice can be followed."""
+    config = configured({"num_gpus": 0.6, "num_replicas": 3})
+    (finding,) = found(config, {"CPU": 4, "GPU": 2})
+    assert finding.text.startswith("1 of 3 processes cannot be placed: each reserves 0.5 CPU, 0.6 ")
+    assert "0.6 of one GPU; all reserve 1.9 of 4 CPU, 1.8 of 2 GPU" in finding.text
+    assert finding.remedy.startswith("num_gpus: 0.5, ")
+    mended = configured({"num_gpus": 0.5, "num_replicas": 3})
+    assert [item.verdict for item in found(mended, {"CPU": 4, "GPU": 2})] == ["ok"]
+
+
+def test_whole_gpus_or_a_part_of_one() -> None:
+    """As Ray has it, which would say so when the first replica starts."""
+    with pytest.raises(ConfigError, match="a whole number, or a part of one GPU"):
+        configured({"num_gpus": 1.5})
+    for number in (0, 0.25, 1, 2.0):
+        assert configured({"num_gpus": number}).models[0].num_gpus == number
 
 
 def test_the_statistics_actor_reserves_what_is_counted() -> None:

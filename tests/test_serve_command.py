@@ -36,9 +36,21 @@ END_S = 20.0
 """It promises 10 s; a machine that runs other tests gets more."""
 
 STUBBORN = """
-import signal, subprocess, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
 subprocess.Popen(["sleep", "600"])
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+ORDERLY = """
+import signal, time
+def end(*_):
+    time.sleep(1)
+    print("what had begun has ended", flush=True)
+    raise SystemExit(0)
+signal.signal(signal.SIGINT, end)
 print("ready", flush=True)
 signal.pause()
 """
@@ -94,18 +106,52 @@ def wait_for_line(log: Path, line: str) -> None:
         time.sleep(0.1)
 
 
+def running(child: str, drain_timeout_s: float) -> str:
+    """A program that runs ``child`` as the command runs its server."""
+    return (
+        "import sys; from hdserve.cli import serve; serve.END_TIMEOUT_S = 0.2;"
+        f"sys.exit(serve.run_until_signal([sys.executable, '-c', {child!r}], {drain_timeout_s}))"
+    )
+
+
+def wait_for(text: str, log: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + END_S
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_has_begun_may_end(number: signal.Signals, tmp_path: Path) -> None:
+    """For longer than Ray takes to end; one line says how long, and what ends it at once."""
+    log = tmp_path / "log"
+    with started(log, "-c", running(ORDERLY, 60)) as (process, mark):
+        wait_for("ready", log, process)
+        process.send_signal(number)
+        assert process.wait(END_S) == 128 + number
+        wait_until_gone(mark)
+    ending = "ending: what is being answered may take 60 s more; Ctrl-C again ends at once"
+    assert log.read_text().splitlines() == ["ready", ending, "what had begun has ended"]
+
+
+def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(log, "-c", running(STUBBORN, 600)) as (process, mark):
+        wait_for("ready", log, process)
+        process.send_signal(signal.SIGINT)
+        wait_for("told", log, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_S) == 128 + signal.SIGINT
+        wait_until_gone(mark)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> None:
     """A child that ignores its signal, and its own child, end with the command."""
-    program = (
-        "import sys; from hdserve.cli import serve; serve.END_TIMEOUT_S = 0.2;"
-        f"sys.exit(serve.run_until_signal([sys.executable, '-c', {STUBBORN!r}]))"
-    )
     log = tmp_path / "log"
-    with started(log, "-c", program) as (process, mark):
-        while "ready" not in log.read_text():
-            assert process.poll() is None
-            time.sleep(0.05)
+    with started(log, "-c", running(STUBBORN, 0.2)) as (process, mark):
+        wait_for("ready", log, process)
         assert len(family(mark)) > 1
         process.send_signal(number)
         assert process.wait(END_S) == 128 + number
@@ -113,11 +159,7 @@ def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> 
 
 
 def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:
-    program = (
-        "import sys; from hdserve.cli import serve;"
-        "sys.exit(serve.run_until_signal([sys.executable, '-c', 'raise SystemExit(7)']))"
-    )
-    with started(tmp_path / "log", "-c", program) as (process, _):
+    with started(tmp_path / "log", "-c", running("raise SystemExit(7)", 60)) as (process, _):
         assert process.wait(START_TIMEOUT_S) == 7
 
 
@@ -171,31 +213,70 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
-    """With every process it started, whichever signal ends it, even in mid-answer."""
+    """With every process it started, whichever signal ends it: first what it has begun to answer,
+    and without a traceback."""
+    log = tmp_path / "log"
+    with serving(tmp_path, log) as (process, mark, client):
+        answer = client.completions.create(model="m", prompt="A table for", max_tokens=8)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 8
+        with begun(client, 600) as stream:
+            process.send_signal(number)
+            *_, last = (chunk for chunk in stream if chunk.choices)
+        assert last.choices[0].finish_reason == "length"
+        assert process.wait(END_S) == 128 + number
+        wait_until_gone(mark)
+    assert "ending: what is being answered may take 50 s more" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_ends_at_once(tmp_path: Path) -> None:
+    """When it is told so twice, though it answers somebody."""
+    log = tmp_path / "log"
+    with serving(tmp_path, log) as (process, mark, client), begun(client, 1900) as stream:
+        process.send_signal(signal.SIGINT)
+        wait_for("ending: what is being answered", log, process)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIConnectionError):
+            list(stream)
+        assert process.wait(END_S) == 128 + signal.SIGINT
+        wait_until_gone(mark)
+
+
+@contextmanager
+def serving(
+    directory: Path, log: Path
+) -> Iterator[tuple[subprocess.Popen[str], str, openai.OpenAI]]:
+    """``hdserve serve`` when it is ready, its mark, and a client of it."""
     port = free_port()
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({"models": [{"name": "m", "model": "hdserve-mini"}]}))
+    config = directory / "config.yaml"
+    model = {"name": "m", "model": "hdserve-mini", "engine": {"compile": False}}
+    config.write_text(yaml.safe_dump({"models": [model], "drain_timeout_s": 50}))
     arguments = ("serve", "--config", str(config), "--port", str(port))
     program = f"import sys; sys.argv[1:] = {arguments!r}; from hdserve.cli import main; main()"
-    log = tmp_path / "log"
+    base_url = f"http://127.0.0.1:{port}"
     with (
         started(log, "-c", program, RAY_ADDRESS="local", RAY_AUTH_MODE="disabled") as (
             process,
             mark,
         ),
-        openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-        ) as client,
+        openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client,
     ):
-        wait_until_ready(process, f"http://127.0.0.1:{port}", log)
-        wait_for_line(log, f"hdserve is ready at http://127.0.0.1:{port}")
-        answer = client.completions.create(model="m", prompt="A table for", max_tokens=8)
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 8
-        with client.completions.create(
-            model="m", prompt="Go on", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
-        ) as stream:
-            next(iter(stream))
-            process.send_signal(number)
-            assert process.wait(END_S) == 128 + number
-        wait_until_gone(mark)
+        wait_until_ready(process, base_url, log)
+        wait_for_line(log, f"hdserve is ready at {base_url}")
+        yield process, mark, client
+
+
+def begun(client: openai.OpenAI, max_tokens: int) -> openai.Stream[openai.types.Completion]:
+    """A stream of which the first chunk is there."""
+    stream = client.completions.create(
+        model="m",
+        prompt="Go on",
+        max_tokens=max_tokens,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    return stream

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
-from hdserve.strict_yaml import load_documents, load_yaml
+from hdserve.errors import ConfigError
+from hdserve.strict_yaml import line_of, load_documents, load_yaml, read_yaml
 
 MERGED = "a: &base {b: 1, c: 2}\nd:\n  <<: *base\n  c: 3\n"
 
@@ -30,3 +33,60 @@ def test_documents_are_separate() -> None:
 def test_what_is_no_configuration_is_an_error(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("a:\n\tb: 1", "line 2, column 1: a tab; YAML is indented with spaces"),
+        ("a:\n  - b: 1\n   c: 2", "line 3, column 4: this does not go on what is above: see"),
+        ("a: b: c", "line 1, column 5: a ':' where no key can be: see"),
+        ("a: b\nc", "line 2, column 2: a ':' is missing behind a key"),
+        ("a: @b", "line 1, column 4: no text begins with '@', unless it is in quotes"),
+        ("a: 'b", "line 1, column 6: the file ends within a quote or bracket"),
+        ("a: {b: 1", "line 1, column 9: the file ends within a quote or bracket"),
+        ("a: [1, 2\nb: 3", "line 2, column 2: ',' or ']' is expected, not ':'"),
+        ("a: 1\na: 2", "line 2, column 1: the key 'a' is there twice"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: a second document begins; one is expected"),
+        ("a: !b c", "line 1, column 4: the tag '!b' is not known"),
+        ("[1]: 2", "line 1, column 1: no key is a list or a mapping"),
+        ("a: *b", "line 1, column 4: found undefined alias 'b'"),
+        ("a: \0", "character 3 is none of a text"),
+        ("a: 2024-13-01", "month must be in 1..12"),
+        ("[" * 5000, "it is nested too deeply"),
+        (b"a: 1\nb: \xff", "line 2 is no text in UTF-8"),
+    ],
+)
+def test_a_fault_is_told_in_one_line(tmp_path: Path, content: str | bytes, reason: str) -> None:
+    """The file, the place in it, and what is wrong, without the parser's tokens."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path)
+    assert caught.value.message.startswith(f"cannot read the configuration {path}: {reason}")
+    assert len(caught.value.message.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(tmp_path / "none.yaml")
+    assert caught.value.message.endswith("none.yaml: No such file or directory")
+
+
+def test_lines_of_values() -> None:
+    """A value begins where its key or its item does; what is missing would be in what is there."""
+    text = "a: 1\n\nb:\n  - x: 1\n    y: 2\n  - {x: 3,\n     y: 4}\n5: z\n"
+    wanted: dict[tuple[int | str, ...], int | None] = {
+        ("a",): 1,
+        ("b",): 3,
+        ("b", 0): 4,
+        ("b", 0, "y"): 5,
+        ("b", 1, "y"): 7,
+        ("b", 1, "z"): 6,
+        ("b", 2): 3,
+        (5,): 8,
+        ("c", "d"): None,
+        (): None,
+    }
+    assert {location: line_of(text, location) for location in wanted} == wanted
+    assert line_of("", ("a",)) is None

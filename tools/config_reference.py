@@ -25,7 +25,8 @@ _INTRODUCTION = """\
 `hdserve serve --config FILE.yaml`, or `serve run deployments:app config=FILE.yaml`, or the
 environment variable `HDSERVE_CONFIG`. Without any of them the bundled models are served. The file
 is YAML; an unknown key is an error that names the known ones, and a wrong value is an error that
-names the key. `hdserve check-config FILE.yaml` checks it without starting anything. A smallest one:
+says what is expected, each with its line. `hdserve check-config FILE.yaml` checks it without
+starting anything. A smallest one:
 
 ```yaml
 models:

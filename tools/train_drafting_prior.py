@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.prompts import encode_prompt, read_prompts
+from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_setup import ending_token_ids
@@ -36,6 +36,7 @@ from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.prompts import read_prompts
 
 EXCLUDED = ("SGD", "GPTeacher")
 REPLAYED_PART = 40

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hdserve.bench.openai_client import OpenAIClient
-from hdserve.bench.prompts import PromptRow
 from hdserve.bench.request_record import RequestRecord
+from hdserve.prompts import PromptRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,9 @@ async def run_load(
     async def send(number: int, row: PromptRow, at_s: float) -> None:
         await asyncio.sleep(started_s + at_s - time.monotonic())
         async with places:
-            record = await client.ask(row.name, row.text, seed=plan.seed + number)
+            record = await client.ask(
+                row.name, row.conversation or row.text, seed=plan.seed + number
+            )
             load.records.append(record)
         progress(record)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import aiohttp
 
 from hdserve.bench.request_record import Outcome, RequestRecord
+from hdserve.prompts import Messages
 
 Api = Literal["chat", "completions"]
 
@@ -82,20 +83,22 @@ class OpenAIClient:
         except (ValueError, LookupError, TypeError):
             return None
 
-    async def ask(self, name: str, text: str, **fields: Any) -> RequestRecord:
-        """Send ``text`` as a user's message, or as a prompt, and read the answer to its end.
+    async def ask(self, name: str, prompt: str | Messages, **fields: Any) -> RequestRecord:
+        """Send a text, as a user's message or as a prompt, or a conversation, for which there is
+        no completion, and read the answer to its end.
 
         Whatever goes wrong is in the record; only cancellation is raised.
 
         Args:
             fields: more of the body, for this request alone.
         """
-        prompt: dict[str, Any] = {"prompt": text}
+        asked: dict[str, Any] = {"prompt": prompt}
         if self._api == "chat":
-            prompt = {"messages": [{"role": "user", "content": text}]}
+            is_text = isinstance(prompt, str)
+            asked = {"messages": [{"role": "user", "content": prompt}] if is_text else prompt}
         record = RequestRecord(name, time.monotonic())
         try:
-            await self._stream({**self._body, **prompt, **fields}, record)
+            await self._stream({**self._body, **asked, **fields}, record)
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
             record.outcome = Outcome.FAILED
             record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]

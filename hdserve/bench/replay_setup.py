@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
 from hdserve.bench.replay_files import ReplayRow, read_replay
-from hdserve.config import DrafterConfig, DraftingConfig, describe_errors
+from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
 from hdserve.errors import ConfigError, DatabaseError
+from hdserve.strict_yaml import read_yaml
 
 UNKNOWN_TOKENIZER = "unknown"
 
@@ -26,17 +24,13 @@ def load_drafting(path: Path | None) -> DraftingConfig:
     """
     if path is None:
         return DraftingConfig()
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    data = read_yaml(path)
     if isinstance(data, dict) and set(data) == {"drafting"}:
         data = data["drafting"]
     try:
-        return DraftingConfig.model_validate(data)
-    except ValidationError as error:
-        lines = "\n".join(describe_errors(DraftingConfig, error))
-        raise ConfigError(f"{path}:\n{lines}") from error
+        return checked(DraftingConfig, data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}:\n{error.message}") from error
 
 
 def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:

@@ -55,5 +55,5 @@ def main() -> None:
         app()
     except HdserveError as error:
         told = f"[red]hdserve:[/red] {escape(error.message)}"
-        Console(stderr=True).print(told, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(told, highlight=False)
         sys.exit(2)

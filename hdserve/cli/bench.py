@@ -46,7 +46,14 @@ def bench() -> None:
 
 @app.command(cls=JsonCommand)
 def replay(
-    evaluate: Annotated[Path, typer.Option("--eval", help="Recorded requests to replay.")],
+    evaluate: Annotated[
+        Path,
+        typer.Option(
+            "--eval",
+            metavar="FILE",
+            help="Recorded requests to replay: JSON Lines with `prompt` and `response`, token ids.",
+        ),
+    ],
     fill: Annotated[
         list[Path] | None, typer.Option(help="Recorded requests that warm the model database.")
     ] = None,
@@ -54,9 +61,12 @@ def replay(
         list[Path] | None,
         typer.Option(help="Statistics: replay files, or directories made by `statistics build`."),
     ] = None,
-    mode: Annotated[ReplayMode, typer.Option(help="What the model database holds.")] = (
-        ReplayMode.COLD
-    ),
+    mode: Annotated[
+        ReplayMode,
+        typer.Option(
+            help="What the model database holds: nothing, what was replayed, what --fill has, too."
+        ),
+    ] = (ReplayMode.COLD),
     budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16,
     floor: Annotated[
         float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)

@@ -17,6 +17,7 @@ from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
+from hdserve.cli.prompts_option import HELP as PROMPTS_HELP
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
@@ -31,22 +32,32 @@ STATES = ("cold", "online", "warm")
 
 
 def engine(
-    prompts: Annotated[Path | None, typer.Option(help="JSONL file of rows with `turns`.")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=PROMPTS_HELP)] = None,
     model: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
     ] = "hdserve-tiny",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 128,
-    batch_sizes: Annotated[str, typer.Option(help="Sequences decoded together.")] = "1",
-    compare: Annotated[str, typer.Option(help="Contenders.")] = ",".join(CONTENDERS),
+    batch_sizes: Annotated[
+        str, typer.Option(help="How many sequences are decoded together: 1,4,16 measures each.")
+    ] = "1",
+    compare: Annotated[str, typer.Option(help="What is measured, in this order.")] = ",".join(
+        CONTENDERS
+    ),
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     state: Annotated[
         str, typer.Option(help="Model database: cold (emptied before each request), online, warm.")
     ] = "cold",
-    fill: Annotated[Path | None, typer.Option(help="What warms the model database.")] = None,
+    fill: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Whose answers warm the model database: a file as of --prompts, or of --replay.",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 9,
-    exact: Annotated[bool, typer.Option(help="Bitwise independent rows.")] = False,
+    rounds: Annotated[int, typer.Option(help="How often all is measured.", min=1)] = 9,
+    exact: Annotated[bool, typer.Option(help="As `engine.exact: true` of a server.")] = False,
     compile_: Annotated[
         bool | None,
         typer.Option(
@@ -56,21 +67,28 @@ def engine(
             show_default=False,
         ),
     ] = None,
-    max_draft_tokens: Annotated[int, typer.Option(help="Most drafted tokens a step.")] = 16,
+    max_draft_tokens: Annotated[
+        int, typer.Option(help="Most drafted tokens of a sequence in a step.")
+    ] = 16,
     random_weights: Annotated[
-        str | None, typer.Option(help="A published shape, with noise for weights.")
+        str | None,
+        typer.Option(help="A shape such as llama-2-7b with noise for weights, instead of --model."),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Recorded requests; their tokens are the choices.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Recorded requests instead of prompts; every choice is the token of the record.",
+        ),
     ] = None,
     json_path: JobJson = None,
 ) -> None:
     """Decode the same prompts with the same model in several ways, interleaved.
 
-    Ratios are to `autoregressive`, plain decoding with hdserve's engine, within a round; the median
-    over the rounds and its 95 % interval are given.  At batch sizes that a group of prompts cannot
-    fill, all groups are decoded together.  An interrupted job goes on with the first round it has
-    not ended when the same command is run again.
+    Takes --prompts or --replay.  Ratios are to `autoregressive`, plain decoding with hdserve's
+    engine, within a round; the median over the rounds and its 95 % interval are given.  At batch
+    sizes that a group of prompts cannot fill, all groups are decoded together.  An interrupted job
+    goes on with the first round it has not ended when the same command is run again.
     """
     from hdserve.bench.contenders import EngineContender
 
@@ -191,8 +209,9 @@ def _tasks(
     host: ModelHost, prompts: Path | None, replay: Path | None, limit: int | None, max_tokens: int
 ) -> list[Task]:
     from hdserve.bench.contenders import Task
-    from hdserve.bench.prompts import EncodedPrompt, PromptRow, encode_prompt, read_prompts
+    from hdserve.bench.prompts import EncodedPrompt, encode_prompt
     from hdserve.bench.replay_files import read_replay
+    from hdserve.prompts import PromptRow, read_prompts
 
     encoded: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
@@ -241,8 +260,9 @@ def _fill(
     is_replay: bool,
 ) -> None:
     from hdserve.bench.contenders import EngineContender
-    from hdserve.bench.prompts import encode_prompt, read_prompts
+    from hdserve.bench.prompts import encode_prompt
     from hdserve.bench.replay_files import read_replay
+    from hdserve.prompts import read_prompts
 
     for contender in contenders:
         if not isinstance(contender, EngineContender) or not contender.is_drafting:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -20,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hdserve.bench.environment import commit
 from hdserve.bench.load import Load, LoadPlan, run_load
 from hdserve.bench.openai_client import Api, OpenAIClient
-from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
@@ -28,8 +26,10 @@ from hdserve.cli.bench_serve_results import WIDTH, LoadResults, load_table
 from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
+from hdserve.cli.prompts_option import Prompts
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
+from hdserve.prompts import PromptRow, read_prompts
 
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 _METRICS_AGE_S = 1.1
@@ -37,13 +37,15 @@ _METRICS_AGE_S = 1.1
 
 
 def serve(
-    base_url: Annotated[str, typer.Option(help="Of any server of the OpenAI API.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
+    base_url: Annotated[
+        str, typer.Option(help="Of any server of the OpenAI API: http://localhost:8000.")
+    ],
+    prompts: Prompts,
     model: Annotated[
         str | None, typer.Option(help="Default: the first of the server's /v1/models.")
     ] = None,
     concurrency: Annotated[
-        str, typer.Option(help="Most requests at a time; several are run one after the other.")
+        str, typer.Option(help="Most requests at a time: 1,8,32 measures each.")
     ] = "1,8,32,128",
     num_prompts: Annotated[
         int | None,
@@ -57,7 +59,7 @@ def serve(
     ] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
-    ignore_eos: Annotated[bool, typer.Option(help="Answers of just `--max-tokens`.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Every answer has just `--max-tokens`.")] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals, order and sampling.")] = 0,
     api: Annotated[str, typer.Option(help="Which route: chat or completions.")] = "chat",
     api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
@@ -90,8 +92,8 @@ def serve(
         body["ignore_eos"] = True
     output = JsonOutput(json_path)
     rows = read_prompts(prompts)
-    if not rows:
-        raise ConfigError(f"{prompts}: there is no prompt in it")
+    if api == "completions" and any(row.conversation for row in rows):
+        raise ConfigError(f"{prompts}: rows with `messages` can be asked with --api chat alone")
     num_requests = num_prompts or len(rows)
     plans = [
         LoadPlan(places, num_requests, request_rate, burstiness, seed)
@@ -213,7 +215,7 @@ async def _check(client: OpenAIClient, row: PromptRow) -> None:
     Raises:
         ConfigError: it failed; so would all.
     """
-    record = await client.ask(row.name, row.text)
+    record = await client.ask(row.name, row.conversation or row.text)
     if record.outcome is Outcome.FAILED:
         raise ConfigError(f"the first request failed: {record.error}")
 

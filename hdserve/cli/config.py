@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
-from hdserve.deployed_config import IMPORT_PATH, read_deployed_config
+from hdserve.deployed_config import APPLICATION, IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, context_length
 
@@ -30,9 +31,10 @@ def check_config(
 ) -> None:
     """Check a configuration file without starting anything.
 
-    Unknown keys are named with the nearest known one.  Exits with 2 when something is wrong, and
-    with --json with the `problems` in it.  Files of keys that are missing or open to everybody are
-    `warnings`.  What of it this machine can serve, `hdserve doctor --config FILE` says.
+    Every mistake is named with its line, unknown keys with the nearest known one, and the exit
+    status is 2.  Files of keys that are missing or open to everybody are warnings.  With --json
+    they are `problems` and `warnings`.  `hdserve doctor --config FILE` says what of it this machine
+    can serve.
     """
     output = JsonOutput(json_path)
     try:
@@ -66,9 +68,7 @@ def check_config(
 
 
 def show_config(
-    config: Annotated[
-        Path | None, typer.Option(help="The configuration; default: HDSERVE_CONFIG.")
-    ] = None,
+    config: ConfigFile = None,
     is_serve_yaml: Annotated[
         bool,
         typer.Option("--serve-yaml", help="As a `serveConfigV2` of Ray Serve and RayService."),
@@ -77,9 +77,9 @@ def show_config(
 ) -> None:
     """Print the whole configuration, with every default, or what deploys it.
 
-    `--serve-yaml` stands for Ray's `serve build`, which cannot read an application that is built
-    from arguments: `serve deploy FILE` takes what it prints, and so does the `serveConfigV2` of a
-    RayService.  The administrator's key is left out: it belongs into HDSERVE_ADMIN_KEY.
+    `serve deploy FILE` takes what `--serve-yaml` prints, and so does the `serveConfigV2` of a
+    RayService; Ray's own `serve build` cannot read an application that is built from arguments.
+    The administrator's key is left out: give it by HDSERVE_ADMIN_KEY.
     """
     output = JsonOutput(json_path)
     loaded = load_config(config)
@@ -97,7 +97,7 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
     access = {name: value for name, value in chosen.pop("access").items() if value is not None}
     chosen |= {"access": access} if access else {}
     application = {
-        "name": "hdserve",
+        "name": APPLICATION,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
         "args": {"config": chosen},

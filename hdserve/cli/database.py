@@ -24,7 +24,7 @@ app = typer.Typer(
 
 Root = Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
 Model = Annotated[str | None, typer.Option(help="Which model, if there are several.")]
-Archive = Annotated[Path, typer.Argument(help="The archive.")]
+Archive = Annotated[Path, typer.Argument(help="The archive, a file.")]
 
 
 app.command("build", cls=JsonCommand)(build)

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hdserve.bench.prompts import PromptRow, read_prompts
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonOutput
+from hdserve.cli.prompts_option import Prompts
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -23,6 +23,7 @@ from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError
+from hdserve.prompts import read_prompts
 
 _UNBOUNDED = 2**62
 
@@ -30,7 +31,7 @@ _UNBOUNDED = 2**62
 @interruptible()
 def build(
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
+    prompts: Prompts,
     model: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
     ] = "hdserve-tiny",
@@ -75,7 +76,7 @@ def build(
                 assert llm is not None
                 batch = missing[begin : begin + batch_size]
                 params = llm.sampling(max_tokens=max_tokens, temperature=temperature)
-                answers = llm.generate([_chat(rows[index]) for index in batch], params)
+                answers = llm.generate([rows[index].messages for index in batch], params)
                 found = zip(batch, (answer.token_ids for answer in answers), strict=True)
                 for appended in log.append(namespace, _segment(origin, found)):
                     store.append(namespace, appended)
@@ -111,7 +112,3 @@ def _segments(origin: str, outputs: Iterable[tuple[int, Sequence[int]]]) -> Iter
     for index, token_ids in outputs:
         if token_ids:
             yield Segment.from_outputs(origin, index, [np.array(token_ids, np.uint32)])
-
-
-def _chat(row: PromptRow) -> list[dict[str, str]]:
-    return [{"role": "user", "content": row.text}]

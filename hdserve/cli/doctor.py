@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hdserve.cli.config_option import DEFAULT
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
 from hdserve.deployed_config import DeployedConfig, read_deployed_config
@@ -24,8 +25,9 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="The configuration, a Serve config file that has one, or a RayService; default: "
-            "HDSERVE_CONFIG."
+            metavar="FILE",
+            help="A configuration file, a Serve config file that holds one, or a RayService; "
+            f"{DEFAULT}.",
         ),
     ] = None,
     port: Annotated[

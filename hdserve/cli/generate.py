@@ -18,9 +18,11 @@ from rich.text import Text
 from hdserve import core
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
+from hdserve.cli.prompts_option import HELP as PROMPTS_HELP
 from hdserve.core import SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
 from hdserve.journal import Journal
+from hdserve.prompts import PromptRow, read_prompts
 
 if TYPE_CHECKING:
     from hdserve.llm import Prompt
@@ -39,9 +41,11 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to ask; `-` reads standard input.")
     ] = None,
-    input_path: Annotated[
+    prompts_path: Annotated[
         Path | None,
-        typer.Option("--input", help="JSONL file of rows with `prompt` or `messages`."),
+        typer.Option(
+            "--prompts", "--input", metavar="FILE", help=f"{PROMPTS_HELP} --input is the same."
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
@@ -79,7 +83,7 @@ def generate(
     output = JsonOutput(json_path)
     if json_path is not None and shows_drafts:
         raise InvalidRequest("--show-drafts colours text; it cannot go with --json")
-    rows = list(_rows(prompt, input_path, completes=completes))
+    rows = list(_rows(prompt, prompts_path, completes=completes))
     chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     sampling = {name: value for name, value in chosen.items() if value is not None}
     speculation = SpeculationParams(is_enabled=drafts)
@@ -95,7 +99,7 @@ def generate(
             _write_answers(rows, model, sampling, speculation, output.file, settings)
         return
     printer = _TextPrinter(shows_drafts) if output.has_text else _JsonPrinter()
-    with interruptible("" if input_path is None else how_to_go_on(None)):
+    with interruptible("" if prompts_path is None else how_to_go_on(None)):
         _print_answers(rows, model, sampling, speculation, printer)
 
 
@@ -222,47 +226,25 @@ def _summary(last: StepOutput) -> str:
 
 
 def _rows(
-    prompt: str | None, input_path: Path | None, *, completes: bool
+    prompt: str | None, prompts_path: Path | None, *, completes: bool
 ) -> Iterator[dict[str, Any]]:
     """What to answer, each with ``prompt`` or ``messages``."""
-    if (prompt is None) == (input_path is None):
-        raise InvalidRequest("give a prompt or --input, and not both")
-    if prompt is not None:
+    if prompt is not None and prompts_path is None:
         text = sys.stdin.read() if prompt == "-" else prompt
-        yield {"prompt": text} if completes else {"messages": [_message(text)]}
-        return
-    assert input_path is not None
-    try:
-        lines = input_path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read {input_path}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _checked(line, f"{input_path}, line {number}", completes=completes)
+        yield _answerable(PromptRow("", "", text), completes=completes)
+    elif prompts_path is not None and prompt is None:
+        for row in read_prompts(prompts_path):
+            yield _answerable(row, completes=completes)
+    else:
+        raise InvalidRequest("give a prompt or --prompts, and not both")
 
 
-def _checked(line: str, where: str, *, completes: bool) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{where}: not valid JSON") from error
-    if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
-        if not all(map(_is_message, row["messages"])):
-            raise InvalidRequest(f"{where}: a message is an object with a `role` and `content`")
-        return row
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        raise InvalidRequest(f"{where}: an object with `prompt` or `messages` is expected")
-    return row if completes else {**row, "messages": [_message(row["prompt"])]}
-
-
-def _is_message(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("role"), str) and "content" in found
+def _answerable(row: PromptRow, *, completes: bool) -> dict[str, Any]:
+    if completes and not row.conversation:
+        return {**row.fields, "prompt": row.text}
+    return {**row.fields, "messages": list(row.messages)}
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:
     found: Prompt = row.get("messages") or row["prompt"]
     return found
-
-
-def _message(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}

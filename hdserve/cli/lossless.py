@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.prompts_option import Prompts
 from hdserve.config import ModelConfig, checked
 from hdserve.journal import Journal, file_digest
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_lossless(
-    prompts: Annotated[Path, typer.Option(help="JSONL file of rows with `turns`.")],
+    prompts: Prompts,
     model: Annotated[
         str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
     ] = "hdserve-tiny",
@@ -85,8 +86,9 @@ def _run(
 ) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
-    from hdserve.bench.prompts import encode_prompt, read_prompts
+    from hdserve.bench.prompts import encode_prompt
     from hdserve.engine.host import ModelHost
+    from hdserve.prompts import read_prompts
 
     rows = read_prompts(prompts, limit)
     engine = {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}

@@ -1,9 +1,10 @@
-"""``hdserve serve``: Ray Serve's own runner with this application."""
+"""``hdserve serve``: Ray Serve with this application, until a signal ends it in order."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -20,12 +21,20 @@ from typing import Annotated
 
 import typer
 
+from hdserve.cli.config_option import ConfigFile
 from hdserve.config import load_config
+from hdserve.deployed_config import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
+from hdserve.shadows import shadows
 
-END_TIMEOUT_S = 7.0
-"""Ray Serve ends in 3 to 6 s; then nothing is waited for any more."""
+END_TIMEOUT_S = 10.0
+"""What Ray Serve takes to end once all answers have; then nothing is waited for any more."""
 
+_RUNNER = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # Ray is imported for seconds
+    "from deployments.runner import main; main()"
+)
+_OWN_CLUSTER = "local"
 _POLL_S = 0.1
 _READY_POLL_S = 0.5
 _READY_TIMEOUT_S = 30.0
@@ -34,29 +43,27 @@ _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def serve(
-    config: Annotated[
-        Path | None, typer.Option(help="The configuration; default: HDSERVE_CONFIG.")
-    ] = None,
+    config: ConfigFile = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0 is every interface.")
+        str, typer.Option(help="The address to listen at; 0.0.0.0 is every interface.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Where to listen.", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="The port to listen at.", min=1, max=65535)] = 8000,
 ) -> None:
     """Serve the models of a configuration until Ctrl-C, by default the bundled ones.
 
-    Runs `serve run` of Ray Serve on the Ray cluster RAY_ADDRESS names, or on one that is started
-    with it and ends with it; says when the models answer.
+    Runs on the Ray cluster RAY_ADDRESS names, or on one that is started with it and ends with it;
+    says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
+    the configuration at most; a second one ends at once.
     """
-    load_config(config)  # a wrong one is told here, before anything starts
-    if "RAY_ADDRESS" not in os.environ:
+    drain_timeout_s = load_config(config).drain_timeout_s  # a wrong one is told before all else
+    check_is_importable(Path.cwd())
+    address = _address()
+    if address == _OWN_CLUSTER:
         check_is_free(host, port)
-    runner = Path(sys.executable).with_name("serve")
-    if not runner.exists():
-        raise ConfigError(f"{runner} is missing; install Ray Serve: pip install 'ray[serve]'")
     application = {
-        "name": "hdserve",
+        "name": APPLICATION,
         "route_prefix": "/",
-        "import_path": "deployments:app",
+        "import_path": IMPORT_PATH,
         "args": {} if config is None else {"config": str(config.absolute())},
     }
     deploy = {"http_options": {"host": host, "port": port}, "applications": [application]}
@@ -64,8 +71,21 @@ def serve(
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
         threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
-        status = run_until_signal([str(runner), "run", str(path)])
+        runner = [sys.executable, "-c", _RUNNER, str(path), address]
+        status = run_until_signal([*runner, str(drain_timeout_s)], drain_timeout_s)
     raise typer.Exit(status)
+
+
+def check_is_importable(directory: Path) -> None:
+    """Ray's processes would start and then not find the application.
+
+    Raises:
+        ConfigError: something in ``directory`` is imported in place of our packages.
+    """
+    for found in shadows(directory):
+        raise ConfigError(
+            f"{found} hides the installed package from Ray: start in another directory"
+        )
 
 
 def check_is_free(host: str, port: int) -> None:
@@ -80,7 +100,8 @@ def check_is_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+            reason = f"{error.strerror}; --port takes another one"
+            raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
 def url_of(host: str, port: int) -> str:
@@ -102,14 +123,15 @@ def announce(base_url: str) -> None:
     typer.echo(f"hdserve is ready at {base_url}")
 
 
-def run_until_signal(command: list[str]) -> int:
-    """Run a command to its end; the first signal that is to end this process ends it, too.
+def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
+    """Run a command to its end; the first signal that is to end this process has it end in order,
+    the second at once.
 
     Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
     start one unless the environment names another.
 
     It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
-    back.  What is still there ``END_TIMEOUT_S`` after the signal is killed.
+    back.  What is still there ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
     """
     signals: SimpleQueue[int] = SimpleQueue()
 
@@ -118,21 +140,40 @@ def run_until_signal(command: list[str]) -> int:
 
     old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     process = subprocess.Popen(
-        command, env={"RAY_ADDRESS": "local", **os.environ}, start_new_session=True
+        command, env={**os.environ, "RAY_ADDRESS": _address()}, start_new_session=True
     )
+    number = 0
     try:
-        while process.poll() is None and signals.empty():
-            time.sleep(_POLL_S)
+        _wait(process, signals)
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # what Ray Serve shuts its application down on
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_TIMEOUT_S)
+            number = signals.get()
+            process.send_signal(signal.SIGINT)
+            typer.echo(
+                f"ending: what is being answered may take {drain_timeout_s:g} s more; "
+                "Ctrl-C again ends at once",
+                err=True,
+            )
+            _wait(process, signals, drain_timeout_s + END_TIMEOUT_S)
     finally:
         _kill(process.pid)
         status = process.wait()
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    return status if signals.empty() else 128 + signals.get()
+        for each, handler in old.items():
+            signal.signal(each, handler)
+    return 128 + number if number else status
+
+
+def _address() -> str:
+    """Of the Ray cluster that is to serve."""
+    return os.environ.get("RAY_ADDRESS") or _OWN_CLUSTER
+
+
+def _wait(
+    process: subprocess.Popen[bytes], signals: SimpleQueue[int], timeout_s: float = math.inf
+) -> None:
+    """Until the process has ended, a signal has come or the time is over."""
+    deadline_s = time.monotonic() + timeout_s
+    while process.poll() is None and signals.empty() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
 
 
 def _kill(session: int) -> None:

@@ -28,7 +28,7 @@ from hdserve.databases.statistics_merge import StatisticsMerge
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)
 
-MaxMib = Annotated[int, typer.Option("--max-mib", help="Bound of the table.", min=1)]
+MaxMib = Annotated[int, typer.Option("--max-mib", help="Most MiB of the table.", min=1)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
 
 _GO_ON = "the same command goes on where it was saved last"

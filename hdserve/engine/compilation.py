@@ -7,9 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+from torch._inductor.loop_body import InterpreterShim
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
@@ -79,7 +82,11 @@ def compile_beside(
     model: LoadedModel, config: EngineConfig, max_rows: int, measures_cost: bool
 ) -> Future[Faster]:
     """Compile in a thread of its own, find out whether forwards are exact then, and measure what
-    they cost."""
+    they cost.
+
+    To be called before the engine runs forwards.
+    """
+    _trace_beforehand()
     found: Future[Faster] = Future()
     num_threads = torch.get_num_threads()
 
@@ -100,6 +107,13 @@ def compile_beside(
 
     threading.Thread(target=run, name="hdserve-compile", daemon=True).start()
     return found
+
+
+def _trace_beforehand() -> None:
+    """What PyTorch's compiler would trace once, by replacing ``Module.__call__`` for some
+    milliseconds: a forward in another thread fails then."""
+    with suppress(AttributeError):  # of another version of PyTorch
+        cast("Any", InterpreterShim)._dummy_gm()
 
 
 def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from hdserve.bench.contenders import EngineContender, GenerateContender, Measurement, Run, Task
 from hdserve.bench.engine import Runs, filling, run_rounds
-from hdserve.bench.prompts import EncodedPrompt, PromptRow
+from hdserve.bench.prompts import EncodedPrompt
 from hdserve.cli import app
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
+from hdserve.prompts import PromptRow
 from tests.interruption import interrupt_after, units
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.bench.lossless import LosslessCheck, SettingResult
-from hdserve.bench.prompts import PromptRow, encode_prompt
+from hdserve.bench.prompts import encode_prompt
 from hdserve.cli import app
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
+from hdserve.prompts import PromptRow
 from tests.interruption import interrupt_after, units
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.", "Any trains?")

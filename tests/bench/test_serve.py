@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 
 from deployments.metrics import Report, Sample, render
 from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
-from hdserve.bench.prompts import PromptRow
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
 from hdserve.cli import app
 from hdserve.errors import ConfigError
+from hdserve.prompts import PromptRow
 from tests.interruption import interrupt_after, interrupt_when, units
 
 MODEL = "model-a"
@@ -324,6 +324,22 @@ def test_prompts_come_again_when_they_run_out() -> None:
     names = [row.name for row in arrange(rows, LoadPlan(1, 7, seed=5))]
     assert Counter(names) == {names[0]: 3, names[1]: 2, names[2]: 2}
     assert names[:3] == names[3:6]
+
+
+def test_conversations_are_chats(server: Server, tmp_path: Path) -> None:
+    """They are sent as they are; as completions they cannot be."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on."}]
+    rows = [{"messages": chat}, {"prompt": "Hello."}]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    command += ["--concurrency", "1"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    sent = [body["messages"] for body in server.bodies]
+    assert sorted(map(len, sent[1:])) == [1, 2]
+    assert chat in sent[1:]
+    with pytest.raises(ConfigError, match="rows with `messages` can be asked with --api chat"):
+        CliRunner().invoke(app, [*command, "--api", "completions"], catch_exceptions=False)
 
 
 def test_peaks_come_from_the_times() -> None:

@@ -11,7 +11,9 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.request_faults import RequestFault
 from hdserve.deployed_config import deployment_name
+from hdserve.errors import PromptTooLong
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -68,3 +70,18 @@ def test_no_delta_waits_for_the_counts_of_a_prediction(handle: Any) -> None:
     records = [record for message in messages for record in message]
     assert {type(record) for record in records} == {Delta}
     assert sum(len(record.token_ids) for record in records) == 16
+
+
+def test_a_request_at_fault_is_answered(handle: Any) -> None:
+    """By a value: Ray Serve would log a traceback of what is raised, and count it as an error of
+    the replica."""
+    long = GenerationRequest("r", prompts=("word " * 5000,))
+    (message,) = handle.generate.remote(long)
+    assert isinstance(message, RequestFault)
+    assert isinstance(message.error, PromptTooLong)
+    unary = handle.options(stream=False)
+    answer = unary.detokenize.remote([10**9]).result()
+    assert isinstance(answer, RequestFault)
+    assert answer.error.param == "tokens"
+    answer = unary.check_statistics.remote("anywhere").result()
+    assert isinstance(answer, RequestFault)

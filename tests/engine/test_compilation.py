@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -49,6 +51,30 @@ def faster(model: torch.nn.Module) -> Future[Faster]:
 @pytest.fixture
 def compiled(faster: Future[Faster]) -> CompiledForward:
     return faster.result().compiled
+
+
+PROBE = """
+import os
+from torch._inductor.loop_body import InterpreterShim
+from hdserve.config import EngineConfig
+from hdserve.engine.compilation import compile_beside
+from hdserve.engine.loader import prepare_model
+from tests.models import make_model
+
+compile_beside(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, False)
+print(InterpreterShim._dummy_gm.cache_info().currsize, flush=True)
+os._exit(0)
+"""
+
+
+def test_what_is_traced_is_traced_before() -> None:
+    """PyTorch's tracer takes part in every call of a module, in all threads, and fails at modules
+    it does not know: what the compiler traces so, once in a process, it may not trace while an
+    engine runs forwards."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 def make_runner(model: torch.nn.Module) -> tuple[LoadedModel, ModelRunner]:

@@ -28,7 +28,6 @@ from deployments.request_body import parse_body
 from deployments.responses_protocol import ResponsesBody
 from deployments.tool_parsers import TOOL_PARSERS, joined
 from hdserve.access import Access, ApiKey, read_access
-from hdserve.bench.prompts import read_prompts
 from hdserve.bench.replay_files import read_replay
 from hdserve.config import AccessConfig, parse_config, read_config
 from hdserve.core import SamplingParams, Source, SpeculationParams
@@ -41,6 +40,7 @@ from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.states import unpack_states
 from hdserve.engine.verifier import verify
 from hdserve.errors import HdserveError, Unauthorized
+from hdserve.prompts import read_prompts
 from hdserve.tree import DraftTree
 
 MAX_MESSAGE_CHARACTERS = 20_000

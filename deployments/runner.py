@@ -1,0 +1,74 @@
+"""What ``hdserve serve`` runs, in a process of its own.
+
+Ray Serve's ``serve run``, but for the end: it kills its HTTP proxies first, and with them every
+answer that has begun.  Here the application is taken away first, which its processes take as any
+other removal: what they have begun to answer they end, and nothing new reaches them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from types import FrameType
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+from ray.serve.scripts import cli
+
+from hdserve.deployed_config import APPLICATION
+
+_POLL_S = 0.1
+
+
+class _Ending(BaseException):
+    """SIGINT came.  Ray Serve's command would handle a ``KeyboardInterrupt`` itself."""
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise _Ending
+
+
+_OWN_CLUSTER = "local"
+_ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
+
+
+def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> None:
+    """Serve the application of a Serve config file until SIGINT, and end in order.
+
+    Args:
+        address: of the Ray cluster to serve on; ``local`` starts one, which ends with this process.
+        drain_timeout_s: how long answers that have begun may take.
+    """
+    signal.signal(signal.SIGINT, _end)
+    try:
+        cli.main(["run", "--address", address, path], standalone_mode=False)
+    except _Ending:
+        if ray.is_initialized():
+            _drain(drain_timeout_s)
+            if address != _OWN_CLUSTER:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
+
+
+def _drain(timeout_s: float) -> None:
+    """Take the application away, and wait until its processes have ended."""
+    deadline_s = time.monotonic() + timeout_s
+    if _status() not in _ANSWERING:
+        return
+    serve.delete(APPLICATION, _blocking=False)
+    while _status() is not None and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+
+
+def _status() -> ApplicationStatus | None:
+    found = serve.status().applications.get(APPLICATION)
+    return None if found is None else found.status
+
+
+def main() -> None:
+    """With the arguments of :func:`run_until_interrupted` in the command line."""
+    path, address, drain_timeout_s = sys.argv[1:]
+    run_until_interrupted(path, address, float(drain_timeout_s))

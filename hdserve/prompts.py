@@ -1,0 +1,102 @@
+"""Files of prompts: JSON Lines, for every command that takes prompts.
+
+A row asks in one of three ways::
+
+    {"prompt": "a question"}                                a text
+    {"messages": [{"role": "user", "content": "..."}]}      a conversation, as the OpenAI API has it
+    {"turns": ["a question", "another one"]}                texts, of which the first is asked
+
+and may say its ``question_id`` and its ``task`` (or ``category``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hdserve.errors import ConfigError
+
+Messages = Sequence[Mapping[str, Any]]
+
+_WANTED = "an object with `prompt`, `messages` or `turns` is expected"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """What is asked by one row.
+
+    Attributes:
+        name: the row's ``question_id``, else its number from 0 on.
+        task: the group for figures by task; ``all`` when the row names none.
+        text: what is asked; empty where it is a conversation.
+        conversation: the messages of one, else empty.
+        fields: the row as it is in the file.
+    """
+
+    name: str
+    task: str
+    text: str
+    conversation: Messages = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> Messages:
+        """The chat that asks it."""
+        return self.conversation or [{"role": "user", "content": self.text}]
+
+
+def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
+    """The first ``limit`` rows of a file, at least one.
+
+    Raises:
+        ConfigError: the file cannot be read, a row asks nothing, or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the prompts {path}: no text in UTF-8") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
+    if not numbered:
+        raise ConfigError(f"{path}: there is no prompt in it")
+    return [
+        _row(line, index, f"{path}, line {number}") for index, (number, line) in enumerate(numbered)
+    ]
+
+
+def _row(line: str, index: int, where: str) -> PromptRow:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: no valid JSON; {_WANTED}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where}: {_WANTED}")
+    name, task = fields.get("question_id", index), fields.get("task", fields.get("category", "all"))
+    conversation = _conversation(fields.get("messages"), where)
+    text = "" if conversation else _text(fields, where)
+    return PromptRow(str(name), str(task), text, conversation, fields)
+
+
+def _conversation(messages: Any, where: str) -> Messages:
+    """Empty where there is none."""
+    if not messages:
+        return ()
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ConfigError(f"{where}: `messages` are objects with a `role` and `content`")
+    return messages
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("role"), str) and "content" in found
+
+
+def _text(fields: Mapping[str, Any], where: str) -> str:
+    turns = fields.get("turns")
+    text = turns[0] if isinstance(turns, list) and turns else fields.get("prompt")
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: {_WANTED}")
+    return text

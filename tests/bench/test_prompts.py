@@ -1,0 +1,42 @@
+"""Prompts that are too long lose their beginning."""
+
+from __future__ import annotations
+
+import pytest
+
+from hdserve.bench.prompts import encode_prompt
+from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.errors import ConfigError
+from hdserve.prompts import PromptRow
+
+LONG = "Where is the museum, and when does it open? " * 20
+
+
+def test_a_text_is_cut_at_its_front() -> None:
+    tokenizer = load_tokenizer("hdserve-mini")
+    row = PromptRow("a", "all", LONG + "Thank you.")
+    whole = encode_prompt(row, tokenizer, 4096)
+    assert not whole.is_cut
+    cut = encode_prompt(row, tokenizer, 64)
+    assert cut.is_cut
+    assert len(cut.token_ids) <= 64
+    assert "it open? Thank you." in tokenizer.decode(list(cut.token_ids))
+
+
+def test_a_conversation_loses_its_oldest_text_first() -> None:
+    """Its messages stay, so that their order is still that of a conversation."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    last = {"role": "user", "content": "And on Monday?"}
+    old = [{"role": "user", "content": LONG}, {"role": "assistant", "content": LONG}]
+    row = PromptRow("a", "all", "", [*old, last])
+    emptied = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}, last]
+    least = len(tokenizer.encode_chat(emptied, {}))
+    cut = encode_prompt(row, tokenizer, least)
+    assert cut.is_cut
+    assert cut.token_ids == tuple(tokenizer.encode_chat(emptied, {}))
+    assert row.messages == [*old, last]
+    half = encode_prompt(row, tokenizer, least + 40)
+    assert half.token_ids[-8:] == cut.token_ids[-8:]
+    assert least < len(half.token_ids) <= least + 40
+    with pytest.raises(ConfigError, match="the chat template alone has more than 2 tokens"):
+        encode_prompt(row, tokenizer, 2)

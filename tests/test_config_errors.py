@@ -1,0 +1,113 @@
+"""What is wrong with a configuration is said in the words of those who write one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hdserve.config import load_config
+from hdserve.deployed_config import read_deployed_config
+from hdserve.errors import ConfigError
+
+MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"
+
+
+def problems(path: Path, text: str) -> list[str]:
+    """What a file with ``text`` is refused with, a line for each mistake."""
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"expected|missing|empty|key"):
+        read_deployed_config(path)
+    first, *found = caught.value.message.splitlines()
+    assert first == f"{path}:"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("num_replicas: many", "num_replicas: a whole number is expected, not 'many'"),
+        ("num_replicas: 1.5", "num_replicas: a whole number is expected, not 1.5"),
+        ("num_replicas: 0", "num_replicas: at least 1 is expected, not 0"),
+        ("num_cpus: [1]", "num_cpus: a number is expected, not a list"),
+        ("resources: {rack: x}", "resources.rack: a number is expected, not 'x'"),
+        ("aliases: b", "aliases: a list is expected, not 'b'"),
+        ("engine: fast", "engine: a mapping is expected, not 'fast'"),
+        ("autoscaling: true", "autoscaling: a mapping is expected, not true"),
+        ("share_output: perhaps", "share_output: true or false is expected, not 'perhaps'"),
+        ("chat_template: 7", "chat_template: a path is expected, not 7"),
+        ("revision: 7", "revision: a text is expected, not 7; in quotes it is one"),
+        ("tool_parser: xml", "tool_parser: hermes, llama3_json or null is expected, not 'xml'"),
+        (
+            "engine: {dtype: fp8}",
+            "engine.dtype: auto, float32, bfloat16, float16 or float64 is expected, not 'fp8'",
+        ),
+        ("engine: {exact: maybe}", "engine.exact: true, false or auto is expected, not 'maybe'"),
+        ("engine: {compile: 3}", "engine.compile: true, false or auto is expected, not 3"),
+        (
+            "engine: {prefill_slowdown: 1}",
+            "engine.prefill_slowdown: more than 1 is expected, not 1",
+        ),
+        ("drafting: {max_depth: 999}", "drafting.max_depth: at most 256 is expected, not 999"),
+        (
+            "drafting: {drafters: [{name: 5}]}",
+            "drafting.drafters.0.name: a text is expected, not 5",
+        ),
+    ],
+)
+def test_values(tmp_path: Path, key: str, reason: str) -> None:
+    """Where it is, what is expected there, and what is there: one line."""
+    (found,) = problems(tmp_path / "config.yaml", f"{MODEL}    {key}\n")
+    assert found.startswith(f"line 4, models.0.{reason}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("models: []", "line 1, models: the list must not be empty"),
+        ("gateway: {}", "models: is missing"),
+        ("models:\n  - name: a", "line 2, models.0.model: is missing"),
+        ("models:\n  - name: ''\n    model: x", "line 2, models.0.name: must not be empty"),
+        ("models:\n  name: a\n  model: b", "line 1, models: a list is expected, not a mapping"),
+        (f"{MODEL}telemetry: {{endpoint: 'a:1'}}", "line 4, telemetry.endpoint: an address that"),
+    ],
+)
+def test_shapes(tmp_path: Path, text: str, reason: str) -> None:
+    (found,) = problems(tmp_path / "config.yaml", text)
+    assert found.startswith(reason)
+
+
+def test_mistakes_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = f"drain_timeout_s: -1\n{MODEL}    num_gpus: x\n    num_cpus: y\n    engine: {{nme: 1}}\n"
+    found = problems(tmp_path / "config.yaml", text)
+    assert [line.split(":")[0] for line in found] == [
+        "line 1, drain_timeout_s",
+        "line 5, models.0.num_gpus",
+        "line 6, models.0.num_cpus",
+        "line 7, models.0.engine.nme",
+    ]
+
+
+def test_a_key_is_shown_to_nobody(tmp_path: Path) -> None:
+    """Even where it is none because it was not quoted."""
+    text = f"{MODEL}access: {{admin_key: 1234567890123456}}"
+    (found,) = problems(tmp_path / "config.yaml", text)
+    assert found == "line 4, access.admin_key: a text is expected; in quotes it is one"
+
+
+def test_inside_of_a_serve_config_file(tmp_path: Path) -> None:
+    """Lines are those of the file."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "applications:\n  - import_path: deployments:app\n    args:\n      config:\n"
+        "        models:\n          - {name: a,\n             model: hdserve-tiny, num_cpus: x}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_deployed_config(path)
+    assert caught.value.message.splitlines() == [
+        f"{path}:",
+        "applications.0.args.config:",
+        "line 7, models.0.num_cpus: a number is expected, not 'x'",
+    ]
