@@ -1,4 +1,4 @@
-"""Sixteen numbers at a time compute what sixteen numbers one by one would."""
+"""Vectors compute what their numbers would one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _reduced(rows: Floats, found: Floats) -> None:
     c, d = vectors.load(rows, (2, 0)), vectors.load(rows, (3, 0))
     vectors.store_totals(found, (0,), a, b, c, d)
     found[4], found[5] = vectors.total(a), vectors.largest(a)
-    vectors.store(found, (16,), vectors.fused(a, b, c))
+    vectors.store(found, (NUM_LANES,), vectors.fused(a, b, c))
 
 
 @numba.njit
@@ -68,14 +68,14 @@ def test_tangents_are_right() -> None:
 @given(rows=NUMBERS)
 def test_sums_are_those_of_all_lanes(rows: Floats) -> None:
     """The totals of four vectors at once have the order of the rows, and every lane counts."""
-    found = np.zeros(32, np.float32)
+    found = np.zeros(2 * NUM_LANES, np.float32)
     _reduced(rows, found)
     exact = rows.astype(np.float64)
     tolerance = 1e-6 * np.abs(exact).sum(axis=1) + 1e-30
     assert (np.abs(found[:4] - exact.sum(axis=1)) <= tolerance).all()
     assert abs(found[4] - exact[0].sum()) <= tolerance[0]
     assert found[5] == rows[0].max()
-    np.testing.assert_allclose(found[16:], exact[0] * exact[1] + exact[2], rtol=1e-6)
+    np.testing.assert_allclose(found[NUM_LANES:], exact[0] * exact[1] + exact[2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -2.5, 3e38, 1e-38, 0.3])
