@@ -14,7 +14,8 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Without bytecode, which takes minutes for all and is made of a module when it is first imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)

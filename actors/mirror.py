@@ -110,12 +110,13 @@ class Mirror:
 
         link = ActorLink(resolve, f"the model database of {key.model}")
         kept = OutputLog(config.refill_bytes, config.refill_bytes)
-        self._publisher = Publisher(
-            link, key, self.replica_id, self._queue, kept, config.publish_interval_s
+        own = Subscription(
+            link, key, self.replica_id, self._queue, kept, self._used_namespaces, receiver
         )
-        self._subscriptions = [
-            Subscription(link, key, self.replica_id, kept, self._used_namespaces, receiver)
-        ]
+        self._subscriptions = [own]
+        self._publisher = Publisher(
+            link, key, self.replica_id, self._queue, kept, own, config.publish_interval_s
+        )
         for model in draft_from:
             other = DatabaseKey(model, key.fingerprint)
             self._subscriptions.append(self._follow(other, receiver))
@@ -208,8 +209,10 @@ class Mirror:
         link = ActorLink(
             lambda: model_database.get(key, self._shard), f"the model database of {key.model}"
         )
-        nothing = OutputLog(max_bytes=0, max_total_bytes=0)
-        return Subscription(link, key, self.replica_id, nothing, self._used_namespaces, receiver)
+        queue, kept = OutputQueue(max_bytes=0), OutputLog(max_bytes=0, max_total_bytes=0)
+        return Subscription(
+            link, key, self.replica_id, queue, kept, self._used_namespaces, receiver
+        )
 
     def _used_namespaces(self) -> list[str]:
         """Those to follow: the last ones that were used, no more than fit a poll."""

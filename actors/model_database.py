@@ -25,7 +25,7 @@ from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply, Standing
-from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.seen_outputs import OriginRanges
@@ -87,7 +87,7 @@ class ModelDatabaseActor:
         """Add finished outputs and calibration; return how many outputs were new.
 
         Sending a message again changes nothing.  Calibration that cannot be used is counted, and
-        left out; so is, uncounted, what was learned before the namespace was flushed.
+        left out; so is, uncounted, what was finished or learned before the namespace was flushed.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
@@ -213,8 +213,12 @@ class ModelDatabaseActor:
     def _open_store(self) -> OutputStore | None:
         if self._config.snapshot_dir is None:
             return None
+        directory = database_directory(self._config.snapshot_dir, self._key)
+        for other, what_to_do in left_by_other_versions(self._config.snapshot_dir).items():
+            if other.name == directory.name:
+                logger.warning("%s is left as it is: %s", other, what_to_do)
         try:
-            return OutputStore(database_directory(self._config.snapshot_dir, self._key), self._key)
+            return OutputStore(directory, self._key)
         except DatabaseError as error:
             logger.error("nothing is kept on disk: %s", error)
             return None
@@ -228,18 +232,18 @@ class ModelDatabaseActor:
             logger.error("%s cannot be read: %s", self._store.directory, error)
 
     def _without_flushed(self, received: Publish) -> Publish:
-        """Without what a refill would bring back that was flushed after its sender was asked."""
-        if not received.epoch:
-            return received
-        current = {
+        """Without what its sender had before a flush of which it has not heard."""
+        flushed = {
             name
             for name, cursor in received.cursors.items()
-            if received.epoch == self._epoch and cursor >= self._log.partition(name).flushed_version
+            if self._was_flushed_since(name, Standing(received.epoch, cursor))
         }
+        is_asked_now = received.epoch in ("", self._epoch)
+        refilled = [name for name in received.refilled if is_asked_now and name not in flushed]
         return replace(
             received,
-            outputs={name: part for name, part in received.outputs.items() if name in current},
-            refilled=tuple(name for name in received.refilled if name in current),
+            outputs={name: part for name, part in received.outputs.items() if name not in flushed},
+            refilled=tuple(refilled),
         )
 
     def _was_flushed_since(self, namespace: str, standing: Standing | None) -> bool:
@@ -295,11 +299,18 @@ class ModelDatabaseActor:
         """Compare what the reader knew of an earlier run with what came back from the disk."""
         if poll.epoch == self._epoch:
             return
-        is_certain = self._is_unknown_epoch(poll.epoch) or (self._store and self._store.num_refused)
+        num_refused = self._store.num_refused if self._store else 0
+        is_certain = bool(poll.epoch) and (self._is_unknown_epoch(poll.epoch) or num_refused > 0)
         for namespace, position in poll.positions.items():
-            is_behind = position.cursor > self._restored_ends.get(namespace, 0)
-            if position.cursor and (is_certain or is_behind):
+            knows_something = position.cursor > 1 or position.num_held > 0
+            is_behind = position.cursor > max(self._restored_ends.get(namespace, 0), 1)
+            if (knows_something and is_certain) or is_behind or self._lacks(poll, namespace):
                 self._refills.note_lost(namespace)
+
+    def _lacks(self, poll: Poll, namespace: str) -> bool:
+        """Whether something that the reader has published is not here."""
+        start, stop = poll.published.get(namespace, (0, 0))
+        return stop > 0 and not self._log.partition(namespace).has_seen(poll.reader, start, stop)
 
     def _next_poll_s(self, is_complete: bool) -> float:
         self._forget_silent_readers()

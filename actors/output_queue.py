@@ -40,10 +40,12 @@ class OutputQueue:
         self._lock = threading.Lock()
         self._outputs: deque[tuple[str, TokenIds]] = deque()
         self._calibrations: dict[str, tuple[bytes, Standing]] = {}
+        self._namespaces: set[str] = set()
 
     def put(self, namespace: str, token_ids: TokenIds) -> None:
         """Queue one output; it must not be changed afterwards.  Takes about a microsecond."""
         with self._lock:
+            self._namespaces.add(namespace)
             for piece in split_output(token_ids):
                 self._outputs.append((namespace, piece))
                 self.num_bytes += _cost(piece)
@@ -54,7 +56,18 @@ class OutputQueue:
     def put_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
         """Queue calibration state; what was queued before for ``namespace`` is replaced."""
         with self._lock:
+            self._namespaces.add(namespace)
             self._calibrations[namespace] = calibration, standing
+
+    def forget(self, namespace: str) -> bool:
+        """Drop what is queued of ``namespace``; whether anything ever was since the last time."""
+        with self._lock:
+            self._calibrations.pop(namespace, None)
+            self._outputs = deque(item for item in self._outputs if item[0] != namespace)
+            self.num_bytes = sum(_cost(token_ids) for _, token_ids in self._outputs)
+            was_used = namespace in self._namespaces
+            self._namespaces.discard(namespace)
+            return was_used
 
     def take(self, max_bytes: int) -> Batch:
         """Calibrations and the oldest outputs, up to ``max_bytes`` but at least one item."""

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
+from dataclasses import replace
 
 from actors.link import ActorLink, ActorUnreachable
 from actors.output_queue import Batch, OutputQueue
+from actors.subscription import Subscription
 from hdserve.databases.messages import PUBLISH_BYTES, Publish
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.segment import Segment
@@ -27,6 +29,7 @@ class Publisher:
     Args:
         origin: the replica's id, unique to this process.
         kept: gets every published output, to give it back if the actor loses it.
+        subscription: the replica's own, which knows of which flushes it has heard.
 
     Attributes:
         is_due: set when there is enough for a message.
@@ -39,6 +42,7 @@ class Publisher:
         origin: str,
         queue: OutputQueue,
         kept: OutputLog,
+        subscription: Subscription,
         interval_s: float,
     ) -> None:
         self.is_due = asyncio.Event()
@@ -50,6 +54,7 @@ class Publisher:
         self._origin = origin
         self._queue = queue
         self._kept = kept
+        self._subscription = subscription
         self._interval_s = interval_s
         self._unsent: Publish | None = None
         self._next_numbers: defaultdict[str, int] = defaultdict(int)
@@ -80,6 +85,7 @@ class Publisher:
             else:
                 self.num_outputs += num_outputs
                 self.num_tokens += sum(part.num_tokens for part in message.outputs.values())
+                self._subscription.was_published(message)
             self._unsent = None
 
     async def drain(self) -> None:
@@ -98,4 +104,7 @@ class Publisher:
             self._next_numbers[namespace] += len(outputs)
             segments[namespace] = Segment.from_outputs(self._origin, first, outputs)
             self._kept.append(namespace, segments[namespace])
-        return Publish(self._origin, segments, batch.calibrations, standings=batch.standings)
+        stand = self._subscription.publication(segments)
+        return replace(
+            stand, outputs=segments, calibrations=batch.calibrations, standings=batch.standings
+        )

@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from numpy import uint32
 from numpy.typing import NDArray
 
 from actors.link import ActorLink
+from actors.output_queue import OutputQueue
 from hdserve.databases.messages import PUBLISH_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_log import Changes, OutputLog
 from hdserve.databases.seen_outputs import OriginRanges
@@ -49,6 +50,7 @@ class Subscription:
 
     Args:
         reader: the replica's id; its own outputs are not delivered to it.
+        queue: what was not yet published; a flush takes it, too.
         kept: outputs that were published or delivered; what is new is decided here, and what
             the actor has lost is given back from here.
         namespaces: gives those to follow; of others that are held here only flushes are heard.
@@ -59,6 +61,7 @@ class Subscription:
         link: ActorLink,
         key: DatabaseKey,
         reader: str,
+        queue: OutputQueue,
         kept: OutputLog,
         namespaces: Callable[[], list[str]],
         receiver: Receiver,
@@ -72,11 +75,14 @@ class Subscription:
         self.last_poll_s: float | None = None
         self.is_due = asyncio.Event()
         self._reader = reader
+        self._queue = queue
         self._kept = kept
         self._namespaces = namespaces
         self._receiver = receiver
         self._epoch = ""
         self._positions: dict[str, Position] = {}
+        self._published_ends: dict[str, int] = {}
+        self._covered_ends: dict[str, int] = {}
         self._idle: list[str] = []
         self._num_polls = 0
         self._last_complete_poll = 0
@@ -106,9 +112,13 @@ class Subscription:
         names = self._namespaces()
         random.shuffle(names)
         positions = {name: self._position(name) for name in names}
-        poll = Poll(self._reader, self._epoch, positions, self._next_idle(positions))
+        idle, published = self._next_idle(positions), self._published(names)
+        poll = Poll(self._reader, self._epoch, positions, idle, published)
         data = await self.link.call("changes_since", poll.encode(self.key))
         reply = Reply.decode(data, self.key)
+        for name, (_, stop) in published.items():
+            if name not in reply.changes or reply.changes[name].is_complete:
+                self._covered_ends[name] = stop
         self._take(reply)
         self.last_poll_s = time.monotonic()
         for namespace, seen in reply.refill.items():
@@ -124,6 +134,17 @@ class Subscription:
         epoch = self._epoch  # before the cursor, which a later run may have begun anew
         return Standing(epoch, self._positions.get(namespace, Position()).cursor)
 
+    def publication(self, namespaces: Iterable[str]) -> Publish:
+        """A message of what was finished in ``namespaces`` since the flushes heard of: it says
+        where this replica stands."""
+        cursors = {name: self.standing(name).cursor for name in namespaces}
+        return Publish(self._reader, epoch=self._epoch, cursors=cursors)
+
+    def was_published(self, message: Publish) -> None:
+        """The actor has acknowledged what this replica generated."""
+        for namespace, segment in message.outputs.items():
+            self._published_ends[namespace] = int(segment.sequence_numbers[-1]) + 1
+
     def current_poll(self) -> int:
         """The number of the next poll; to be passed to ``wait_for``.  Thread-safe."""
         with self._progress:
@@ -137,8 +158,15 @@ class Subscription:
     def _position(self, namespace: str) -> Position:
         known = self._positions.get(namespace, Position())
         num_held = self._kept.partition(namespace).num_outputs
-        cursor = max(known.cursor, 1) if num_held else known.cursor
-        return Position(cursor, known.calibration_version, num_held)
+        return Position(max(known.cursor, 1), known.calibration_version, num_held)
+
+    def _published(self, namespaces: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """The numbers of what the cursors do not cover yet: published since the last poll."""
+        found = {
+            name: (self._covered_ends.get(name, 0), self._published_ends.get(name, 0))
+            for name in namespaces
+        }
+        return {name: (start, stop) for name, (start, stop) in found.items() if start < stop}
 
     def _next_idle(self, used: Container[str]) -> dict[str, int]:
         """The next of the namespaces that are held here and not followed now: they take turns."""
@@ -160,8 +188,7 @@ class Subscription:
 
     def _take_changes(self, namespace: str, change: Changes) -> None:
         if change.is_flushed:
-            self._kept.flush(namespace)
-            self._tell(lambda: self._receiver.forget(self.key.model, namespace))
+            self._forget(namespace)
         appended = self._kept.append(namespace, change.segment)
         segment = concatenate([item.segment for item in appended])
         if len(segment):
@@ -174,6 +201,13 @@ class Subscription:
             self._tell(
                 lambda: self._receiver.deliver_calibration(self.key.model, namespace, calibration)
             )
+
+    def _forget(self, namespace: str) -> None:
+        """Drop what there is of ``namespace``; a replica that had nothing of it is not told."""
+        was_used = self._queue.forget(namespace)
+        if was_used or namespace in self._positions:
+            self._kept.flush(namespace)
+            self._tell(lambda: self._receiver.forget(self.key.model, namespace))
 
     def _tell(self, call: Callable[[], None]) -> None:
         """Drafting fails open: an error of the receiver is logged once and counted."""
@@ -188,8 +222,7 @@ class Subscription:
         """Give back what the actor has lost and this replica still holds."""
         parts = self._kept.missing_from(namespace, seen).split(PUBLISH_BYTES)
         logger.info("giving %d messages of %r back to the actor", len(parts), namespace)
-        cursors = {namespace: self._positions.get(namespace, Position()).cursor}
-        refill = Publish(self._reader, epoch=self._epoch, cursors=cursors)
+        refill = self.publication([namespace])
         for part in parts:
             message = replace(refill, outputs={namespace: part})
             await self.link.call("publish", message.encode(self.key))

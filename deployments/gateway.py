@@ -150,21 +150,22 @@ class Gateway:
         self._refusals.check(name, num_sequences)
         handle: Any = self._streaming[name]
         pauses_s = iter(_RETRY_PAUSES_S)
-        was_refused = False
+        was_refused = has_begun = False
         while True:
             async with aclosing(self._attempt(handle, request, deadline)) as found:
                 try:
                     async for records in found:
+                        has_begun = True
                         yield records
                     return
                 except Overloaded:
-                    if was_refused:
+                    if was_refused or has_begun:
                         self._refusals.note(name, num_sequences)
                         raise
                     was_refused, pause_s = True, 0.0
                 except EngineGone:
                     pause_s = next(pauses_s, -1.0)
-                    if pause_s < 0:
+                    if pause_s < 0 or has_begun:
                         raise
                 except RequestTimeout:
                     self.http_metrics.timed_out(name)

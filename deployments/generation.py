@@ -55,9 +55,14 @@ class GenerationRequest:
     num_body_bytes: int = 0
 
     @property
+    def num_prompts(self) -> int:
+        """A chat is one."""
+        return max(len(self.prompts), 1)
+
+    @property
     def num_sequences(self) -> int:
         """Answers to all prompts."""
-        return max(len(self.prompts), 1) * self.num_choices
+        return self.num_prompts * self.num_choices
 
 
 class Alternative(NamedTuple):
@@ -97,7 +102,8 @@ class Delta(NamedTuple):
         texts: if asked for, one per token; together they are all the model wrote.
         reasoning: what it thought before its answer, where that is told apart.
         draft: if asked for, the tree that was verified, from node 1 on.
-        prompt_logprobs: if asked for, in the first delta of a choice, one per token of its prompt.
+        prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
+            choices; those of the others do not come before it.
     """
 
     prompt_index: int

@@ -144,6 +144,7 @@ class ModelServer:
         merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
         clocks = [self._requests.clock(seq) for seq in sequences]
         readers = self._reasoning.of(request, sequences)
+        shows_prompts = request.prompt_logprobs_param is not None
         tasks = [
             asyncio.create_task(self._pump(seq, clock, merged, trace))
             for seq, clock in zip(sequences, clocks, strict=True)
@@ -152,7 +153,7 @@ class ModelServer:
             self._record_builder.deltas,
             reasoning=readers,
             includes_sources=request.includes_sources,
-            includes_prompts=request.prompt_logprobs_param is not None,
+            due_prompts=set(range(request.num_prompts)) if shows_prompts else None,
         )
         try:
             num_open = len(tasks)

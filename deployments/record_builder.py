@@ -26,6 +26,10 @@ _NUM_CACHED_TOKENS = 1 << 14
 """Of which the bytes are kept: prompts that are scored have many, and the same ones again."""
 
 
+LOWEST_LOGPROB = -9999.0
+"""As vLLM shows what is less likely."""
+
+
 class RecordBuilder:
     """Builds deltas and summaries.
 
@@ -44,21 +48,22 @@ class RecordBuilder:
         reasoning: Mapping[str, ReasoningReader],
         *,
         includes_sources: bool,
-        includes_prompts: bool = False,
+        due_prompts: set[int] | None = None,
     ) -> list[Delta]:
         """What steps added to choices, in their order.
 
         Args:
-            includes_prompts: whether log probabilities of prompts are wanted, if there are any.
             reasoning: by the id of a sequence, what reads that of the choice; all of another is
                 text.
+            due_prompts: the prompts whose log probabilities are wanted and did not come yet; one
+                whose come now is taken out.
         """
         return [
             self.delta(
                 output,
                 reasoning.get(output.sequence.request_id),
                 includes_sources=includes_sources,
-                includes_prompts=includes_prompts,
+                due_prompts=due_prompts,
             )
             for output in outputs
         ]
@@ -69,15 +74,19 @@ class RecordBuilder:
         reasoning: ReasoningReader | None = None,
         *,
         includes_sources: bool,
-        includes_prompts: bool = False,
+        due_prompts: set[int] | None = None,
     ) -> Delta:
         """What a step added to a choice, which the id of its sequence names."""
         seq = output.sequence
         split = Split("", output.text) if reasoning is None else reasoning.read(output)
-        _, prompt_index, choice_index = seq.request_id.rsplit("/", 2)
+        prompt_index, choice_index = map(int, seq.request_id.rsplit("/", 2)[1:])
+        prompt_logprobs: tuple[TokenInfo, ...] = ()
+        if due_prompts and prompt_index in due_prompts and output.prompt_logprobs is not None:
+            due_prompts.remove(prompt_index)
+            prompt_logprobs = self._prompt(seq, output.prompt_logprobs)
         return Delta(
-            prompt_index=int(prompt_index),
-            choice_index=int(choice_index),
+            prompt_index=prompt_index,
+            choice_index=choice_index,
             text=split.text,
             token_ids=output.token_ids,
             sources=tuple(int(source) for source in output.sources),
@@ -85,7 +94,7 @@ class RecordBuilder:
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
-            prompt_logprobs=self._prompt(output) if includes_prompts else (),
+            prompt_logprobs=prompt_logprobs,
             reasoning=split.reasoning,
         )
 
@@ -132,19 +141,23 @@ class RecordBuilder:
             for node in range(1, len(tree))
         )
 
-    def _prompt(self, output: StepOutput) -> tuple[TokenInfo, ...]:
-        if output.prompt_logprobs is None:
-            return ()
-        first_id = output.sequence.token_ids[0]
+    def _prompt(
+        self, seq: Sequence, logprobs: Iterable[TokenLogprob | None]
+    ) -> tuple[TokenInfo, ...]:
+        first_id = seq.token_ids[0]
         first = TokenInfo(self._token_bytes(first_id), None, (), first_id)
-        others = [item for item in output.prompt_logprobs if item is not None]
-        return (first, *map(self._info, others))
+        return (first, *(self._info(item) for item in logprobs if item is not None))
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._token_bytes
-        top = tuple(Alternative(data(token), value, token) for token, value in logprob.top)
+        top = tuple(Alternative(data(token), _shown(value), token) for token, value in logprob.top)
         token_id = logprob.token_id
-        return TokenInfo(data(token_id), logprob.logprob, top, token_id, logprob.rank)
+        return TokenInfo(data(token_id), _shown(logprob.logprob), top, token_id, logprob.rank)
+
+
+def _shown(logprob: float) -> float:
+    """JSON has neither infinities, of what cannot be, nor NaN, of a model that overflowed."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:

@@ -374,6 +374,7 @@ class ResponseBuilder:
             "model": model,
         }
         self._answers: dict[int, Answer] = {}
+        self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
     def begin(self) -> list[dict[str, Any]]:
         """Nothing comes before the first delta."""
@@ -383,7 +384,9 @@ class ResponseBuilder:
         """The chunks of one delta: one, but two where a tool call begins and goes on."""
         index = self._index(delta)
         is_first = index not in self._answers
-        self._answers.setdefault(index, Answer(delta.prompt_index))
+        if is_first:
+            delta = self._with_prompt(delta)
+            self._answers[index] = Answer(delta.prompt_index)
         choices = self._form.deltas(delta, index, is_first=is_first)
         choices[-1] |= _sources(delta)
         return [
@@ -411,8 +414,11 @@ class ResponseBuilder:
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole answer."""
-        answer = self._answers.setdefault(self._index(delta), Answer(delta.prompt_index))
-        answer.add(delta)
+        index = self._index(delta)
+        if index not in self._answers:
+            delta = self._with_prompt(delta)
+            self._answers[index] = Answer(delta.prompt_index)
+        self._answers[index].add(delta)
 
     def whole(self, summary: Summary) -> dict[str, Any]:
         """The answer in one object."""
@@ -426,6 +432,12 @@ class ResponseBuilder:
             "usage": usage(summary),
             "metrics": metrics(summary),
         }
+
+    def _with_prompt(self, delta: Delta) -> Delta:
+        """The first delta of a choice with the log probabilities of its prompt, which came once."""
+        prompt = delta.prompt_logprobs or self._prompts.get(delta.prompt_index, ())
+        self._prompts[delta.prompt_index] = prompt
+        return delta._replace(prompt_logprobs=prompt)
 
     def _index(self, delta: Delta) -> int:
         return delta.prompt_index * self._num_choices + delta.choice_index

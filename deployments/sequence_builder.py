@@ -8,6 +8,7 @@ from uuid import uuid4
 from deployments.generation import GenerationRequest
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.host import ModelHost
+from hdserve.engine.request_check import check_prompt_length
 from hdserve.errors import InvalidRequest
 
 MAX_PROMPT_LOGPROBS = 1 << 19
@@ -27,6 +28,7 @@ class SequenceBuilder:
         Raises:
             InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
                 prompts have more log probabilities than an answer may.
+            PromptTooLong: a prompt does not fit into the model's context.
         """
         params = self._host.params(request.sampling)
         self._check_grammar(params.grammar, request)
@@ -36,6 +38,9 @@ class SequenceBuilder:
             num_scored = sum(map(len, prompts)) * request.num_choices
             param = request.prompt_logprobs_param or "logprobs"
             _check_scores(num_scored, 1 + params.prompt_logprobs, param)
+        for prompt in prompts:  # which every choice has a copy of
+            param = "messages" if request.messages else "prompt"
+            check_prompt_length(len(prompt), self._host.model.max_model_len, params, param)
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
         return [

@@ -241,7 +241,7 @@ class Sequence:
         drafter_state: what drafters keep per sequence, by drafter name.
         recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
             of models whose weights cannot be had.
-        prompt_scores: shared by the choices of a prompt whose log probabilities are wanted.
+        prompt_scores: shared by the choices of a prompt, which is computed for one of them.
     """
 
     request_id: str

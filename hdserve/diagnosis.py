@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.databases.output_files import left_by_other_versions
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware, node_resources
@@ -235,6 +236,8 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
         yield failure(subject, f"{directory} cannot be written", remedy)
     else:
         yield ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
+    for other, what_to_do in left_by_other_versions(directory).items():
+        yield warning(subject, f"{other} is not read", what_to_do)
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class LLM:
         self._host = ModelHost(config)
         self._engine = self._host.make_engine()
         self._num_requests = 0
+        self._outputs: dict[str, deque[StepOutput]] = {}
+        """That nobody has taken yet, by the ids of the sequences that are decoded."""
 
     def generate(
         self,
@@ -109,13 +112,25 @@ class LLM:
         try:
             for seq in sequences:
                 self._engine.add(seq)
+                self._outputs[seq.request_id] = deque()
                 added.append(seq)
-            while self._engine.has_work:
-                yield from self._engine.step()
+            for seq in added:
+                yield from self._outputs_of(seq)
         finally:
             for seq in added:
+                del self._outputs[seq.request_id]
                 if seq.finish_reason is None:
                     self._engine.abort(seq.request_id)
+
+    def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
+        """Those of one sequence; what a step gives others waits for whoever asks for it."""
+        outputs = self._outputs[seq.request_id]
+        while outputs or seq.finish_reason is None:
+            if not outputs:
+                for output in self._engine.step():
+                    self._outputs[output.sequence.request_id].append(output)
+            else:
+                yield outputs.popleft()
 
     def _sequence(
         self,

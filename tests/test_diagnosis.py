@@ -155,7 +155,8 @@ def test_port() -> None:
 
 
 def test_model_database(tmp_path: Path) -> None:
-    """Off and in memory are warnings; a place that is no directory is a failure."""
+    """Off, in memory and of another version are warnings; a place that is no directory is a
+    failure."""
 
     def check(**options: Any) -> list[str]:
         models = [{"name": "m", "model": "hdserve-mini"}]
@@ -165,6 +166,11 @@ def test_model_database(tmp_path: Path) -> None:
     assert check(is_enabled=False) == ["warning"]
     assert check() == ["warning"]
     assert check(snapshot_dir=tmp_path / "new") == ["ok"]
+    (tmp_path / "old" / "v0" / "a-database").mkdir(parents=True)
+    (tmp_path / "old" / "v0" / "a-database" / "generation").touch()
+    assert check(snapshot_dir=tmp_path / "old") == ["ok", "warning"]
+    (tmp_path / "old" / "v0").rename(tmp_path / "old" / "v1")
+    assert check(snapshot_dir=tmp_path / "old") == ["ok"]
     (tmp_path / "file").touch()
     assert check(snapshot_dir=tmp_path / "file") == ["failure"]
 

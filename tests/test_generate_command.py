@@ -41,6 +41,15 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert plain["num_drafts"] == 0
 
 
+def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
+    """Its texts may hold what else Unicode breaks lines at, as JSON and this command write it."""
+    path = tmp_path / "prompts.jsonl"
+    row = {"prompt": f"One\u2028two\x85{QUESTION}"}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
+    answer = json.loads(generate("--prompts", str(path), "--json"))
+    assert answer["prompt"] == row["prompt"]
+
+
 def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is the same in colours, between a legend and the figures."""
     text = generate(QUESTION).strip()

@@ -35,6 +35,21 @@ def test_prompts_have_log_probabilities() -> None:
     assert found.token_ids == wanted.token_ids
 
 
+def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:
+    """A step decodes all that run: each iterator gives its own answer, also while a whole answer
+    is waited for."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    prompts = [[5, 300, 41, 7], [9, 8], [300, 5]]
+    alone = [answer.token_ids for answer in llm.generate(prompts, params)]
+    first, second = (llm.stream(prompt, params) for prompt in prompts[:2])
+    found: list[list[int]] = [[*next(first).token_ids], [*next(second).token_ids]]
+    (third,) = llm.generate(prompts[2:], params)
+    for tokens, stream in zip(found, (first, second), strict=True):
+        tokens += [token for output in stream for token in output.token_ids]
+    assert [*found, third.token_ids] == alone
+
+
 def test_what_is_remembered_is_drafted_from() -> None:
     """The answer of another process comes in fewer steps, and is the same."""
     prompts = ["A table for two in"]

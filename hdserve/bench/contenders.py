@@ -41,8 +41,9 @@ longer, and a turn begins with caches that hold another's data."""
 
 _LOOKUP_TOKENS = 10
 
-_NO_TOKEN = -1
-"""Ends no answer; for ``None`` the model's own end would be taken."""
+_NO_TOKEN = 1 << 30
+"""Of no vocabulary, so it ends no answer; for ``None`` the model's own end would be taken, and of a
+negative one transformers warns at every call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.databases import archive as archives
+from hdserve.databases.output_files import left_by_other_versions
 from hdserve.databases.snapshot import DatabaseKey
 
 app = typer.Typer(
@@ -44,6 +45,8 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     found = [archives.describe(root, key) for key in keys]
     if output.has_text:
         Console(markup=False).print(_table(found))
+        for path, what_to_do in left_by_other_versions(root).items():
+            typer.echo(f"{path} is not read: {what_to_do}")
     output.write([_to_json(item) for item in found])
 
 

@@ -1,6 +1,8 @@
 """A file that only grows: framed, checksummed records, each complete or absent after a crash.
 
-record = length (uint32) | CRC-32 of the body (uint32) | body
+record = length (uint32) | CRC-32 of the body (uint32) | body, at least one byte
+
+Zeros, which a power failure may leave at the end of a file, are no record.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def take_record(data: bytes | bytearray, position: int = 0) -> tuple[bytes, int]
     if len(data) < start:
         return None
     length, checksum = _FRAME.unpack_from(data, position)
-    if length > MAX_RECORD_BYTES:
+    if not 0 < length <= MAX_RECORD_BYTES:
         raise SnapshotError(f"corrupt at byte {position}: impossible length {length}")
     end = start + length
     if len(data) < end:

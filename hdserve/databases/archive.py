@@ -17,7 +17,7 @@ from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.messages import Publish
-from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
@@ -62,11 +62,13 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
 
     Raises:
-        DatabaseError: ``root`` is no directory, or holds no database.
+        DatabaseError: ``root`` is no directory, or holds no database; those of other versions are
+            named.
     """
     files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
     if not files:
-        raise DatabaseError(f"{root} holds no model database")
+        left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
+        raise DatabaseError(f"{root} holds no model database{''.join(left)}")
     return [snapshot.read_key(path.read_bytes()) for path in files]
 
 

@@ -3,6 +3,9 @@
 numba keeps a compiled function until the file it stands in changes.  Here functions of several
 modules are compiled into one, and a stale one reads wrong addresses, so all modules count that are
 compiled together: after any change to one of them everything of theirs is compiled once more.
+
+What is compiled for one processor is not taken on another; but what an image brings, compiled for
+a baseline is taken where it is all the code would use.
 """
 
 from __future__ import annotations
@@ -10,11 +13,20 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numba.core import caching
 
 _COMPILED_TOGETHER = ("databases", "drafting")
+
+BASELINES: Final = {
+    "x86_64": (
+        "x86-64-v3",
+        frozenset({"+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe"}),
+    ),
+    "aarch64": ("generic", frozenset[str]()),
+}
+"""By architecture: a processor's name, and what has to be there to run code compiled for it."""
 
 
 @cache
@@ -53,12 +65,48 @@ class _Implementation(caching.CompileResultCacheImpl):
     _locator_classes = [_Provided, _InTree, _UserWide]  # noqa: RUF012 - as in the base class
 
 
+class _Baseline:
+    """What the cache asks of the code's target, of a processor that is older than this one."""
+
+    def __init__(self, triple: str, name: str) -> None:
+        self._target = (triple, name, "")
+
+    def magic_tuple(self) -> tuple[str, str, str]:
+        return self._target
+
+
 class KernelCache(caching.FunctionCache):
-    """The cache of one compiled function."""
+    """The cache of one compiled function.
+
+    Args:
+        takes_baseline: also code that was compiled for the baseline of this processor.
+    """
 
     _impl_class = _Implementation
 
+    def __init__(self, function: Any, *, takes_baseline: bool = False) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        self._takes_baseline = takes_baseline
 
-def keep_compiled(function: Any) -> None:
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        baseline = _baseline_of(*target_context.codegen().magic_tuple())
+        if found is None and self._takes_baseline and baseline is not None:
+            key = self._index_key(sig, baseline)  # type: ignore[no-untyped-call]
+            data = self._cache_file.load(key)  # type: ignore[no-untyped-call]
+            found = None if data is None else self._impl.rebuild(target_context, data)
+        return found
+
+
+def _baseline_of(triple: str, _name: str, features: str) -> _Baseline | None:
+    """The one whose code this target can run."""
+    architecture = triple.split("-")[0]
+    if architecture not in BASELINES:
+        return None
+    name, needed = BASELINES[architecture]
+    return _Baseline(triple, name) if needed <= {*features.split(",")} else None
+
+
+def keep_compiled(function: Any, *, takes_baseline: bool = False) -> None:
     """Load ``function``, compiled by numba, from the cache, and keep it there."""
-    function._cache = KernelCache(function.py_func)  # type: ignore[no-untyped-call]
+    function._cache = KernelCache(function.py_func, takes_baseline=takes_baseline)

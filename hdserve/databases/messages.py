@@ -10,11 +10,14 @@
        │  Reply(epoch, changes, next_poll_s, refill) │
 
 ``epoch`` names one run of the actor.  When it changes the replica learns that the actor was
-restarted, and the actor learns from the replica's cursor whether outputs were lost.  If so,
+restarted, and the actor learns whether outputs were lost: from the replica's cursor, and from the
+numbers of what it has published since its last poll.  If so,
 ``refill`` asks that replica for what it has and the actor has not; it answers with ordinary
 ``Publish`` messages of outputs in the name of their origins, the last of which lists the
-namespace in ``refilled``.  They say where the replica stands, and count for nothing if the
-namespace was flushed since: it has not heard of that yet.  So does calibration.
+namespace in ``refilled``.
+
+Every ``Publish`` says where its sender stands: how far it was told of each namespace.  It counts
+for nothing where the namespace was flushed since, as what it says is from before that.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ class Publish:
         outputs: by namespace.
         calibrations: by namespace.
         refilled: namespaces of which the sender has now sent all it had.
-        epoch: of the reply that asked for a refill; empty where this is none.
-        cursors: where the sender of a refill stands in each namespace of it.
+        epoch: of the last reply to the sender; empty before the first.
+        cursors: where the sender stands in each namespace of ``outputs`` and ``refilled``; earlier
+            versions say it of a refill alone.
         standings: where the sender stood when it took each of the calibrations; earlier versions
             do not say.
     """
@@ -135,12 +139,15 @@ class Poll:
         epoch: of the last reply; empty before the first.
         positions: by namespace.
         idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
+        published: by namespace the numbers of the reader's own outputs that were acknowledged since
+            its last poll: the first, and one more than the last; earlier versions do not say.
     """
 
     reader: str
     epoch: str = ""
     positions: Mapping[str, Position] = field(default_factory=dict)
     idle: Mapping[str, int] = field(default_factory=dict)
+    published: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -151,6 +158,7 @@ class Poll:
                 for name, position in self.positions.items()
             },
             "idle": dict(self.idle),
+            "published": {name: list(numbers) for name, numbers in self.published.items()},
         }
         return snapshot.encode(payload, kind="poll", key=key)
 
@@ -163,11 +171,13 @@ class Poll:
         payload = snapshot.decode(data, kind="poll", fingerprint=key.fingerprint, model=key.model)
         fields = _Fields(payload)
         positions = fields.mapping("positions", list)
+        published = fields.mapping("published", list, {})
         return cls(
             reader=fields.get("reader", str),
             epoch=fields.get("epoch", str),
             positions={name: Position(*_integers(item, 3)) for name, item in positions.items()},
             idle=fields.cursors("idle"),
+            published={name: _interval(item) for name, item in published.items()},
         )
 
 
@@ -282,9 +292,13 @@ def _origin_ranges(wire: dict[Any, Any]) -> OriginRanges:
     _check_types("refill", wire.values(), list)
     ranges = {}
     for origin, intervals in wire.items():
-        pairs = [_integers(interval, 2) for interval in intervals]
-        ranges[origin] = [(start, stop) for start, stop in pairs]
+        ranges[origin] = [_interval(interval) for interval in intervals]
     return ranges
+
+
+def _interval(wire: Any) -> tuple[int, int]:
+    start, stop = _integers(wire, 2)
+    return start, stop
 
 
 def _pack_changes(change: Changes) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def jit(function: _F) -> _F:
     drafting, they made calls three times slower.
     """
     compiled: _F = numba.njit(nogil=True, fastmath=True, error_model="numpy", _nrt=False)(function)
-    keep_compiled(compiled)
+    keep_compiled(compiled, takes_baseline=True)
     return compiled
 
 

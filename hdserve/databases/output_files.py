@@ -36,6 +36,16 @@ def database_directory(root: Path, key: DatabaseKey) -> Path:
     return root / f"v{snapshot.FORMAT_VERSION}" / f"{readable}-{digest}"
 
 
+def left_by_other_versions(root: Path) -> dict[Path, str]:
+    """The databases below ``root`` in the form of another version, each with what to do with it."""
+    found = {}
+    for path in sorted(root.glob("v*/*/generation")):
+        version = path.parts[-3].removeprefix("v")
+        if version.isdecimal() and int(version) != snapshot.FORMAT_VERSION:
+            found[path.parent] = snapshot.of_another_version(int(version))
+    return found
+
+
 def directory_name(namespace: str) -> str:
     """The directory of ``namespace``: any string becomes a safe name of a fixed length."""
     return hashlib.blake2b(namespace.encode(), digest_size=16).hexdigest()

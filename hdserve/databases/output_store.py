@@ -7,7 +7,7 @@
             state                flushed version and calibration
             <version>.log        the tail: one record per append
             <version>.chunk      a full chunk: compact, written atomically, never changed
-            *.refused            a file that could not be used, set aside
+            *.refused            a file that could not be used, set aside; .refused-2 a second one
 
 An append is handed to the operating system before it is acknowledged, so a killed process loses
 nothing; ``sync`` brings everything to the disk itself, so a power failure loses at most what
@@ -126,6 +126,8 @@ class OutputStore:
             flushed_version = self._restore_state(directory / "state", log)
             for version, restored in self._restored_files(directory, flushed_version):
                 log.restore(restored.namespace, version, restored.segment)
+        if self.is_writable and any(files.unsaved for files in self._namespaces.values()):
+            self.sync(log)  # what could be used of files that were set aside is nowhere else
 
     def append(self, namespace: str, appended: Appended) -> None:
         """Keep what was just appended to the log."""
@@ -350,7 +352,7 @@ class OutputStore:
         if not self.is_writable:
             logger.error("not used: %s", error)
             return
-        refused = path.with_name(f"{path.name}.refused")
+        refused = _free_name(path)
         logger.error("not used, and set aside as %s: %s", refused.name, error)
         try:
             path.replace(refused)
@@ -369,3 +371,12 @@ class OutputStore:
         if not self.num_failures:
             logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
         self.num_failures += 1
+
+
+def _free_name(path: Path) -> Path:
+    """Where a file that cannot be used is set aside, beside those of the same name before it."""
+    number, found = 1, path.with_name(f"{path.name}.refused")
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.refused-{number}")
+    return found

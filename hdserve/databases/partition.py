@@ -155,6 +155,10 @@ class Partition:
         """The sequence numbers that were ever appended, evicted ones included."""
         return self._seen.ranges()
 
+    def has_seen(self, origin: str, start: int, stop: int) -> bool:
+        """Whether all those numbers of ``origin`` were ever appended."""
+        return self._seen.numbers(origin).has_all(start, stop)
+
     def since(
         self, cursor: int, exclude_origin: str | None, room: int, *, takes_one: bool
     ) -> tuple[Segment, int, bool]:

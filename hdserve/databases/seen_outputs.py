@@ -39,6 +39,11 @@ class SequenceRanges:
         index = bisect_right(self._starts, number) - 1
         return index >= 0 and number < self._stops[index]
 
+    def has_all(self, start: int, stop: int) -> bool:
+        """Whether every ``start <= number < stop`` is in it."""
+        index = bisect_right(self._starts, start) - 1
+        return start >= stop or (index >= 0 and stop <= self._stops[index])
+
     def intervals(self) -> list[tuple[int, int]]:
         """``(start, stop)`` in ascending order."""
         return list(zip(self._starts, self._stops, strict=True))
@@ -89,6 +94,10 @@ class SeenOutputs:
 
     def ranges(self) -> OriginRanges:
         return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
+
+    def numbers(self, origin: str) -> SequenceRanges:
+        """Those of the outputs of ``origin``."""
+        return self._origins.get(origin, SequenceRanges())
 
     def add(self, segment: Segment) -> Segment:
         """Add the outputs of ``segment`` and return those that were new."""

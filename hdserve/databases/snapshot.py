@@ -2,7 +2,7 @@
 
     envelope = msgpack map
         magic        "hdserve"
-        version      of this form; a newer one is refused
+        version      of this form; another one is refused
         kind         what the payload is: "publish", "changes", "chunk", ...
         model        whose output it is
         fingerprint  of the tokenizer, without which token ids mean nothing
@@ -114,8 +114,8 @@ def decode(
         max_bytes: longer ``data`` is refused before it is looked at.
 
     Raises:
-        SnapshotError: truncated, corrupt, too large, of a newer version, of another kind, model
-            or tokenizer; the message says which.
+        SnapshotError: truncated, corrupt, too large, of another version, kind, model or tokenizer;
+            the message says which.
     """
     if len(data) > max_bytes:
         raise SnapshotError(f"{len(data)} bytes are more than the {max_bytes} allowed")
@@ -136,7 +136,7 @@ def read_key(data: bytes) -> DatabaseKey:
     """Whose an envelope is.
 
     Raises:
-        SnapshotError: it is truncated, corrupt or of a newer version.
+        SnapshotError: it is truncated, corrupt or of another version.
     """
     fields = _open_envelope(data)
     return DatabaseKey(fields["model"], fields["fingerprint"])
@@ -186,6 +186,15 @@ def read_file(
         raise SnapshotError(f"{path}: {error.message}") from error
 
 
+def of_another_version(version: int) -> str:
+    """Why files of another version are not read, and what to do with them."""
+    is_newer = version > FORMAT_VERSION
+    text = f"format version {version} is {'newer' if is_newer else 'older'} than {FORMAT_VERSION}"
+    carry = "export it with the hdserve that wrote it, import the archive with this one"
+    what_to_do = "use the hdserve that wrote it" if is_newer else carry
+    return f"{text}, which this program reads: {what_to_do}"
+
+
 def sync_directory(directory: Path) -> None:
     """Make creations, renames and deletions in ``directory`` survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -204,10 +213,8 @@ def _open_envelope(data: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("magic") != MAGIC:
         raise SnapshotError("not made by hdserve, or corrupt")
     version = fields.get("version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise SnapshotError(
-            f"format version {version} is newer than {FORMAT_VERSION}, which this program reads"
-        )
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise SnapshotError(of_another_version(version))
     is_complete = fields.keys() == _ENVELOPE_FIELDS.keys() and all(
         type(fields[name]) is expected for name, expected in _ENVELOPE_FIELDS.items()
     )

@@ -42,7 +42,6 @@ MAX_SUFFIX = 36
 MAX_ORDER = 8
 """Longest context length in tokens."""
 
-MAX_LOGIT = 8.0
 MAX_PROBABILITY = 0.997
 
 CELLS_PER_ROW = NUM_SHARES * NUM_RANKS

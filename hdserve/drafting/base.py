@@ -57,6 +57,7 @@ class DraftResources:
         statistics: the corpus of the model's tokenizer; ``None`` when there is none.
         draft_from: model databases of other models of the same tokenizer, ranked lower.
         ending_token_ids: nothing follows one of these.
+        shares_output: whether requests may be drafted for from what others are answered with.
     """
 
     vocab_size: int
@@ -64,6 +65,7 @@ class DraftResources:
     statistics: StatisticsDatabase | None = None
     draft_from: tuple[ModelDatabase, ...] = ()
     ending_token_ids: frozenset[int] = frozenset()
+    shares_output: bool = True
 
 
 class Drafter(ABC):

@@ -21,7 +21,7 @@ from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import ModelDatabase, TokenIds
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
-from hdserve.databases.recycled import NUM_TOP
+from hdserve.databases.recycled import NUM_TOP, RecycledDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
@@ -177,13 +177,18 @@ class Hierarchy(Drafter):
 
     def calibration(self, namespace: str) -> Calibration:
         """What was learned from the requests of a namespace; begins with the prior."""
-        calibration = self._calibrations.pop(namespace, None)
+        calibration = self._calibrations.get(namespace)
         if calibration is None:
             calibration = Calibration.prior(self._resources.vocab_size)
+        self._keep(namespace, calibration)
+        return calibration
+
+    def _keep(self, namespace: str, calibration: Calibration) -> None:
+        """As that of the namespace that was used last."""
+        self._calibrations.pop(namespace, None)
         self._calibrations[namespace] = calibration
         if len(self._calibrations) > MAX_CALIBRATIONS:
-            del self._calibrations[next(iter(self._calibrations))]
-        return calibration
+            self.forget(next(iter(self._calibrations)))
 
     def state(self, namespace: str) -> bytes | None:
         calibration = self.calibration(namespace)
@@ -205,7 +210,7 @@ class Hierarchy(Drafter):
         calibration = Calibration.from_bytes(state)
         if calibration.vocab_size != self._resources.vocab_size:
             raise SnapshotError("the calibration is of another vocabulary")
-        self._calibrations[namespace] = calibration
+        self._keep(namespace, calibration)
         self._num_shared_tokens[namespace] = calibration.num_tokens
 
     def forget(self, namespace: str) -> None:
@@ -352,28 +357,31 @@ class Hierarchy(Drafter):
         request.calibration.count_tokens(len(token_ids))
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
-        if len(self._contexts) > 1 and self._resources.model_database is not None:
-            self._resources.model_database.record_running(seq)
-        if forward is not None and self._recycles(seq, tree):
-            self._recycle(request, seq, tree, forward, num_new)
+        database = self._database_fed_by(seq)
+        if database is None:
+            return
+        if len(self._contexts) > 1:
+            database.record_running(seq)
+        if forward is not None and tree.capacity and self.options.recycled:
+            self._recycle(request, seq, tree, database.recycling(seq.namespace), forward, num_new)
 
-    def _recycles(self, seq: Sequence, tree: DraftTree) -> bool:
-        """Whether what the model thought is kept; not while the budget wants no drafts at all."""
-        return (
-            tree.capacity > 0
-            and self.options.recycled
-            and self._resources.model_database is not None
-            and seq.speculation.is_output_shared
-        )
+    def _database_fed_by(self, seq: Sequence) -> ModelDatabase | None:
+        """Where others may find what the model makes of ``seq``."""
+        is_shared = self._resources.shares_output and seq.speculation.is_output_shared
+        return self._resources.model_database if is_shared else None
 
     def _recycle(
-        self, request: _Request, seq: Sequence, tree: DraftTree, forward: Forward, num_new: int
+        self,
+        request: _Request,
+        seq: Sequence,
+        tree: DraftTree,
+        recycled: RecycledDatabase,
+        forward: Forward,
+        num_new: int,
     ) -> None:
         """Keep the likeliest tokens after each node of a verified tree."""
-        database, scratch = self._resources.model_database, self._scratch
-        assert database is not None
+        scratch = self._scratch
         num_nodes = min(len(tree), scratch.verified.shape[1])
-        recycled = database.recycling(seq.namespace)
         self._refresh(request, seq)
         tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
         scratch.verified[VERIFIED_TOKEN, :num_nodes] = tree.token_ids[:num_nodes]

@@ -256,7 +256,8 @@ class AsyncEngine:
         for waiter in waiters:
             waiter.deliver(self._stopped())
         for question in asked:
-            if question.set_running_or_notify_cancel():
+            # The one that the engine failed with runs already.
+            if question.running() or question.set_running_or_notify_cancel():
                 question.set_exception(self._stopped())
 
     def _stopped(self) -> EngineStopped:

@@ -8,6 +8,10 @@ from tokenizers.decoders import DecodeStream
 
 from hdserve.core import SamplingParams
 
+_MAX_CHARACTER_BYTES = 4
+_MAX_UNDECODED_TOKENS = 16
+"""After which there would have been a whole character, were there one."""
+
 
 class Detokenizer:
     """The text of one sequence's output as it grows.
@@ -34,9 +38,12 @@ class Detokenizer:
         assert not self.is_stopped
         self._undecoded.append(token_id)
         piece = self._step(token_id)
-        if piece is None:
+        if piece is not None:
+            self._undecoded.clear()
+        elif len(self._undecoded) > _MAX_UNDECODED_TOKENS:
+            piece = self._give_up()
+        else:
             return ""
-        self._undecoded.clear()
         self._held += piece
         return self._take(may_stop)
 
@@ -45,7 +52,7 @@ class Detokenizer:
         replacement character."""
         text, self._held = self._held, ""
         if self._undecoded and not self.is_stopped:
-            text += self._decode_alone()
+            text += self._decode(self._undecoded)
         return text
 
     def _step(self, token_id: int) -> str | None:
@@ -58,13 +65,30 @@ class Detokenizer:
             piece: str | None = self._stream.step(self._backend, token_id)
         except Exception:  # the library raises nothing more specific
             self._stream = DecodeStream(self._undecoded, self._skips_special_tokens)
-            return self._decode_alone()
+            return self._decode(self._undecoded)
         return piece
 
-    def _decode_alone(self) -> str:
-        text: str = self._backend.decode(
-            self._undecoded, skip_special_tokens=self._skips_special_tokens
+    def _give_up(self) -> str:
+        """What no token that comes can make a character any more: each would be decoded with all of
+        it.  The tokens of one that may have begun stay: the text is the same with the cut before
+        them."""
+        tokens, whole = self._undecoded, self._decode(self._undecoded)
+        num_kept = next(
+            (
+                number
+                for number in range(1, _MAX_CHARACTER_BYTES)
+                if self._decode(tokens[:-number]) + self._decode(tokens[-number:]) == whole
+            ),
+            _MAX_CHARACTER_BYTES,
         )
+        self._undecoded = tokens[-num_kept:]
+        self._stream = DecodeStream(skip_special_tokens=self._skips_special_tokens)
+        for token_id in self._undecoded:
+            self._stream.step(self._backend, token_id)
+        return self._decode(tokens[:-num_kept])
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=self._skips_special_tokens)
         return text
 
     def _take(self, may_stop: bool) -> str:

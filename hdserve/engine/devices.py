@@ -42,9 +42,3 @@ def multiplies_tiles(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the processor multiplies 16 rows of ``dtype`` at a time (AMX)."""
     is_known = device.type == "cpu" and dtype == torch.bfloat16
     return is_known and bool(torch.cpu.get_capabilities().get("amx_bf16"))
-
-
-def multiplies_pairs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the processor multiplies vectors of ``dtype`` and sums pairs (AVX-512 BF16)."""
-    is_known = device.type == "cpu" and dtype == torch.bfloat16
-    return is_known and bool(torch.cpu.get_capabilities().get("avx512_bf16"))

@@ -22,10 +22,11 @@ from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
+from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
 from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
-from hdserve.errors import HdserveError, InvalidRequest, PromptTooLong
+from hdserve.errors import HdserveError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,6 @@ class Engine:
         self._budget = budget
         self._on_finish = on_finish
         self._faster = faster
-        self._max_started_tokens = _MAX_STARTED_TOKENS
         self._num_started_tokens = 0
         self._catching_up_s = 0.0
         """Of this step."""
@@ -268,7 +268,7 @@ class Engine:
     def _starts_later(self, seq: core.Sequence) -> bool:
         """Whether drafters have begun with enough texts in this step, which they make longer."""
         return (
-            self._num_started_tokens >= self._max_started_tokens
+            self._num_started_tokens >= _MAX_STARTED_TOKENS
             and not self._drafters.has_started(seq)
             and not self._drafters.needs_hidden
         )
@@ -404,15 +404,9 @@ class Engine:
             raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
-        longest = self._max_total_tokens
-        if len(seq.token_ids) + (seq.params.max_tokens != 0) > longest:
-            raise PromptTooLong(
-                f"this model's maximum context length is {longest} tokens, and the prompt has "
-                f"{len(seq.token_ids)}, which leaves none for an answer",
-                "prompt",
-            )
-        _check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
-        _check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
+        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
+        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
         if seq.params.grammar is not None:
             if self._grammars is None:
                 raise InvalidRequest("a grammar needs a tokenizer", "grammar")
@@ -454,18 +448,3 @@ def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
     for depth, node in enumerate(acceptance.path):
         if node != depth:
             yield root_row + node, root_row + depth
-
-
-def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            shown = str(token_id)[:20]
-            reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
-            raise InvalidRequest(reason, name)
-
-
-def _check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
-    _check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
-    if params.stop and not has_text:
-        raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")

@@ -118,6 +118,7 @@ class ModelHost:
             statistics=self.statistics,
             draft_from=tuple(others),
             ending_token_ids=self.model.eos_token_ids,
+            shares_output=self.config.share_output,
         )
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
         compiles = self.config.engine.compile

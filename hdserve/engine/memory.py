@@ -11,6 +11,8 @@ import torch
 
 from hdserve.engine.control_groups import GROUPS, OWN_GROUP, directories, read
 
+MEMORY_INFO = Path("/proc/meminfo")
+
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -21,8 +23,17 @@ def free_bytes(device: torch.device) -> float:
     """Free memory of ``device``; of the CPU's no more than the container's limit leaves."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    machine = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(float(machine), free_bytes_of_group())
+    return min(free_bytes_of_machine(), free_bytes_of_group())
+
+
+def free_bytes_of_machine(memory_info: Path = MEMORY_INFO) -> float:
+    """What Linux says it can give without swapping: pages of files count as free, of which a
+    machine that runs for long, or has just read a model, is full.  Elsewhere pages nobody uses."""
+    for line in read(memory_info).splitlines():
+        name, _, number = line.partition(":")
+        if name == "MemAvailable":
+            return float(number.removesuffix("kB")) * 1024
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def free_bytes_of_group(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> float:

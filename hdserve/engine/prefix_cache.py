@@ -65,6 +65,10 @@ class PrefixCache:
         num_rows = self.cache.num_rows
         return (num_rows - self.cache.num_free_rows - num_idle_rows) / num_rows
 
+    def keeps(self, num_tokens: int) -> bool:
+        """Whether anything of a prompt of so many tokens can be reused."""
+        return self.is_enabled and num_tokens > BLOCK_TOKENS
+
     def place(
         self, token_ids: Sequence[int], namespace: str, num_rows: int
     ) -> tuple[Segment, int] | None:

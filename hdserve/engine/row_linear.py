@@ -12,11 +12,10 @@ from typing import Any, Final, cast
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.devices import multiplies_pairs
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.vectors import NUM_LANES
+from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
@@ -123,10 +122,10 @@ def multiply_rows(
 def _are_paired(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the processor's own products of bfloat16 take them."""
     return (
-        rows.dtype == weight.dtype == torch.bfloat16
+        HAS_PAIRS
+        and rows.dtype == weight.dtype == torch.bfloat16
         and weight.shape[1] % NUM_PAIRED == 0
         and (bias is None or (bias.dtype == torch.bfloat16 and bias.is_contiguous()))
-        and multiplies_pairs(rows.device, rows.dtype)
     )
 
 

@@ -103,15 +103,15 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to slots as far as there is room.
 
-        The first that does not fit keeps those behind it waiting; a choice whose prompt is being
-        scored for another one keeps nobody.
+        The first that does not fit keeps those behind it waiting; a choice that waits for another
+        one of its prompt keeps nobody.
         """
         admitted: list[Sequence] = []
         has_slot = len(self.running) < self._max_num_sequences
         for seq in [*self.waiting] if has_slot else ():
             if len(self.running) == self._max_num_sequences:
                 break
-            if self._waits_for_scores(seq):
+            if self._waits_for_choice(seq):
                 continue
             num_rows = seq.max_total_tokens + self._num_extra_rows
             # A row that is reused has no logits.
@@ -129,11 +129,17 @@ class Scheduler:
             admitted.append(seq)
         return admitted
 
-    def _waits_for_scores(self, seq: Sequence) -> bool:
-        shared = seq.prompt_scores if seq.scores_prompt else None
+    def _waits_for_choice(self, seq: Sequence) -> bool:
+        """Whether the prompt is being computed for another choice: its log probabilities, or its
+        keys and values, are those of ``seq`` then."""
+        shared = seq.prompt_scores
         if shared is None:
             return False
-        return any(slot.seq.prompt_scores is shared for slot in self.running)
+        others = [slot for slot in self.running if slot.seq.prompt_scores is shared]
+        if seq.scores_prompt:
+            return bool(others)
+        is_reused = seq.speculation.is_output_shared and self._prefixes.keeps(seq.num_prompt_tokens)
+        return is_reused and not all(slot.is_offered for slot in others)
 
     def begin_anew(self) -> None:
         """Let nobody reuse what is in the cache now, or what those that run leave there."""

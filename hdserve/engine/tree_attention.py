@@ -19,6 +19,7 @@ from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
 from hdserve.engine.kernels.memory import address_of
+from hdserve.engine.kernels.registers import HAS_AVX512, NUM_LANES
 from hdserve.engine.kernels.tile_attention import (
     NUMBERS_AT_ONCE,
     TAIL,
@@ -26,7 +27,6 @@ from hdserve.engine.kernels.tile_attention import (
     room_floats,
 )
 from hdserve.engine.kernels.tiles import PAIRED, TILE_ROWS, make_configuration
-from hdserve.engine.kernels.vectors import NUM_LANES
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
@@ -156,7 +156,7 @@ class TreeAttention:
 
     def _fits_tiles(self) -> bool:
         """Whether the sizes of keys and values are multiples of what the tiles take."""
-        is_known = multiplies_tiles(self._cache.device, self._cache.dtype)
+        is_known = HAS_AVX512 and multiplies_tiles(self._cache.device, self._cache.dtype)
         sizes_fit = self._shape.key_size % PAIRED == self._shape.value_size % NUMBERS_AT_ONCE == 0
         return is_known and sizes_fit and bool(torch.cpu._init_amx())  # asks the system for them
 

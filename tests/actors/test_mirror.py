@@ -272,6 +272,83 @@ def test_a_flush_reaches_the_replicas_and_survives_a_restart(cluster):
     assert late.outputs == [(cluster.key.model, "kept", [2])]
 
 
+@pytest.mark.parametrize("is_heard_of", [True, False])
+def test_what_ended_before_a_flush_is_not_published_after_it(cluster, is_heard_of):
+    """Whether the replica has heard of the flush when it publishes, or not."""
+    poll_s = 0.05 if is_heard_of else 3600.0
+    cluster.config = cluster.config.model_copy(
+        update={"publish_interval_s": 3600.0, "poll_interval_s": poll_s}
+    )
+    replica = Replica()
+    one = cluster.mirror(replica, "n", "other")
+    assert one.wait_until_current(WAIT_S)
+    one.publish("n", [1])
+    one.publish("other", [2])
+    ray.get(cluster.actor().flush.remote("n"), timeout=WAIT_S)
+    if is_heard_of:
+        eventually(lambda: replica.forgotten == [(cluster.key.model, "n")])
+        one.publish("n", [3])
+    one.close(WAIT_S)
+    counts = [("n", 1, 0), ("other", 2, 1), ("n", 3, int(is_heard_of))]
+    for namespace, token_id, count in counts:
+        found = cluster.actor().count.remote(namespace, [token_id])
+        assert ray.get(found, timeout=WAIT_S) == count
+
+
+def test_what_was_forgotten_in_the_queue_is_not_given_back_later(cluster, tmp_path):
+    """An actor that lost its disk, and so the flush, too, gets what came after it."""
+    cluster.config = cluster.config.model_copy(update={"publish_interval_s": 3600.0})
+    replica = Replica()
+    one = cluster.mirror(replica, "n")
+    assert one.wait_until_current(WAIT_S)
+    one.publish("n", [1])
+    ray.get(cluster.actor().flush.remote("n"), timeout=WAIT_S)
+    eventually(lambda: replica.forgotten == [(cluster.key.model, "n")])
+    for number in range(2, 20):
+        one.publish("n", [number] * 1000)
+    eventually(lambda: one.stats().num_published_outputs >= 16)
+    before = cluster.pid()
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path)
+    ray.kill(cluster.actor(), no_restart=True)
+    eventually(lambda: cluster.pid() != before)
+    eventually(lambda: one.stats().num_refilled_outputs >= 16)
+    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 0
+
+
+def test_a_replica_that_has_not_asked_yet_hears_of_a_flush(cluster):
+    """It has generated, so there is something to forget; one that has not is left alone."""
+    cluster.config = cluster.config.model_copy(update={"publish_interval_s": 3600.0})
+    replica, idle = Replica(), Replica()
+    one = Mirror(cluster.key, cluster.config, replica)
+    cluster.mirrors.append(one)
+    one.publish("n", [1])
+    ray.get(cluster.actor().flush.remote("n"), timeout=WAIT_S)
+    one.start()
+    assert one.wait_until_current(WAIT_S)
+    assert replica.forgotten == [(cluster.key.model, "n")]
+    assert cluster.mirror(idle, "n").wait_until_current(WAIT_S)
+    assert idle.forgotten == []
+    one.close(WAIT_S)
+    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 0
+
+
+def test_an_output_nobody_has_read_survives_a_log_that_lost_its_end(cluster, tmp_path):
+    """Only the replica that generated it knows that it was there."""
+    cluster.config = cluster.config.model_copy(update={"poll_interval_s": 3600.0})
+    one = cluster.mirror(Replica(), "n")
+    assert one.wait_until_current(WAIT_S)
+    for number in range(3):
+        one.publish("n", [number] * 20)
+        eventually(lambda number=number: one.stats().num_published_outputs == number + 1)
+    (log,) = tmp_path.rglob("*.log")
+    log.write_bytes(log.read_bytes()[:-1])
+    cluster.kill()
+    assert one.wait_until_current(WAIT_S)
+    counts = [cluster.actor().count.remote("n", [number]) for number in range(3)]
+    assert ray.get(counts, timeout=WAIT_S) == [20, 20, 20]
+
+
 def test_calibration_reaches_the_others(cluster):
     first, second = Replica(), Replica()
     one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")

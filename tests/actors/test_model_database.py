@@ -386,6 +386,23 @@ def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, capl
     assert not actor.snapshot_now()
 
 
+def test_a_database_of_another_version_is_left_alone_and_named(config, caplog):
+    """At every start, for as long as it is there."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3))
+    actor.close()
+    other = config.snapshot_dir / "v0"
+    (config.snapshot_dir / "v1").rename(other)
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    for num_named in (1, 2):
+        actor = ModelDatabaseActor(KEY, config)
+        assert actor.info()["num_bytes"] == 0
+        actor.close()
+        assert caplog.text.count(f"{other}/a-model-") == num_named
+        assert "export it with the hdserve that wrote it" in caplog.text
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
 def merge_usable(kept: bytes, new: bytes) -> bytes:
     """Calibration is usable if it begins with a v."""
     if not kept.startswith(b"v") or not new.startswith(b"v"):

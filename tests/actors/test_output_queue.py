@@ -66,6 +66,24 @@ def test_the_newest_calibration_replaces_what_was_queued():
     assert not queue.take(10**6)
 
 
+def test_a_flushed_namespace_is_dropped_and_the_others_stay_in_order():
+    queue = OutputQueue(10**6)
+    for number in range(3):
+        queue.put("a", [number])
+        queue.put("b", [number])
+    queue.put_calibration("a", b"state", Standing())
+    size = queue.num_bytes
+    assert queue.forget("a")
+    assert (queue.num_bytes, queue.num_dropped) == (size // 2, 0)
+    assert not queue.forget("a")
+    assert not queue.forget("never used")
+    batch = queue.take(10**6)
+    assert (list(batch.outputs), batch.calibrations) == (["b"], {})
+    assert [ids.tolist() for ids in batch.outputs["b"]] == [[0], [1], [2]]
+    queue.put_calibration("a", b"state", Standing())
+    assert queue.forget("a")
+
+
 def test_calibrations_share_the_room_of_a_message():
     queue = OutputQueue(10**6)
     for name in "abc":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from actors.link import ActorLink
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
 from actors.model_database import ModelDatabaseActor
+from actors.output_queue import OutputQueue
+from actors.publisher import Publisher
 from actors.subscription import IDLE_PER_POLL, Subscription
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Publish, Standing
@@ -36,13 +39,17 @@ class DirectLink(ActorLink):
 class Replica:
     def __init__(self, actor: ModelDatabaseActor, name: str = "r") -> None:
         self.link = DirectLink(actor)
+        self.queue = OutputQueue(10**6)
         self.kept = OutputLog(10**6, 10**6)
         self.used = ["n"]
         self.forgotten: list[str] = []
         self.standings: list[Standing] = []
         self.delivered: list[str] = []
         self.subscription = Subscription(
-            self.link, KEY, name, self.kept, lambda: list(self.used), self
+            self.link, KEY, name, self.queue, self.kept, lambda: list(self.used), self
+        )
+        self.publisher = Publisher(
+            self.link, KEY, name, self.queue, self.kept, self.subscription, 1.0
         )
 
     def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
@@ -57,6 +64,14 @@ class Replica:
 
     def poll(self) -> None:
         asyncio.run(self.subscription.poll())
+
+    def publish(self, *token_ids: int) -> None:
+        """One output in a message of its own; what is queued goes before it."""
+        self.queue.put("n", token_ids)
+        asyncio.run(self.publisher.publish_all())
+
+    def count(self, token_id: int) -> int:
+        return self.link.actor.count("n", [token_id])
 
 
 def outputs(origin: str, num: int = 3) -> Segment:
@@ -144,12 +159,85 @@ def test_a_replica_is_told_of_a_flush_that_comes_before_its_first_news(actor):
     """It has published, and the namespace was flushed, since it asked for the last time."""
     replica = Replica(actor)
     replica.poll()
-    publish(actor, "n", "r")
-    replica.kept.append("n", outputs("r"))
+    replica.publish(1)
     actor.flush("n")
     replica.poll()
     assert replica.forgotten == ["n"]
     assert replica.kept.partition("n").num_outputs == 0
+
+
+@pytest.mark.parametrize("num_polls", [0, 1, 2])
+def test_a_message_from_before_a_flush_counts_for_nothing(actor, num_polls):
+    """It was under way, and is sent again when the replica has heard of the flush."""
+    replica = Replica(actor)
+    for _ in range(num_polls):
+        replica.poll()
+    message = replica.subscription.publication(["n", "m"])
+    message = replace(message, outputs={"n": outputs("r"), "m": outputs("r")})
+    actor.flush("n")
+    assert actor.publish(message.encode(KEY)) == 3
+    replica.poll()
+    assert actor.publish(message.encode(KEY)) == 0
+    assert actor.info()["namespaces"]["n"]["num_outputs"] == 0
+    replica.publish(7)
+    assert replica.count(7) == 1
+
+
+def test_what_ends_after_a_restart_of_a_flushed_database_is_kept(tmp_path):
+    """Where the replica stood in the run before is known to the new one."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    replica = Replica(ModelDatabaseActor(KEY, config))
+    replica.publish(1)
+    replica.link.actor.flush("n")
+    replica.poll()
+    replica.publish(2)
+    replica.link.actor._store.close()
+    replica.link.actor = ModelDatabaseActor(KEY, config)
+    replica.publish(3)
+    assert [replica.count(number) for number in (1, 2, 3)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("num_polls", [0, 1])
+@pytest.mark.parametrize("is_torn", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_a_log_lost_after_the_last_poll_is_given_back(tmp_path, num_polls, is_torn, goes_on):
+    """A record cut short, or none of it left; before or after the replica published more."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    actor = ModelDatabaseActor(KEY, config)
+    replica, other = Replica(actor), Replica(actor, "s")
+    replica.publish(1)
+    for _ in range(num_polls):
+        replica.poll()
+    (log,) = tmp_path.rglob("*.log")
+    size = log.stat().st_size
+    replica.publish(2)
+    log.write_bytes(log.read_bytes()[: -1 if is_torn else size])
+    actor._store.close()
+    replica.link.actor = other.link.actor = ModelDatabaseActor(KEY, config)
+    assert [replica.count(number) for number in (1, 2)] == [1, 0]
+    other.poll()
+    if goes_on:
+        replica.publish(3)
+    replica.poll()
+    assert [replica.count(number) for number in (1, 2, 3)] == [1, 1, int(goes_on)]
+    assert replica.subscription.num_refilled_outputs == 1
+
+
+def test_nothing_is_asked_back_that_is_there(tmp_path):
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    replica = Replica(ModelDatabaseActor(KEY, config))
+    replica.publish(1)
+    replica.link.actor.flush("n")
+    replica.poll()
+    calls: list[str] = []
+    replica.link.before = calls.append
+    for number in (2, 3):
+        replica.publish(number)
+        replica.link.actor._store.close()
+        replica.link.actor = ModelDatabaseActor(KEY, config)
+        replica.publish(10 + number)
+        replica.poll()
+    assert calls == ["publish", "publish", "changes_since"] * 2
 
 
 def test_a_replica_stands_no_further_than_its_receiver_was_told(actor):
@@ -175,3 +263,21 @@ def test_only_the_namespaces_used_last_are_followed():
         mirror.use(name)
     assert set(mirror._used_namespaces()) == {names[0], *names[11:]}
     mirror.close()
+
+
+def test_what_the_actor_evicted_is_not_asked_back(tmp_path):
+    """A poll says only what was published since the one before it."""
+    config = ModelDatabaseConfig(
+        snapshot_dir=tmp_path, snapshot_interval_s=3600, max_bytes=2**16, max_total_bytes=2**16
+    )
+    replica = Replica(ModelDatabaseActor(KEY, config))
+    for number in range(40):
+        replica.publish(*[number] * 1000)
+        replica.poll()
+    assert replica.count(0) == 0
+    replica.publish(1)
+    replica.link.actor._store.close()
+    replica.link.actor = ModelDatabaseActor(KEY, config)
+    replica.poll()
+    assert replica.subscription.num_refilled_outputs == 0
+    assert replica.count(39) == 1000

@@ -10,7 +10,7 @@ from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_rec
 from hdserve.errors import SnapshotError
 
 
-@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 20))
+@given(st.lists(st.binary(min_size=1, max_size=50), max_size=5), st.integers(1, 20))
 def test_records_survive_any_cuts(bodies: list[bytes], size: int) -> None:
     """Whatever the pieces, the records are those that were packed."""
     data = b"".join(map(pack_record, bodies))
@@ -24,10 +24,12 @@ def test_records_survive_any_cuts(bodies: list[bytes], size: int) -> None:
 
 
 def test_corrupt_records_are_refused() -> None:
-    """A wrong checksum, and a length no record has, before its bytes have come."""
+    """A wrong checksum, and lengths no record has, before its bytes have come."""
     record = bytearray(pack_record(b"abc"))
     record[-1] ^= 1
     with pytest.raises(SnapshotError, match="checksum"):
         take_record(bytes(record))
     with pytest.raises(SnapshotError, match="length"):
         take_record((MAX_RECORD_BYTES + 1).to_bytes(4, "little") + bytes(4))
+    with pytest.raises(SnapshotError, match="length"):
+        take_record(bytes(8))

@@ -15,7 +15,7 @@ from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
-from hdserve.databases.snapshot import MAX_MESSAGE_BYTES, DatabaseKey
+from hdserve.databases.snapshot import FORMAT_VERSION, MAX_MESSAGE_BYTES, DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
 KEY = DatabaseKey("a-model", "f" * 32)
@@ -175,3 +175,34 @@ def test_the_commands(tmp_path: Path) -> None:
     assert found["model"] == "successor"
     assert found["namespaces"]["tenant"]["num_outputs"] == 30
     assert "successor" in run("info", new)
+
+
+def test_archives_of_every_version_can_be_taken(tmp_path: Path) -> None:
+    """They carry databases over a change of the form; a new version adds a file, and reads those
+    there are.  Written by ``fill`` with two outputs."""
+    paths = sorted(Path(__file__).parent.glob("format-*.archive"))
+    assert [path.stem for path in paths] == [f"format-{FORMAT_VERSION}"]
+    for path in paths:
+        root = tmp_path / path.stem
+        assert archives.read_archive_key(path) == KEY
+        assert archives.import_archive(path, root, KEY) == 4
+        assert contents(root) == {"default": [[0] * 7, [1] * 7], "tenant": [[0] * 7, [1] * 7]}
+        assert [item.has_calibration for item in archives.describe(root, KEY).namespaces] == [
+            True,
+            False,
+        ]
+
+
+def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) -> None:
+    fill(tmp_path).close()
+    (tmp_path / "v1").rename(tmp_path / "v0")
+    with pytest.raises(DatabaseError, match=r"holds no model database; .*/v0/a-model-.* export it"):
+        archives.find_databases(tmp_path)
+    (tmp_path / "v0").rename(tmp_path / "v2")
+    with pytest.raises(DatabaseError, match=r"/v2/a-model-.*: use the hdserve that wrote it"):
+        archives.find_databases(tmp_path)
+    fill(tmp_path).close()
+    assert archives.find_databases(tmp_path) == [KEY]
+    shown = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
+    assert "/v2/a-model-" in shown.stdout
+    assert "use the hdserve that wrote it" in shown.stdout

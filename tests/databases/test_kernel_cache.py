@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hdserve.databases import ngram
-from hdserve.databases.kernel_cache import KernelCache, sources_digest
+from hdserve.databases.kernel_cache import BASELINES, KernelCache, sources_digest
 from hdserve.drafting import growth, learning, recycling
 from hdserve.engine.kernels import attention
+from hdserve.engine.kernels.registers import HAS_AVX512
+
+LOADED = """
+import numpy as np
+from hdserve.databases.ngram import new_lines, rebase_stamps
+from hdserve.engine.kernels.moves import move_rows
+rebase_stamps(new_lines(1), 0, 0)
+move_rows(0, 0, 0, 0, np.zeros((0, 2), np.int64), np.zeros((1, 16), np.float32))
+for function in (rebase_stamps, move_rows):
+    print(sum(function.stats.cache_hits.values()))
+"""
+"""Calls a function of the databases and one of the engine; says which was not compiled for it."""
 
 
 def make_sources(root: Path, text: str) -> Path:
@@ -43,3 +59,16 @@ def test_entry_points_are_kept_under_the_digest(function: Any) -> None:
     assert isinstance(cache, KernelCache)
     folder = Path(function.py_func.__code__.co_filename).parent
     assert cache._impl.locator.get_source_stamp() == sources_digest(folder)
+
+
+def test_code_that_was_compiled_for_the_baseline_is_taken(tmp_path: Path) -> None:
+    """As in an image; the engine's kernels are compiled once more where they would use AVX-512."""
+    name = BASELINES[platform.machine()][0]
+    baseline = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
+    found = []
+    for settings in (baseline, {}, {}):
+        environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", LOADED]
+        shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        found.append(shown.stdout.split())
+    assert found == [["0", "0"], ["1", "0" if HAS_AVX512 else "1"], ["1", "1"]]

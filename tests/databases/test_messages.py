@@ -1,6 +1,7 @@
 """Messages come back as they were sent; whatever else arrives is refused."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,8 +55,16 @@ def test_a_standing_that_is_none_is_refused(wire):
 
 
 def test_poll_comes_back():
-    sent = Poll("a", "epoch", {"n": Position(2**40, 3, 5)})
+    sent = Poll("a", "epoch", {"n": Position(2**40, 3, 5)}, {"m": 7}, {"n": (3, 2**40)})
     assert Poll.decode(sent.encode(KEY), KEY) == sent
+
+
+def test_a_poll_of_an_earlier_version_does_not_say_what_was_published():
+    sent = Poll("a", "epoch", {"n": Position()}, published={"n": (3, 5)})
+    fields = snapshot.decode(sent.encode(KEY), kind="poll", fingerprint=KEY.fingerprint)
+    del fields["published"]
+    message = snapshot.encode(fields, kind="poll", key=KEY)
+    assert Poll.decode(message, KEY) == replace(sent, published={})
 
 
 def test_reply_comes_back():
@@ -77,7 +86,7 @@ def test_a_valid_envelope_around_junk_raises_nothing_but_a_snapshot_error(kind, 
     """Both arbitrary payloads and valid ones with one field exchanged."""
     good = {
         "publish": Publish("a", {"n": SEGMENT}, {"n": b"x"}, standings={"n": Standing()}),
-        "poll": Poll("a", "e", {"n": Position()}),
+        "poll": Poll("a", "e", {"n": Position()}, {"m": 1}, {"n": (0, 1)}),
         "reply": Reply("e", 1.0, False, {"n": Changes(SEGMENT, 1, True)}, {"n": {"a": [(0, 1)]}}),
     }[kind]
     if data.draw(st.booleans()):

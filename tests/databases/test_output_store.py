@@ -157,7 +157,7 @@ def damage_file(path: Path, damage: str) -> None:
         data.clear()
     else:
         version = data.index(b"version") + len("version")
-        data[version] = 9
+        data[version] = {"newer": 9, "older": 0}[damage]
     path.write_bytes(bytes(data))
 
 
@@ -167,7 +167,8 @@ def damage_file(path: Path, damage: str) -> None:
         ("truncated", "truncated or corrupt"),
         ("bit-flipped", "corrupt"),
         ("empty", "truncated or corrupt"),
-        ("newer", "format version 9 is newer than 1"),
+        ("newer", "format version 9 is newer than 1, which this program reads: use the hdserve"),
+        ("older", "format version 0 is older than 1, which this program reads: export it with"),
     ],
 )
 def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, reason):
@@ -186,6 +187,22 @@ def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, r
     assert database.numbers("n") == list(range(14, 40))
     database.append("n", 40)
     assert database.restart().numbers("n") == list(range(14, 41))
+
+
+def test_no_file_that_was_set_aside_is_overwritten(tmp_path):
+    """A state that was written anew and cannot be used either."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (log,) = database.files(".log")
+    for number in range(3):
+        log.with_name("state").write_bytes(b"junk %d" % number)
+        database = database.restart()
+    names = ("state.refused", "state.refused-2", "state.refused-3")
+    kept = [log.with_name(name).read_bytes() for name in names]
+    assert kept == [b"junk 0", b"junk 1", b"junk 2"]
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    assert [path.name for path in log.parent.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize(
@@ -245,15 +262,26 @@ def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, cap
     assert "the checksum is wrong" in caplog.text
     assert path.with_name(f"{path.name}.refused").exists()
     assert database.numbers("n") == [1, 2]
-    database.sync()
     assert database.restart().numbers("n") == [1, 2]
+
+
+@pytest.mark.parametrize("num_zeros", [1, 8, 4096])
+def test_zeros_at_the_end_of_a_log_cost_nothing_that_stands_before_them(tmp_path, num_zeros):
+    """As a power failure leaves a file whose size was on the disk before its data."""
+    database = Database(tmp_path)
+    database.append("n", 1, 2, 3)
+    (path,) = database.files(".log")
+    path.write_bytes(path.read_bytes() + bytes(num_zeros))
+    database = database.restart()
+    assert database.numbers("n") == [1, 2, 3]
+    assert database.restart().numbers("n") == [1, 2, 3]
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_an_append_log_goes_unnoticed_or_raises(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("log") / "file"
-    bodies = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+    bodies = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5))
     log = AppendLog(path)
     for body in bodies:
         log.append(body)

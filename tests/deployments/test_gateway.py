@@ -100,6 +100,13 @@ def test_a_request_that_an_engine_failed_with_is_not_tried_again() -> None:
         generate(EngineStopped("broken"), 1, 1)
 
 
+@pytest.mark.parametrize("error", [EngineGone("gone"), Overloaded("full")])
+def test_nothing_of_an_answer_comes_twice(error: Exception) -> None:
+    """Once some of it is on its way, the request is not tried again, whatever the replica says."""
+    with pytest.raises(type(error)):
+        generate(error, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(StatusCode.RESOURCE_EXHAUSTED, 413), (StatusCode.UNAVAILABLE, 503)]
 )

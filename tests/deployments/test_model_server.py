@@ -39,6 +39,23 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         cluster.shutdown()
 
 
+def test_a_prompts_log_probabilities_are_sent_once(handle: Any) -> None:
+    """However many choices it has, and whichever of them is first."""
+    request = GenerationRequest(
+        "r",
+        prompts=("I want to book a table", "Is there a train?"),
+        sampling={"max_tokens": 4, "ignore_eos": True, "prompt_logprobs": 2},
+        prompt_logprobs_param="prompt_logprobs",
+        num_choices=4,
+    )
+    messages = list(handle.generate.remote(request))
+    deltas = [record for message in messages for record in message if isinstance(record, Delta)]
+    assert len({(delta.prompt_index, delta.choice_index) for delta in deltas}) == 8
+    for prompt_index in (0, 1):
+        own = [delta for delta in deltas if delta.prompt_index == prompt_index]
+        assert [bool(delta.prompt_logprobs) for delta in own] == [True] + [False] * (len(own) - 1)
+
+
 def test_no_delta_waits_for_the_counts_of_a_prediction(handle: Any) -> None:
     """The summary, which has them, comes by itself."""
     request = GenerationRequest(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from deployments.generation import Alternative, GenerationRequest, TokenInfo
-from deployments.record_builder import RecordBuilder
+from deployments.record_builder import LOWEST_LOGPROB, RecordBuilder
 from deployments.request_metrics import RequestMetrics
 from hdserve.core import (
     DraftCounts,
@@ -49,19 +51,22 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
     assert (delta.texts, delta.draft) == (None, ())
 
 
-def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokenizer) -> None:
-    """One per token, each as the bytes it stands for; the first has none.  Those of a prompt that
-    was computed alone need not be shown."""
+def test_a_prompts_log_probabilities_come_once(tokenizer: Tokenizer) -> None:
+    """With the first delta of one choice, one per token, each as the bytes it stands for; the first
+    has none.  Those of a prompt that was computed alone need not be shown."""
     prompt = tuple(tokenizer.encode(" tablé", adds_special_tokens=False))
     scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),), 7) for token_id in prompt[1:]]
     outputs = [
+        StepOutput(sequence(2, prompt), prompt_logprobs=(None, *scores)),
+        StepOutput(sequence(2, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
         StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
-        StepOutput(sequence(0, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
     ]
     builder = RecordBuilder(tokenizer, "x")
     for without in builder.deltas(outputs, {}, includes_sources=False):
         assert without.prompt_logprobs == ()
-    first, second = builder.deltas(outputs, {}, includes_sources=False, includes_prompts=True)
+    due_prompts = {0, 1}
+    first, *others = builder.deltas(outputs, {}, includes_sources=False, due_prompts=due_prompts)
+    assert due_prompts == {0}
     assert len(first.prompt_logprobs) == len(prompt) > 2
     assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
     assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]
@@ -69,7 +74,18 @@ def test_a_prompts_log_probabilities_come_with_the_first_delta(tokenizer: Tokeni
     assert [info.rank for info in first.prompt_logprobs] == [None, *[7] * len(scores)]
     top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25, prompt[0]),)
     assert [info.top for info in first.prompt_logprobs] == [(), *[top] * len(scores)]
-    assert second.prompt_logprobs == ()
+    assert [other.prompt_logprobs for other in others] == [(), ()]
+
+
+def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> None:
+    """Of what cannot be, and of a model that overflowed."""
+    tops = ((5, -0.5), (6, -math.inf), (7, math.nan))
+    output = StepOutput(sequence(), (6,), logprobs=(TokenLogprob(6, math.nan, tops),))
+    delta = RecordBuilder(tokenizer, "r").delta(output, includes_sources=False)
+    assert delta.logprobs is not None
+    (found,) = delta.logprobs
+    assert found.logprob == LOWEST_LOGPROB
+    assert [top.logprob for top in found.top] == [-0.5, LOWEST_LOGPROB, LOWEST_LOGPROB]
 
 
 def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:

@@ -308,9 +308,10 @@ HALF = {"logprob": -3.0, "rank": 42, "decoded_token": "\ufffd"}
 )
 def test_a_prompts_logprobs_by_token_id(num_top: int, shown: list[Any]) -> None:
     """The token that is there, whatever its rank, and the likeliest; of a completion in each
-    choice, of a chat once."""
+    choice, of a chat once, though they came with the second choice alone."""
     parts = [
-        delta("x", choice, finish_reason="length", prompt_logprobs=SCORED) for choice in (0, 1)
+        delta("x", choice, finish_reason="length", prompt_logprobs=SCORED if choice else ())
+        for choice in (1, 0)
     ]
     form = CompletionFormat(num_prompt_logprobs=num_top)
     made = builder(form, 2)
@@ -341,6 +342,30 @@ def test_prompt_logprobs_are_no_echo() -> None:
     (choice,) = collected(form, part)["choices"]
     assert choice["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"b": -0.5}, {}]
     assert choice["prompt_logprobs"][1] == {"5": A, "6": B}
+
+
+def test_each_choice_has_the_echo_of_its_own_prompt() -> None:
+    """Whose log probabilities came once, before the others' first deltas; whole and streamed."""
+    parts = [
+        delta("x", 1, 1, logprobs=LOGPROBS[1:], prompt_logprobs=SCORED[:2]),
+        delta("x", 1, 0, logprobs=LOGPROBS[1:], prompt_logprobs=SCORED),
+        *(delta("x", 0, prompt, logprobs=LOGPROBS[1:]) for prompt in (0, 1)),
+        *(delta("y", choice, 1, logprobs=LOGPROBS[1:]) for choice in (0, 1)),
+    ]
+    form = CompletionFormat(("<s>a\ufffd", "<s>a"))
+    echoes = [["<s>", "a", "bytes:\\xc3"]] * 2 + [["<s>", "a"]] * 2
+    whole, streamed = builder(form, 2), builder(CompletionFormat(("<s>a\ufffd", "<s>a")), 2)
+    for part in parts:
+        whole.collect(part)
+    choices = whole.whole(SUMMARY)["choices"]
+    answers = [["yz"]] * 2 + [["yz", "yz"]] * 2
+    found = [choice["logprobs"]["tokens"] for choice in choices]
+    assert found == [[*echo, *answer] for echo, answer in zip(echoes, answers, strict=True)]
+    chunks = [streamed.add(part)[0]["choices"][0] for part in parts]
+    for index in range(4):
+        tokens = [chunk["logprobs"]["tokens"] for chunk in chunks if chunk["index"] == index]
+        assert tokens[0] == [*echoes[index], "yz"]
+        assert tokens[1:] == [["yz"]] * (index // 2)
 
 
 def test_an_echo_alone_has_no_logprobs() -> None:

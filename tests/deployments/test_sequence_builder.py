@@ -11,7 +11,7 @@ from deployments.sequence_builder import SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, PromptTooLong
 
 CHAT = ({"role": "user", "content": "hi"},)
 
@@ -47,6 +47,21 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SequenceBuilder(host).build(named)
     assert caught.value.param == "prompt_logprobs"
+
+
+def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHost) -> None:
+    """A body of some megabytes would take some gigabytes; the reason names what the client sent."""
+    longest = host.model.max_model_len
+    request = GenerationRequest("r", prompts=((5,) * longest,), num_choices=64)
+    with pytest.raises(PromptTooLong, match=f"{longest} tokens, and the prompt has") as caught:
+        SequenceBuilder(host).build(request)
+    assert caught.value.param == "prompt"
+    chat = ({"role": "user", "content": "hi " * longest},)
+    with pytest.raises(PromptTooLong) as caught:
+        SequenceBuilder(host).build(GenerationRequest("r", messages=chat))
+    assert caught.value.param == "messages"
+    alone = replace(request, num_choices=1, sampling={"prompt_logprobs": 0, "max_tokens": 0})
+    assert len(SequenceBuilder(host).build(alone)) == 1
 
 
 def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:

@@ -16,7 +16,7 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
+from hdserve.drafting.hierarchy import MAX_CALIBRATIONS, Hierarchy, HierarchyOptions
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
@@ -441,6 +441,21 @@ def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
     assert drafter.calibration("b").num_tokens == len(PHRASE)
     with pytest.raises(SnapshotError, match="vocabulary"):
         drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
+
+
+def test_the_calibrations_of_namespaces_are_bounded() -> None:
+    """Adopted ones count; a namespace whose calibration had to go begins with the prior, also in
+    what it shares."""
+    drafter = Hierarchy(make_resources(PHRASE))
+    generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
+    learned = drafter.state("a")
+    assert learned is not None
+    for number in range(MAX_CALIBRATIONS):
+        drafter.adopt(str(number), learned)
+    assert drafter.calibration("a").num_tokens == 0
+    assert drafter.calibration(str(MAX_CALIBRATIONS - 1)).num_tokens > 0
+    generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
+    assert drafter.state("a") is not None
 
 
 def test_what_was_learned_of_a_namespace_can_be_forgotten() -> None:

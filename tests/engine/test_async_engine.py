@@ -356,6 +356,29 @@ def test_a_failing_engine_ends_every_request_once(
     run_async(test)
 
 
+def test_a_question_the_engine_fails_with_is_answered() -> None:
+    """So are the others, everybody who waits for tokens, and the owner."""
+    failed = threading.Event()
+
+    def panic(_engine: Engine) -> None:
+        raise Panic("a panic in an extension")
+
+    async def test() -> None:
+        async with started(on_failure=failed.set) as engine:
+            outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
+            await anext(outputs)
+            asked = [asyncio.create_task(engine.ask(panic)) for _ in range(2)]
+            for question in asked:
+                with pytest.raises(EngineStopped, match="a panic"):
+                    await question
+            with pytest.raises(EngineStopped, match="a panic"):
+                async for _ in outputs:
+                    pass
+            assert await asyncio.to_thread(failed.wait, 60)
+
+    run_async(test)
+
+
 def test_closing_ends_what_is_open(gate: GateDrafter) -> None:
     """``close`` ends open requests with ``EngineStopped`` and the thread; closing again is
     harmless, and so is closing an engine that was never started."""

@@ -53,6 +53,24 @@ def test_pieces_are_the_whole(token_ids: list[int], skips: bool) -> None:
 
 
 @settings(max_examples=120)
+@given(
+    token_ids=st.lists(st.sampled_from(BYTE_TOKENS), min_size=20, max_size=120),
+    text=TEXTS,
+    skips=st.booleans(),
+)
+def test_bytes_that_are_no_characters_do_not_gather(
+    token_ids: list[int], text: str, skips: bool
+) -> None:
+    """They are shown at latest when some more have come; what is text behind them stays text."""
+    token_ids = [*token_ids, *BUNDLED.encode(text)]
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(skip_special_tokens=skips))
+    pieces, rest = push_all(detokenizer, token_ids)
+    assert "".join(pieces) + rest == BUNDLED.decode(token_ids, skips_special_tokens=skips)
+    for end in range(20, len(pieces)):
+        assert any(pieces[end - 20 : end])
+
+
+@settings(max_examples=120)
 @given(text=TEXTS)
 def test_no_half_characters(text: str) -> None:
     """Of real text no piece has a replacement character, and nothing is left at the end."""

@@ -586,14 +586,15 @@ def test_drafters_begin_with_few_texts_in_a_step() -> None:
             starts[-1] += 1
 
     starts: list[int] = []
-    engine = make([Starting()], max_num_sequences=4)
-    engine._max_started_tokens = 15
-    for number in range(4):
-        engine.add(make_sequence(str(number), make_prompt(9), **GREEDY, max_tokens=20))
+    engine = make(
+        [Starting()], max_num_sequences=40, kv_cache_tokens=16384, prefill_chunk_tokens=16384
+    )
+    for number in range(40):
+        engine.add(make_sequence(str(number), make_prompt(240), **GREEDY, max_tokens=5))
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)
         engine.step()
-    assert (max(starts), sum(starts)) == (2, 4)
+    assert (max(starts), sum(starts)) == (35, 40)
 
 
 def test_requests_without_drafts_are_no_business_of_drafters() -> None:

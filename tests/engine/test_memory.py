@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hdserve.engine.memory import free_bytes, free_bytes_of_group
+from hdserve.engine.memory import free_bytes, free_bytes_of_group, free_bytes_of_machine
 
 
 def write_group(directory: Path, names: tuple[str, str], limit: str, usage: int, stat: str) -> None:
@@ -54,6 +54,16 @@ def test_without_a_limit_all_is_free(tmp_path: Path, limit: str | None) -> None:
     if limit is not None:
         write_group(tmp_path, V2, limit, 700, "inactive_file 200")
     assert free_bytes_of_group(tmp_path, tmp_path / "missing") == math.inf
+
+
+def test_what_the_system_keeps_of_files_is_free(tmp_path: Path) -> None:
+    """A model that was just read from a disk leaves few pages that nobody uses."""
+    info = tmp_path / "meminfo"
+    info.write_text(
+        "MemTotal:       64000 kB\nMemFree:          500 kB\nMemAvailable:   48000 kB\n"
+    )
+    assert free_bytes_of_machine(info) == 48000 * 1024
+    assert 0 < free_bytes_of_machine(tmp_path / "missing") < math.inf
 
 
 def test_this_machine_has_memory() -> None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hdserve.core import SpeculationParams
+from hdserve.core import PromptScores, SpeculationParams
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.prefix_cache import BLOCK_TOKENS, PrefixCache
@@ -319,6 +319,34 @@ def test_choices_of_one_prompt_share_it() -> None:
     assert engine.stats.num_reused_tokens == 2 * (LONG - 1)
     assert engine.stats.num_queried_tokens == engine.stats.num_prompt_tokens == 3 * LONG
     assert engine.stats.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize(
+    ("length", "is_kept", "is_shared"),
+    [(LONG, True, True), (BLOCK_TOKENS, True, True), (LONG, False, True), (LONG, True, False)],
+)
+def test_choices_that_come_together_compute_their_prompt_once(
+    length: int, is_kept: bool, is_shared: bool
+) -> None:
+    """The others wait until it is there; where nothing can be reused they wait for nobody."""
+    model, prompt, shared = make_model(), make_prompt(length), PromptScores()
+    speculation = SpeculationParams(is_output_shared=is_shared)
+    sequences = [
+        make_sequence(str(number), prompt, speculation, seed=number, max_tokens=8)
+        for number in range(3)
+    ]
+    wanted = plain_tokens(model, sequences)
+    engine = make_engine(model=model, prefill_chunk_tokens=64, prefix_caching=is_kept)
+    for seq in sequences:
+        seq.prompt_scores = shared
+        engine.add(seq)
+    engine.step()
+    is_waiting = length > BLOCK_TOKENS and is_kept and is_shared
+    assert engine.stats.num_running == (1 if is_waiting else 3)
+    run(engine, [])
+    num_reused = length - 1 if is_waiting else 0
+    assert [seq.num_reused_tokens for seq in sequences] == [0, num_reused, num_reused]
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
 
 
 @pytest.mark.parametrize("is_drafting", [False, True])

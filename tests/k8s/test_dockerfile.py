@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from hdserve.cli import app as hdserve_app
+from hdserve.databases.kernel_cache import BASELINES
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, groups, init_container, ray_service
 
 DOCKERFILE = (K8S / "Dockerfile").read_text()
@@ -65,12 +66,15 @@ def test_compiled_code_is_where_the_pods_take_it_from() -> None:
 
 @pytest.mark.parametrize("architecture", TRIPLES)
 def test_compiled_code_is_for_the_images_architecture(architecture: str) -> None:
-    """LLVM knows the processor; of one it does not know it makes code for another, and says so."""
+    """A baseline that pods take code of; LLVM knows it: of one it does not know it makes code for
+    another, and says so.  Only the build compiles for it."""
     found = stages()
     last = list(found)[-1]
     base = found[last][0].replace("${TARGETARCH}", architecture)
-    (name,) = re.findall(r"NUMBA_CPU_NAME=(\S+)", found[base][1])
-    assert "NUMBA_CPU_NAME" not in found[last][1]
+    (name,) = re.findall(r"BASELINE_CPU=(\S+)", found[base][1])
+    assert name == BASELINES[TRIPLES[architecture].split("-")[0]][0]
+    assert re.findall(r"NUMBA_CPU_NAME=(\S+)", found[last][1]) == ['"${BASELINE_CPU}"']
+    assert not re.search(r"^ENV .*NUMBA_CPU", DOCKERFILE, re.MULTILINE)
     command = [sys.executable, "-c", MAKE_TARGET, TRIPLES[architecture], name]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert result.stderr == ""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -30,8 +31,8 @@ from hdserve.engine.kernels.memory import (
     floats_at,
     integers_at,
 )
+from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
 from hdserve.engine.kernels.vectors import (
-    NUM_LANES,
     added,
     exponential,
     fused,
@@ -50,13 +51,13 @@ from hdserve.engine.kernels.vectors import (
 QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
 
-_QUERIES_AT_ONCE = 4
+_QUERIES_AT_ONCE = NUM_ROWS
 _KEYS_PER_BLOCK = 64
-_KEYS_AT_ONCE = 4
+_KEYS_AT_ONCE = NUM_COLUMNS
 _KEYS_AHEAD = 8
 """So far ahead keys and values are fetched into the cache."""
 
-_NUMBERS_AT_ONCE = 4 * NUM_LANES
+_NUMBERS_AT_ONCE = NUM_COLUMNS * NUM_LANES
 """Of a value."""
 
 _ZERO, _ONE, _NOTHING = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
@@ -135,64 +136,56 @@ def _ask_for_keys(call: Call, tile: _Tile, key: int, d: int) -> None:
 
 
 @inlined
-def _scores_of_one(
-    call: Call, tile: _Tile, one: _Query, position: int, kv_rows: tuple[int, ...]
-) -> None:
-    """The scores of a query for four keys."""
-    a0 = a1 = a2 = a3 = spread(_ZERO)
-    for d in range(0, call.keys.shape[2], NUM_LANES):
-        a = load(call.queries, (one.row, one.head, d))
-        if one.place == 0:
-            _ask_for_keys(call, tile, kv_rows[0], d)
-        a0 = fused(a, load(call.keys, (tile.kv_head, kv_rows[0], d)), a0)
-        a1 = fused(a, load(call.keys, (tile.kv_head, kv_rows[1], d)), a1)
-        a2 = fused(a, load(call.keys, (tile.kv_head, kv_rows[2], d)), a2)
-        a3 = fused(a, load(call.keys, (tile.kv_head, kv_rows[3], d)), a3)
-    store_totals(call.scores, (one.place, position - tile.origin), a0, a1, a2, a3)
+def _query_from(index: int, given: tuple[_Tile, int]) -> _Query:
+    """The query so many behind a place; beyond the last one, that one."""
+    tile, place = given
+    return _query(tile, min(place + index, tile.num_queries - 1))
 
 
 @inlined
-def _scores_of_four(
-    call: Call, tile: _Tile, queries: tuple[_Query, ...], position: int, kv_rows: tuple[int, ...]
-) -> None:
-    """The scores of four queries for four keys."""
-    one, two, three, four = queries
-    a0 = a1 = a2 = a3 = spread(_ZERO)
-    b0 = b1 = b2 = b3 = spread(_ZERO)
-    c0 = c1 = c2 = c3 = spread(_ZERO)
-    d0 = d1 = d2 = d3 = spread(_ZERO)
-    for n in range(0, call.keys.shape[2], NUM_LANES):
-        a = load(call.queries, (one.row, one.head, n))
-        b = load(call.queries, (two.row, two.head, n))
-        c = load(call.queries, (three.row, three.head, n))
-        d = load(call.queries, (four.row, four.head, n))
-        if one.place == 0:
-            _ask_for_keys(call, tile, kv_rows[0], n)
-        k = load(call.keys, (tile.kv_head, kv_rows[0], n))
-        a0, b0, c0, d0 = fused(a, k, a0), fused(b, k, b0), fused(c, k, c0), fused(d, k, d0)
-        k = load(call.keys, (tile.kv_head, kv_rows[1], n))
-        a1, b1, c1, d1 = fused(a, k, a1), fused(b, k, b1), fused(c, k, c1), fused(d, k, d1)
-        k = load(call.keys, (tile.kv_head, kv_rows[2], n))
-        a2, b2, c2, d2 = fused(a, k, a2), fused(b, k, b2), fused(c, k, c2), fused(d, k, d2)
-        k = load(call.keys, (tile.kv_head, kv_rows[3], n))
-        a3, b3, c3, d3 = fused(a, k, a3), fused(b, k, b3), fused(c, k, c3), fused(d, k, d3)
-    column = position - tile.origin
-    store_totals(call.scores, (one.place, column), a0, a1, a2, a3)
-    store_totals(call.scores, (two.place, column), b0, b1, b2, b3)
-    store_totals(call.scores, (three.place, column), c0, c1, c2, c3)
-    store_totals(call.scores, (four.place, column), d0, d1, d2, d3)
+def _load_query(index: int, given: Any) -> Any:
+    call, queries, d = given
+    return load(call.queries, (queries[index].row, queries[index].head, d))
 
 
 @inlined
-def _four(tile: _Tile, place: int) -> tuple[_Query, _Query, _Query, _Query]:
-    """The queries from ``place``; beyond the last one, that one."""
-    last = tile.num_queries - 1
-    return (
-        _query(tile, place),
-        _query(tile, min(place + 1, last)),
-        _query(tile, min(place + 2, last)),
-        _query(tile, min(place + 3, last)),
-    )
+def _load_key(index: int, given: Any) -> Any:
+    call, tile, kv_rows, d = given
+    return load(call.keys, (tile.kv_head, kv_rows[index], d))
+
+
+@inlined
+def _store_scores(index: int, given: Any) -> None:
+    """Of one query for four keys."""
+    call, queries, column, block = given
+    first = index * NUM_COLUMNS
+    a, b, c, d = block[first], block[first + 1], block[first + 2], block[first + 3]
+    store_totals(call.scores, (queries[index].place, column), a, b, c, d)
+
+
+_load_keys = repeated(_load_key, NUM_COLUMNS)
+
+
+def _scorer(num_queries: int) -> Any:
+    zero_block, load_queries = zeros(num_queries), repeated(_load_query, num_queries)
+    store_all = repeated(_store_scores, num_queries)
+
+    @inlined
+    def score(call: Call, tile: _Tile, queries: Any, position: int, kv_rows: Any) -> None:
+        """The scores of so many queries for four keys."""
+        block = zero_block()
+        for d in range(0, call.keys.shape[2], NUM_LANES):
+            found = load_queries((call, queries, d))
+            if queries[0].place == 0:
+                _ask_for_keys(call, tile, kv_rows[0], d)
+            block = fused_block(found, _load_keys((call, tile, kv_rows, d)), block)
+        store_all((call, queries, position - tile.origin, block))
+
+    return score
+
+
+_queries_from = repeated(_query_from, NUM_ROWS)
+_score_one, _score_several = _scorer(1), _scorer(NUM_ROWS)
 
 
 @inlined
@@ -200,15 +193,15 @@ def _shared_scores(call: Call, tile: _Tile) -> None:
     for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
         stop = min(block + _KEYS_PER_BLOCK, tile.shared)
         for place in range(0, tile.num_queries, _QUERIES_AT_ONCE):
-            queries = _four(tile, place)
+            queries = _queries_from((tile, place))
             is_alone = place + 1 == tile.num_queries
             for position in range(block, stop, _KEYS_AT_ONCE):
                 key = tile.first_key + position
                 kv_rows = (key, key + 1, key + 2, key + 3)
                 if is_alone:
-                    _scores_of_one(call, tile, queries[0], position, kv_rows)
+                    _score_one(call, tile, queries, position, kv_rows)
                 else:
-                    _scores_of_four(call, tile, queries, position, kv_rows)
+                    _score_several(call, tile, queries, position, kv_rows)
 
 
 @inlined
@@ -220,7 +213,7 @@ def _own_scores(call: Call, tile: _Tile, query: _Query) -> None:
             _kv_row(call, tile, query.row, position + 2),
             _kv_row(call, tile, query.row, position + 3),
         )
-        _scores_of_one(call, tile, query, position, kv_rows)
+        _score_one(call, tile, (query,), position, kv_rows)
 
 
 @inlined
@@ -260,67 +253,57 @@ def _ask_for_values(call: Call, tile: _Tile, kv_row: int, d: int) -> None:
 
 
 @inlined
-def _values_of_one(call: Call, tile: _Tile, one: _Query, first: int, stop: int, d: int) -> None:
-    """Add the weighted values of the columns from ``first`` for a query."""
-    d1, d2, d3 = d + NUM_LANES, d + 2 * NUM_LANES, d + 3 * NUM_LANES
-    sums, values, head = call.attended, call.values, tile.kv_head
-    a0, a1 = load(sums, (one.row, one.head, d)), load(sums, (one.row, one.head, d1))
-    a2, a3 = load(sums, (one.row, one.head, d2)), load(sums, (one.row, one.head, d3))
-    for column in range(first, stop):
-        a = spread(call.scores[one.place, column - tile.origin])
-        kv_row = tile.first_key + column
-        if one.place == 0:
-            _ask_for_values(call, tile, kv_row, d)
-        a0 = fused(a, load(values, (head, kv_row, d)), a0)
-        a1 = fused(a, load(values, (head, kv_row, d1)), a1)
-        a2 = fused(a, load(values, (head, kv_row, d2)), a2)
-        a3 = fused(a, load(values, (head, kv_row, d3)), a3)
-    _store_four(sums, one, d, a0, a1, a2, a3)
+def _load_sum(index: int, given: Any) -> Any:
+    """What a query has attended to so far, four vectors each."""
+    call, queries, d = given
+    query = queries[index // NUM_COLUMNS]
+    return load(call.attended, (query.row, query.head, d + index % NUM_COLUMNS * NUM_LANES))
 
 
 @inlined
-def _store_four(sums: Any, query: _Query, d: int, a: Any, b: Any, c: Any, e: Any) -> None:
-    store(sums, (query.row, query.head, d), a)
-    store(sums, (query.row, query.head, d + NUM_LANES), b)
-    store(sums, (query.row, query.head, d + 2 * NUM_LANES), c)
-    store(sums, (query.row, query.head, d + 3 * NUM_LANES), e)
+def _load_weight(index: int, given: Any) -> Any:
+    call, queries, column = given
+    return spread(call.scores[queries[index].place, column])
 
 
 @inlined
-def _values_of_four(
-    call: Call, tile: _Tile, queries: tuple[_Query, ...], first: int, stop: int, n: int
-) -> None:
-    """Add the weighted values of the columns from ``first`` for four queries."""
-    one, two, three, four = queries
-    n1, n2, n3 = n + NUM_LANES, n + 2 * NUM_LANES, n + 3 * NUM_LANES
-    sums, scores, values, head = call.attended, call.scores, call.values, tile.kv_head
-    a0, a1 = load(sums, (one.row, one.head, n)), load(sums, (one.row, one.head, n1))
-    a2, a3 = load(sums, (one.row, one.head, n2)), load(sums, (one.row, one.head, n3))
-    b0, b1 = load(sums, (two.row, two.head, n)), load(sums, (two.row, two.head, n1))
-    b2, b3 = load(sums, (two.row, two.head, n2)), load(sums, (two.row, two.head, n3))
-    c0, c1 = load(sums, (three.row, three.head, n)), load(sums, (three.row, three.head, n1))
-    c2, c3 = load(sums, (three.row, three.head, n2)), load(sums, (three.row, three.head, n3))
-    d0, d1 = load(sums, (four.row, four.head, n)), load(sums, (four.row, four.head, n1))
-    d2, d3 = load(sums, (four.row, four.head, n2)), load(sums, (four.row, four.head, n3))
-    for column in range(first, stop):
-        place = column - tile.origin
-        a, b = spread(scores[one.place, place]), spread(scores[two.place, place])
-        c, d = spread(scores[three.place, place]), spread(scores[four.place, place])
-        kv_row = tile.first_key + column
-        if one.place == 0:
-            _ask_for_values(call, tile, kv_row, n)
-        v = load(values, (head, kv_row, n))
-        a0, b0, c0, d0 = fused(a, v, a0), fused(b, v, b0), fused(c, v, c0), fused(d, v, d0)
-        v = load(values, (head, kv_row, n1))
-        a1, b1, c1, d1 = fused(a, v, a1), fused(b, v, b1), fused(c, v, c1), fused(d, v, d1)
-        v = load(values, (head, kv_row, n2))
-        a2, b2, c2, d2 = fused(a, v, a2), fused(b, v, b2), fused(c, v, c2), fused(d, v, d2)
-        v = load(values, (head, kv_row, n3))
-        a3, b3, c3, d3 = fused(a, v, a3), fused(b, v, b3), fused(c, v, c3), fused(d, v, d3)
-    _store_four(sums, one, n, a0, a1, a2, a3)
-    _store_four(sums, two, n, b0, b1, b2, b3)
-    _store_four(sums, three, n, c0, c1, c2, c3)
-    _store_four(sums, four, n, d0, d1, d2, d3)
+def _load_value(index: int, given: Any) -> Any:
+    call, tile, kv_row, d = given
+    return load(call.values, (tile.kv_head, kv_row, d + index * NUM_LANES))
+
+
+@inlined
+def _store_sum(index: int, given: Any) -> None:
+    call, queries, d, block = given
+    query = queries[index // NUM_COLUMNS]
+    place = (query.row, query.head, d + index % NUM_COLUMNS * NUM_LANES)
+    store(call.attended, place, block[index])
+
+
+_load_values = repeated(_load_value, NUM_COLUMNS)
+
+
+def _summer(num_queries: int) -> Any:
+    load_sums = repeated(_load_sum, num_queries * NUM_COLUMNS)
+    store_sums = repeated(_store_sum, num_queries * NUM_COLUMNS)
+    load_weights = repeated(_load_weight, num_queries)
+
+    @inlined
+    def sum_values(call: Call, tile: _Tile, queries: Any, first: int, stop: int, d: int) -> None:
+        """Add the weighted values of the columns from ``first`` for so many queries."""
+        block = load_sums((call, queries, d))
+        for column in range(first, stop):
+            weights = load_weights((call, queries, column - tile.origin))
+            kv_row = tile.first_key + column
+            if queries[0].place == 0:
+                _ask_for_values(call, tile, kv_row, d)
+            block = fused_block(weights, _load_values((call, tile, kv_row, d)), block)
+        store_sums((call, queries, d, block))
+
+    return sum_values
+
+
+_sum_for_one, _sum_for_several = _summer(1), _summer(NUM_ROWS)
 
 
 @inlined
@@ -328,12 +311,12 @@ def _shared_values(call: Call, tile: _Tile, num_shared_numbers: int) -> None:
     for block in range(tile.origin, tile.shared, _KEYS_PER_BLOCK):
         stop = min(block + _KEYS_PER_BLOCK, tile.shared)
         for place in range(0, tile.num_queries, _QUERIES_AT_ONCE):
-            queries = _four(tile, place)
+            queries = _queries_from((tile, place))
             for d in range(0, num_shared_numbers, _NUMBERS_AT_ONCE):
                 if place + 1 == tile.num_queries:
-                    _values_of_one(call, tile, queries[0], block, stop, d)
+                    _sum_for_one(call, tile, queries, block, stop, d)
                 else:
-                    _values_of_four(call, tile, queries, block, stop, d)
+                    _sum_for_several(call, tile, queries, block, stop, d)
 
 
 @inlined

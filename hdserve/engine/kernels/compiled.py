@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 import numba
 
 from hdserve.databases.kernel_cache import keep_compiled
+from hdserve.engine.kernels.registers import HAS_AVX512
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Without reference counting (``_nrt``), which arrays of others do not need; and without
@@ -24,5 +25,5 @@ def inlined(function: _F) -> _F:
 def entry_point(function: _F) -> _F:
     """Compile what Python calls, and keep it on disk."""
     compiled = numba.njit(**_OPTIONS)(function)
-    keep_compiled(compiled)
+    keep_compiled(compiled, takes_baseline=not HAS_AVX512)
     return cast("_F", compiled)

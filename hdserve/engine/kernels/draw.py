@@ -14,8 +14,8 @@ import numpy as np
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import doubles_at, floats_at, words_at
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
-    NUM_LANES,
     added,
     exponential,
     larger,

@@ -10,110 +10,97 @@ the same bits whatever else is in the product.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import bfloats_at, floats_at
-from hdserve.engine.kernels.vectors import (
-    NUM_LANES,
-    fused,
-    load,
-    prefetch,
-    spread,
-    store_totals,
-)
+from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
+from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 
-OUTPUTS_AT_ONCE = 4
+OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; a matrix has a multiple of it."""
 
-_ROWS_AT_ONCE = 4
-_ROWS_PER_PANEL = 32
+_ROWS_PER_PANEL = 8 * NUM_ROWS
 """Rows that are multiplied while the processor's cache holds them."""
 
-_ZERO = np.float32(0.0)
 
+class Vectors(NamedTuple):
+    """Operations for compiled code, of numbers of one kind.
 
-def _tile(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
-    @inlined
-    def four_rows(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, ahead: int
-    ) -> None:
-        """Four rows times four outputs; meanwhile the weights of two outputs ``ahead`` are read."""
-        a0 = a1 = a2 = a3 = spread(_ZERO)
-        b0 = b1 = b2 = b3 = spread(_ZERO)
-        c0 = c1 = c2 = c3 = spread(_ZERO)
-        d0 = d1 = d2 = d3 = spread(_ZERO)
-        other = ahead ^ 2
-        for k in range(0, rows.shape[1], num_lanes):
-            w0, w1 = load(weights, (n, k)), load(weights, (n + 1, k))
-            w2, w3 = load(weights, (n + 2, k)), load(weights, (n + 3, k))
-            prefetch(weights, (ahead, k))
-            prefetch(weights, (other, k))
-            a, b = load(rows, (m, k)), load(rows, (m + 1, k))
-            c, d = load(rows, (m + 2, k)), load(rows, (m + 3, k))
-            a0, a1, a2, a3 = fused(a, w0, a0), fused(a, w1, a1), fused(a, w2, a2), fused(a, w3, a3)
-            b0, b1, b2, b3 = fused(b, w0, b0), fused(b, w1, b1), fused(b, w2, b2), fused(b, w3, b3)
-            c0, c1, c2, c3 = fused(c, w0, c0), fused(c, w1, c1), fused(c, w2, c2), fused(c, w3, c3)
-            d0, d1, d2, d3 = fused(d, w0, d0), fused(d, w1, d1), fused(d, w2, d2), fused(d, w3, d3)
-        store_totals(products, (m, n), a0, a1, a2, a3, bias)
-        store_totals(products, (m + 1, n), b0, b1, b2, b3, bias)
-        store_totals(products, (m + 2, n), c0, c1, c2, c3, bias)
-        store_totals(products, (m + 3, n), d0, d1, d2, d3, bias)
-
-    return four_rows
-
-
-def _single(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
-    @inlined
-    def one_row(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, ahead: int
-    ) -> None:
-        """A row times four outputs; meanwhile the weights of the four ``ahead`` are read."""
-        a0 = a1 = a2 = a3 = spread(_ZERO)
-        for k in range(0, rows.shape[1], num_lanes):
-            a = load(rows, (m, k))
-            w0, w1 = load(weights, (n, k)), load(weights, (n + 1, k))
-            w2, w3 = load(weights, (n + 2, k)), load(weights, (n + 3, k))
-            prefetch(weights, (ahead, k))
-            prefetch(weights, (ahead + 1, k))
-            prefetch(weights, (ahead + 2, k))
-            prefetch(weights, (ahead + 3, k))
-            a0, a1, a2, a3 = fused(a, w0, a0), fused(a, w1, a1), fused(a, w2, a2), fused(a, w3, a3)
-        store_totals(products, (m, n), a0, a1, a2, a3, bias)
-
-    return one_row
-
-
-def multiplier(load: Any, fused: Any, store_totals: Any, num_lanes: int) -> Any:
-    """The product for compiled code, of these operations on vectors.
-
-    Args:
-        load: some numbers of a row, of the weights too.
-        fused: their products added to sums.
-        store_totals: takes the place, the sums of four outputs, and whatever it adds to them.
-        num_lanes: how many numbers one load takes.
+    Attributes:
+        num_lanes: of one vector.
+        load: a vector of a row, or of the weights.
+        with_products: see :func:`~hdserve.engine.kernels.blocks.with_products`.
+        store_totals: takes the matrix, the place, the sums of four outputs, and the bias.
     """
-    four_rows = _tile(load, fused, store_totals, num_lanes)
-    one_row = _single(load, fused, store_totals, num_lanes)
+
+    num_lanes: int
+    load: Any
+    with_products: Any
+    store_totals: Any
+
+
+def _tile(num_rows: int, vectors: Vectors) -> Any:
+    """The product of so many rows and four outputs."""
+    num_lanes, load, with_products, store_totals = vectors
+    zero_block = zeros(num_rows)
+
+    @inlined
+    def load_line(index: int, given: Any) -> Any:
+        matrix, line, column = given
+        return load(matrix, (line + index, column))
+
+    @inlined
+    def store_row(index: int, given: Any) -> Any:
+        products, m, n, bias, block = given
+        first = index * NUM_COLUMNS
+        a, b, c, d = block[first], block[first + 1], block[first + 2], block[first + 3]
+        return store_totals(products, (m + index, n), a, b, c, d, bias)
+
+    load_rows, load_outputs = repeated(load_line, num_rows), repeated(load_line, NUM_COLUMNS)
+    store_rows = repeated(store_row, num_rows)
+
+    @inlined
+    def multiply_tile(
+        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, ahead: int
+    ) -> None:
+        """Meanwhile weights of the outputs ``ahead`` are read: of all four beside one row, else of
+        two, since other rows ask for the rest."""
+        block = zero_block()
+        for k in range(0, rows.shape[1], num_lanes):
+            outputs = load_outputs((weights, n, k))
+            prefetch(weights, (ahead, k))
+            prefetch(weights, (ahead ^ 2, k))
+            if num_rows == 1:
+                prefetch(weights, (ahead ^ 1, k))
+                prefetch(weights, (ahead ^ 3, k))
+            block = with_products(load_rows((rows, m, k)), outputs, block)
+        store_rows((products, m, n, bias, block))
+
+    return multiply_tile
+
+
+def multiplier(vectors: Vectors) -> Any:
+    """The product for compiled code."""
+    multiply_several, multiply_one = _tile(NUM_ROWS, vectors), _tile(1, vectors)
 
     @inlined
     def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
         num_rows = rows.shape[0]
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             end = min(panel + _ROWS_PER_PANEL, num_rows)
-            whole = panel + (end - panel) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
+            whole = panel + (end - panel) // NUM_ROWS * NUM_ROWS
             for n in range(first, stop, OUTPUTS_AT_ONCE):
                 ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
-                for m in range(panel, whole, _ROWS_AT_ONCE):
-                    turn = m // _ROWS_AT_ONCE % 4
-                    four_rows(rows, weights, bias, products, m, n, ahead + turn)
-                if end - whole > 1 and end >= _ROWS_AT_ONCE:  # some once more, which is faster
-                    four_rows(rows, weights, bias, products, end - _ROWS_AT_ONCE, n, ahead)
+                for m in range(panel, whole, NUM_ROWS):
+                    turn = m // NUM_ROWS % OUTPUTS_AT_ONCE
+                    multiply_several(rows, weights, bias, products, m, n, ahead + turn)
+                if end - whole > 1 and end >= NUM_ROWS:  # some once more, which is faster
+                    multiply_several(rows, weights, bias, products, end - NUM_ROWS, n, ahead)
                 else:
                     for m in range(whole, end):
-                        one_row(rows, weights, bias, products, m, n, ahead)
+                        multiply_one(rows, weights, bias, products, m, n, ahead)
 
     return multiply
 
@@ -123,7 +110,7 @@ def _store_totals(products: Any, indices: Any, a: Any, b: Any, c: Any, d: Any, _
     store_totals(products, indices, a, b, c, d)
 
 
-_multiply = multiplier(load, fused, _store_totals, NUM_LANES)
+_multiply = multiplier(Vectors(NUM_LANES, load, fused_block, _store_totals))
 
 
 @entry_point

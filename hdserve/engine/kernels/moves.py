@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from hdserve.engine.kernels.compiled import entry_point
 from hdserve.engine.kernels.memory import float_matrices_at
-from hdserve.engine.kernels.vectors import NUM_LANES, load, store
+from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.vectors import load, store
 
 BYTES_AT_ONCE = 4 * NUM_LANES
 

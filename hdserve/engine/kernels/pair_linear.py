@@ -7,11 +7,11 @@ results that are rounded to bfloat16 at once.
 from __future__ import annotations
 
 from hdserve.engine.kernels.compiled import entry_point
-from hdserve.engine.kernels.linear import multiplier
+from hdserve.engine.kernels.linear import Vectors, multiplier
 from hdserve.engine.kernels.memory import bfloats_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED, fused_pairs, load_pairs, store_rounded
 
-_multiply = multiplier(load_pairs, fused_pairs, store_rounded, NUM_PAIRED)
+_multiply = multiplier(Vectors(NUM_PAIRED, load_pairs, fused_pairs, store_rounded))
 
 
 @entry_point

@@ -3,7 +3,7 @@
 A lane of the sums gets the products of two neighbours; sums are float32, and of which numbers a sum
 is made in which order depends on nothing else.
 
-These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_pairs`.
+These functions can be compiled only where :data:`~hdserve.engine.kernels.registers.HAS_PAIRS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numba.core import cgutils, types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
+from hdserve.engine.kernels.blocks import with_products
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
     BFLOAT16_SHIFT,
-    NUM_LANES,
     VECTOR,
     four_totals,
     pointer_to,
-    vector_type,
 )
 
 NUM_PAIRED: Final = 2 * NUM_LANES
@@ -71,18 +71,14 @@ def _load_pairs(_context: Any, array: Any, indices: Any) -> Any:
     return _pairs(array, indices), codegen
 
 
-def _fused_pairs(_context: Any, a: Any, b: Any, sums: Any) -> Any:
-    """``sums`` and the products of the pairs of ``a`` and ``b``."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS])
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512"
-        )
-        left, right = (builder.bitcast(pairs, _PAIRS) for pairs in args[:2])
-        return builder.call(function, [args[2], left, right])
-
-    return vector_type(_pairs, _pairs, vector_type), codegen
+def _fuse(builder: Any, left: Any, right: Any, sums: Any) -> Any:
+    """``sums`` and the products of the pairs."""
+    kind = ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS])
+    function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512"
+    )
+    pairs = [builder.bitcast(vector, _PAIRS) for vector in (left, right)]
+    return builder.call(function, [sums, *pairs])
 
 
 def _widened(builder: Any, halves: Any) -> Any:
@@ -119,5 +115,5 @@ def _store_rounded(
 
 
 load_pairs: Any = intrinsic(_load_pairs)
-fused_pairs: Any = intrinsic(_fused_pairs)
+fused_pairs: Any = with_products(_fuse)
 store_rounded: Any = intrinsic(_store_rounded)

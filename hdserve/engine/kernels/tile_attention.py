@@ -33,9 +33,9 @@ from hdserve.engine.kernels.memory import (
     word_matrices_at,
     words_at,
 )
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, TILE_ROWS
 from hdserve.engine.kernels.vectors import (
-    NUM_LANES,
     fused,
     load,
     multiplied,

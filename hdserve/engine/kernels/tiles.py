@@ -4,7 +4,8 @@ A tile has 16 rows of 64 bytes.  A product takes 16 rows of 32 bfloat16 from the
 are 16 columns of 32, two numbers of a column beside each other; their sums are 16 rows of 16
 float32.  What a number of a product comes out as depends on its row and its column alone.
 
-These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_tiles`.
+These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_tiles`, with
+vectors of AVX-512.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hdserve.engine.kernels.vectors import NUM_LANES, pointer_to
+from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.vectors import pointer_to
 
 TILE_ROWS: Final = 16
 PAIRED: Final = 32

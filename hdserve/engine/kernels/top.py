@@ -12,7 +12,8 @@ import numpy as np
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import floats_at, integers_at
-from hdserve.engine.kernels.vectors import NUM_LANES, larger, largest, load, spread
+from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.vectors import larger, largest, load, spread
 
 _BLOCK = 4 * NUM_LANES
 _NOTHING = np.float32(-np.inf)

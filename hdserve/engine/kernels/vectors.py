@@ -1,4 +1,4 @@
-"""Sixteen float32 at a time, as values that compiled functions compute with.
+"""Vectors of float32, as values that compiled functions compute with.
 
 What a loop over numbers is compiled to, and so in which order it adds them, is up to the compiler.
 These operations say it: products are fused into sums, and sums add in a fixed order, so that the
@@ -18,14 +18,14 @@ from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
 from hdserve.engine.kernels.compiled import inlined
-
-NUM_LANES: Final = 16
+from hdserve.engine.kernels.registers import NUM_LANES
 
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
 _INTEGERS = ir.VectorType(_INT32, NUM_LANES)
 _EXPONENT_SHIFT, _EXPONENT_BIAS = 23, 127
+_NUM_TOTALS = 4
 BFLOAT16_SHIFT = 16
 
 
@@ -47,8 +47,8 @@ def _integers(value: int) -> Any:
     return ir.Constant(_INTEGERS, [value] * NUM_LANES)
 
 
-def _call(builder: Any, name: str, *vectors: Any) -> Any:
-    """One of LLVM's own functions on vectors."""
+def call_llvm(builder: Any, name: str, *vectors: Any) -> Any:
+    """For the code of intrinsics: one of LLVM's own functions on vectors."""
     function_type = ir.FunctionType(VECTOR, [VECTOR] * len(vectors))
     function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
         builder.module, function_type, f"llvm.{name}.v{NUM_LANES}f32"
@@ -66,7 +66,7 @@ def pointer_to(context: Any, builder: Any, kind: Any, value: Any, indices: Any) 
 
 
 def _load(typing_context: Any, array: Any, indices: Any) -> Any:
-    """Sixteen items of C-contiguous ``array`` from ``indices``: float32, or bfloat16 as uint16."""
+    """Items of C-contiguous ``array`` from ``indices``: float32, or bfloat16 as uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], *args)
@@ -81,7 +81,7 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
 
 
 def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
-    """``array[indices : + 16] = value``."""
+    """``array[indices : + NUM_LANES] = value``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
@@ -109,7 +109,7 @@ def _prefetch(typing_context: Any, array: Any, indices: Any) -> Any:
 
 
 def _spread(typing_context: Any, number: Any) -> Any:
-    """``number`` sixteen times."""
+    """``number`` in all lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         empty = ir.Constant(VECTOR, ir.Undefined)
@@ -129,6 +129,10 @@ def _elementwise(operation: Callable[..., Any], num_arguments: int) -> Any:
     if num_arguments == 2:
         return lambda _context, _a, _b: (vector_type(*kinds), codegen)
     return lambda _context, _a, _b, _c: (vector_type(*kinds), codegen)
+
+
+def _named(name: str, num_arguments: int) -> Any:
+    return _elementwise(lambda builder, *vectors: call_llvm(builder, name, *vectors), num_arguments)
 
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
@@ -151,7 +155,7 @@ def _halves_added(builder: Any, vector: Any, width: int) -> Any:
 
 
 def _total(typing_context: Any, vector: Any) -> Any:
-    """The sum of the sixteen."""
+    """The sum of the lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found, width = args[0], NUM_LANES
@@ -164,7 +168,7 @@ def _total(typing_context: Any, vector: Any) -> Any:
 
 
 def _largest(typing_context: Any, vector: Any) -> Any:
-    """The largest of the sixteen."""
+    """The largest of the lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         function_type = ir.FunctionType(_FLOAT, [VECTOR])
@@ -191,8 +195,11 @@ def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
 def four_totals(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """For the code of intrinsics: the sums of four vectors, as one of four."""
     first, second = _interleaved_sum(builder, a, b, 1), _interleaved_sum(builder, c, d, 1)
-    together = _interleaved_sum(builder, first, second, 2)
-    return _halves_added(builder, _halves_added(builder, together, 16), 8)
+    found, width = _interleaved_sum(builder, first, second, 2), NUM_LANES
+    while width > _NUM_TOTALS:
+        found = _halves_added(builder, found, width)
+        width //= 2
+    return found
 
 
 def _store_totals(
@@ -219,11 +226,11 @@ store_totals: Any = intrinsic(_store_totals)
 multiplied: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fmul(a, b), 2))
 added: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fadd(a, b), 2))
 divided: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fdiv(a, b), 2))
-smaller: Any = intrinsic(_elementwise(lambda builder, a, b: _call(builder, "minnum", a, b), 2))
-larger: Any = intrinsic(_elementwise(lambda builder, a, b: _call(builder, "maxnum", a, b), 2))
-fused: Any = intrinsic(_elementwise(lambda builder, a, b, c: _call(builder, "fma", a, b, c), 3))
+smaller: Any = intrinsic(_named("minnum", 2))
+larger: Any = intrinsic(_named("maxnum", 2))
+fused: Any = intrinsic(_named("fma", 3))
 """``a * b + c``."""
-rounded: Any = intrinsic(_elementwise(lambda builder, a: _call(builder, "rint", a), 1))
+rounded: Any = intrinsic(_named("rint", 1))
 power_of_two: Any = intrinsic(_elementwise(_power_of_two, 1))
 
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)

@@ -6,16 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.engine.devices import multiplies_pairs
 from hdserve.engine.kernels.linear import multiply_at
 from hdserve.engine.kernels.memory import address_of
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
-
-HAS_PAIRS = multiplies_pairs(torch.device("cpu"), torch.bfloat16)
+from hdserve.engine.kernels.registers import HAS_PAIRS
 
 
 def as_bfloat16(weights: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.engine.kernels import vectors
-from hdserve.engine.kernels.vectors import NUM_LANES
+from hdserve.engine.kernels.registers import NUM_LANES
 
 Floats = npt.NDArray[np.float32]
 

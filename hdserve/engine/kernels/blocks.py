@@ -1,0 +1,87 @@
+"""Blocks of sums, some rows by four columns, each a vector, that stay in registers.
+
+A vector of every row is multiplied with one of every column, so what is loaded once is used several
+times.  Compiled code holds a block as a tuple, row by row; :func:`repeated` makes tuples of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numba.extending import intrinsic
+
+from hdserve.engine.kernels.vectors import VECTOR, call_llvm, vector_type
+
+NUM_COLUMNS: Final = 4
+
+
+def repeated(function: Any, count: int) -> Any:
+    """For compiled code: the tuple of ``function(0, given)``, ``function(1, given)``, and so on.
+
+    Args:
+        function: compiled; ``given`` is one value, of any type.
+    """
+
+    def build(typing_context: Any, given: Any) -> Any:
+        called = typing_context.resolve_value_type(function)
+        signature = called.get_call_type(typing_context, (types.intp, given), {})
+        found = types.UniTuple(signature.return_type, count)  # type: ignore[no-untyped-call]
+
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            call = context.get_function(called, signature)
+            context.add_linking_libs(getattr(call, "libs", ()))
+            numbers = (context.get_constant(types.intp, number) for number in range(count))
+            items = [call(builder, (number, *arguments)) for number in numbers]
+            return context.make_tuple(builder, found, items)
+
+        return found(given), codegen
+
+    return intrinsic(build)
+
+
+def zeros(num_rows: int) -> Any:
+    """For compiled code: a block of zeros."""
+    block = types.UniTuple(vector_type, num_rows * NUM_COLUMNS)  # type: ignore[no-untyped-call]
+
+    def build(_context: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+            zero = ir.Constant(VECTOR, None)
+            return context.make_tuple(builder, block, [zero] * len(block))
+
+        return block(), codegen
+
+    return intrinsic(build)
+
+
+def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
+    """For compiled code: a block to which the products of rows and columns have been added.
+
+    It takes the tuples of the rows' vectors and of the columns', and the block.
+
+    Args:
+        fuse: builds the code of one product that is added to a sum; told the builder, the vector of
+            the row, that of the column, and the sum.
+    """
+
+    def build(_context: Any, rows: Any, columns: Any, block: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            lefts, rights, sums = (
+                [builder.extract_value(part, index) for index in range(len(kind))]
+                for part, kind in zip(arguments, (rows, columns, block), strict=True)
+            )
+            for number, right in enumerate(rights):
+                for index, left in enumerate(lefts):
+                    place = index * len(rights) + number
+                    sums[place] = fuse(builder, left, right, sums[place])
+            return context.make_tuple(builder, block, sums)
+
+        return block(rows, columns, block), codegen
+
+    return intrinsic(build)
+
+
+fused_block: Any = with_products(lambda builder, *vectors: call_llvm(builder, "fma", *vectors))
+"""Of float32."""

@@ -1,0 +1,55 @@
+"""What of a request the engine cannot take: prompts and parameters that do not fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hdserve.core import SamplingParams
+from hdserve.errors import InvalidRequest, PromptTooLong
+
+
+def check_prompt_length(
+    num_tokens: int, max_total_tokens: int, params: SamplingParams, param: str = "prompt"
+) -> None:
+    """
+    Args:
+        param: what the client calls the prompt.
+
+    Raises:
+        PromptTooLong: there is no room for an answer, if one is wanted.
+    """
+    if num_tokens + (params.max_tokens != 0) > max_total_tokens:
+        raise PromptTooLong(
+            f"this model's maximum context length is {max_total_tokens} tokens, and the prompt has "
+            f"{num_tokens}, which leaves none for an answer",
+            param,
+        )
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """
+    Args:
+        name: of the parameter that holds them.
+
+    Raises:
+        InvalidRequest: one of them is not in the vocabulary.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            shown = str(token_id)[:20]
+            reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
+            raise InvalidRequest(reason, name)
+
+
+def check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
+    """
+    Args:
+        has_text: whether there is a tokenizer, which makes text of tokens.
+
+    Raises:
+        InvalidRequest: a token id is not in the vocabulary, or there is no text to stop at.
+    """
+    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
+    if params.stop and not has_text:
+        raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")
