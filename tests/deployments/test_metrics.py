@@ -228,7 +228,9 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     """One model, on a cluster this process is connected to, after some requests."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     ray.init(cluster.address, log_to_driver=False, configure_logging=False)
-    config = {"models": [{"name": MODEL, "model": MODEL, "num_cpus": 0.2}]}
+    config = {
+        "models": [{"name": MODEL, "model": MODEL, "num_cpus": 0.2, "engine": {"compile": False}}]
+    }
     served = ServedApplication(tmp_path_factory.mktemp("serve"), config, cluster.address)
     try:
         served.wait_ready()
