@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch._inductor.loop_body import InterpreterShim
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
@@ -112,7 +111,9 @@ def compile_beside(
 def _trace_beforehand() -> None:
     """What PyTorch's compiler would trace once, by replacing ``Module.__call__`` for some
     milliseconds: a forward in another thread fails then."""
-    with suppress(AttributeError):  # of another version of PyTorch
+    with suppress(AttributeError, ImportError):  # of another version of PyTorch
+        from torch._inductor.loop_body import InterpreterShim  # takes seconds to load
+
         cast("Any", InterpreterShim)._dummy_gm()
 
 
