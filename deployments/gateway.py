@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,6 +75,7 @@ class Gateway:
         handles: Mapping[str, DeploymentHandle[Any]],
         access: Access | None = None,
     ) -> None:
+        self._closing = ExitStack()
         self.config = config
         self.access = CurrentAccess(access or Access())
         self._configs = {model.name: model for model in config.models}
@@ -92,22 +93,21 @@ class Gateway:
         self._context_lengths = ContextLengths(self._describe)
         self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
+        self._closing.callback(self.tracing.close)
         self._metrics_poll: MetricsPoll | None = None
-        self._reporter: Reporter | None = None
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended."""
-        if self._reporter is not None:
-            self._reporter.close()
-        self.tracing.close()
+        self._closing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called in the replica, once."""
         from deployments.routes import build_api
 
         api = build_api(self)
-        self._reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)
-        self._reporter.start()
+        reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)
+        self._closing.callback(reporter.close)
+        reporter.start()
         return api
 
     @property
@@ -212,8 +212,9 @@ class Gateway:
         ids: list[int] = await self._call(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 
-    async def detokenize(self, model: str, token_ids: list[int]) -> str:
-        text: str = await self._call(model, "detokenize", token_ids)
+    async def detokenize(self, model: str, token_ids: list[int], param: str) -> str:
+        """The text of token ids that came as the parameter ``param``."""
+        text: str = await self._call(model, "detokenize", token_ids, param)
         return text
 
     async def statistics(self, model: str) -> list[StatisticsState]:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,9 +65,12 @@ class ModelServer:
         telemetry: TelemetryConfig,
         statistics_root: Path | None = None,
     ) -> None:
+        self._closing = ExitStack()
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
+        self._closing.callback(self._tracing.close)
         self._sharing: ClusterSharing | None = None
+        self._closing.callback(self._close_sharing)
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._host = ModelHost(
             config,
@@ -86,12 +89,14 @@ class ModelServer:
         self._engine = AsyncEngine(
             self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
         )
+        self._closing.callback(self._engine.close)
         self._engine.start()
         if database_config.is_enabled:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
         self._chosen = ChosenStatistics(self._host, self._engine, statistics_root)
+        self._closing.callback(self._chosen.close)
         self._chosen.start()
         observations = Observations()
         self._requests = RequestMetrics(observations)
@@ -99,8 +104,9 @@ class ModelServer:
             self._replica, self._host, self._engine, self._requests, self._sharing, observations
         )
         labels = {"model_name": config.name}
-        self._reporter = Reporter(config.name, labels, self._metrics.report, observations)
-        self._reporter.start()
+        reporter = Reporter(config.name, labels, self._metrics.report, observations)
+        self._closing.callback(reporter.close)
+        reporter.start()
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
         if self._sharing is not None:
@@ -219,14 +225,14 @@ class ModelServer:
         return await _off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     @tells_faults
-    async def detokenize(self, token_ids: list[int]) -> str:
-        """The text of token ids.
+    async def detokenize(self, token_ids: list[int], param: str) -> str:
+        """The text of token ids that came as the parameter ``param``.
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
         """
         if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
-            raise InvalidRequest("a token id is not in the vocabulary", "tokens")
+            raise InvalidRequest("a token id is not in the vocabulary", param)
         return await _off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
@@ -292,12 +298,11 @@ class ModelServer:
 
     def __del__(self) -> None:
         """Ray Serve calls it once the last request has ended: publish what is not yet."""
-        self._reporter.close()
-        self._chosen.close()
-        self._engine.close()
+        self._closing.close()
+
+    def _close_sharing(self) -> None:
         if self._sharing is not None:
             self._sharing.close()
-        self._tracing.close()
 
 
 def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:

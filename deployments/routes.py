@@ -113,7 +113,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
                 [
                     prompt
                     if isinstance(prompt, str)
-                    else await deadline.wait(gateway.detokenize(body.model, list(prompt)))
+                    else await deadline.wait(gateway.detokenize(body.model, list(prompt), "prompt"))
                     for prompt in body.prompts
                 ]
             )
@@ -143,7 +143,7 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
         """The text of token ids."""
         body = DetokenizeBody.parse(await read_json(request))
         response.headers.update(ignored_header(gateway.config.gateway, body))
-        return {"prompt": await gateway.detokenize(body.model, list(body.tokens))}
+        return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}
 
 
 def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:

@@ -128,9 +128,14 @@ class ChosenStatistics:
             try:
                 self._follow()
                 self._has_failed = False
-            except DatabaseError as error:
+            except Exception as error:  # drafting goes on from the database there is
                 if not self._has_failed:
-                    logger.warning("choices of statistics databases are not seen: %s", error)
+                    is_expected = isinstance(error, DatabaseError)
+                    logger.warning(
+                        "choices of statistics databases are not seen: %s",
+                        error,
+                        exc_info=not is_expected,
+                    )
                 self._has_failed = True
 
     def _check_first(self) -> None:

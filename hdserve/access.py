@@ -167,6 +167,8 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
         raise ConfigError(f"{where}: a key and its namespace are expected")
     if len(key) < MIN_KEY_CHARACTERS:
         raise ConfigError(f"{where}: a key needs at least {MIN_KEY_CHARACTERS} characters")
+    if not key.isascii():
+        raise ConfigError(f"{where}: a key consists of ASCII characters, as headers do")
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"{where}: a namespace consists of letters, digits, '_', '.' and '-'")
     return ApiKey(_digest(key), namespace)
@@ -190,6 +192,8 @@ def _admin_digest(secret: SecretStr) -> bytes:
     if len(secret.get_secret_value()) < MIN_KEY_CHARACTERS:
         reason = f"access.admin_key needs at least {MIN_KEY_CHARACTERS} characters"
         raise ConfigError(reason)
+    if not secret.get_secret_value().isascii():
+        raise ConfigError("access.admin_key: a key consists of ASCII characters, as headers do")
     return _digest(secret.get_secret_value())
 
 

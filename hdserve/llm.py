@@ -30,6 +30,7 @@ class Completion:
     Attributes:
         counts: what drafting did for it.
         prompt_logprobs: if asked for, one per token of the prompt; the first token has none.
+        error: the reason when ``finish_reason`` is ``ERROR``.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     counts: DraftCounts
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: Exception | None = None
 
 
 class LLM:
@@ -170,4 +172,5 @@ def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion
         logprobs=logprobs,
         counts=seq.counts,
         prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+        error=outputs[-1].error,
     )

@@ -174,7 +174,7 @@ class EngineContender(Contender):
         found.num_tokens = batch.num_tokens
         found.num_steps = found.drafts.num_steps
         found.num_engine_steps = stats.num_steps - num_steps
-        found.times = _times_since(times, stats.times, found.seconds)
+        found.times = _times_since(times, stats.times)
         return found
 
     def _begin(
@@ -219,7 +219,6 @@ class GenerateContender(Contender):
             with self._stock(found), _measured(found, self._host.model.device):
                 found.num_tokens += self._generate(prompt, num_tokens, sampling)
             yield found.num_tokens / num_wanted
-        found.times.rest_s = found.seconds
         found.num_engine_steps = found.num_steps
         return found
 
@@ -270,15 +269,13 @@ def _measured(found: Measurement, device: torch.device) -> Iterator[None]:
     found.peak_memory_bytes = max(found.peak_memory_bytes, peak_memory_bytes(device))
 
 
-def _times_since(before: StepTimes, now: StepTimes, seconds: float) -> StepTimes:
-    """Where the time went between two readings; what the engine does not time is the rest."""
-    times = StepTimes(
+def _times_since(before: StepTimes, now: StepTimes) -> StepTimes:
+    """Where the time went between two readings."""
+    return StepTimes(
         draft_s=now.draft_s - before.draft_s,
         forward_s=now.forward_s - before.forward_s,
         verify_s=now.verify_s - before.verify_s,
     )
-    times.rest_s = seconds - times.draft_s - times.forward_s - times.verify_s
-    return times
 
 
 def reset_peak_memory() -> None:

@@ -193,7 +193,7 @@ def _result(
         "draft": times.draft_s,
         "forward": times.forward_s,
         "verify": times.verify_s,
-        "rest": times.rest_s,
+        "rest": total.seconds - times.draft_s - times.forward_s - times.verify_s,
     }
     return Result(
         contender=name,
@@ -241,7 +241,6 @@ def _sum(measurements: Sequence[Measurement]) -> Measurement:
         times.draft_s += one.times.draft_s
         times.forward_s += one.times.forward_s
         times.verify_s += one.times.verify_s
-        times.rest_s += one.times.rest_s
     return Measurement(
         seconds=sum(one.seconds for one in measurements),
         num_tokens=sum(one.num_tokens for one in measurements),

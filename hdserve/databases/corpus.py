@@ -25,7 +25,7 @@ TEXT_PIECE_CHARS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CorpusSegment:
     """A piece of a corpus.
 
     Attributes:
@@ -68,7 +68,7 @@ def _is_corpus(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(TEXT_SUFFIXES + ROW_SUFFIXES)
 
 
-def read_segments(path: str | Path) -> Iterator[Segment]:
+def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
     """The segments of a file, in order.
 
     ``.jsonl`` and ``.jsonl.gz`` hold one JSON object per line; anything else is text.
@@ -87,7 +87,7 @@ def read_segments(path: str | Path) -> Iterator[Segment]:
         raise DatabaseError(f"{path}: cannot be read: {error}") from error
 
 
-def _read_text(file: Any) -> Iterator[Segment]:
+def _read_text(file: Any) -> Iterator[CorpusSegment]:
     lines: list[str] = []
     num_chars, position = 0, 0
     for line in file:
@@ -95,13 +95,13 @@ def _read_text(file: Any) -> Iterator[Segment]:
         lines.append(line.decode("utf-8"))
         num_chars += len(lines[-1])
         if num_chars >= TEXT_PIECE_CHARS:
-            yield Segment("".join(lines), False, position)
+            yield CorpusSegment("".join(lines), False, position)
             lines, num_chars = [], 0
     if lines:
-        yield Segment("".join(lines), False, position)
+        yield CorpusSegment("".join(lines), False, position)
 
 
-def _read_rows(file: Any, path: Path) -> Iterator[Segment]:
+def _read_rows(file: Any, path: Path) -> Iterator[CorpusSegment]:
     position = 0
     for number, line in enumerate(file, 1):
         position += len(line)
@@ -115,10 +115,10 @@ def _read_rows(file: Any, path: Path) -> Iterator[Segment]:
         yield from segments
 
 
-def _segments_of(row: dict[str, Any], position: int) -> Iterator[Segment]:
+def _segments_of(row: dict[str, Any], position: int) -> Iterator[CorpusSegment]:
     source, licence = str(row.get("source", "")), str(row.get("licence", ""))
     for content, is_turn in _contents_of(row):
-        yield Segment(content, is_turn, position, source, licence)
+        yield CorpusSegment(content, is_turn, position, source, licence)
 
 
 def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:

@@ -65,7 +65,7 @@ _EVERYTHING = True
 MAX_PREFIX_BLOCKS = 1 << 16
 
 
-class Partition:
+class NamespaceTables:
     """The tables of one namespace.
 
     Attributes:
@@ -228,7 +228,9 @@ class ModelDatabase:
         self._longest_order = max(orders)
         self.version = 0
         recycled_bytes = max_bytes // RECYCLED_SHARE
-        self._partitions: Room[Partition] = Room(max_bytes - recycled_bytes, self._note_change)
+        self._partitions: Room[NamespaceTables] = Room(
+            max_bytes - recycled_bytes, self._note_change
+        )
         self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
         self._prefixes: dict[str, set[int]] = {}
 
@@ -280,7 +282,7 @@ class ModelDatabase:
         """Namespaces whose text was dropped because there are so many."""
         return self._partitions.num_dropped
 
-    def partition(self, namespace: str) -> Partition | None:
+    def partition(self, namespace: str) -> NamespaceTables | None:
         """The tables of a namespace; ``None`` while nothing was inserted."""
         return self._partitions.get(namespace)
 
@@ -379,7 +381,7 @@ class ModelDatabase:
             self._prefixes.pop(namespace, None)
 
     @contextmanager
-    def _fed(self, namespace: str) -> Iterator[Partition]:
+    def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, made if there is none, to be fed."""
         partition = self._partitions.use(namespace, self._new_partition)
         version = partition.version
@@ -387,8 +389,8 @@ class ModelDatabase:
         self.version += partition.version - version
         self._partitions.note(namespace)
 
-    def _new_partition(self, max_bytes: int) -> Partition:
-        return Partition(max_bytes, self._orders)
+    def _new_partition(self, max_bytes: int) -> NamespaceTables:
+        return NamespaceTables(max_bytes, self._orders)
 
 
 def _text(token_ids: TokenIds) -> Tokens:

@@ -12,7 +12,7 @@ from hdserve.databases.segment import Segment
 OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
-MAX_ORIGINS = 4096
+_MAX_ORIGINS = 4096
 """Beyond this the origin that was met first is forgotten: a replica that is long gone."""
 
 MAX_INTERVALS = 1024
@@ -111,7 +111,7 @@ class SeenOutputs:
     def _ranges_of(self, origin: str) -> SequenceRanges:
         ranges = self._origins.get(origin)
         if ranges is None:
-            if len(self._origins) >= MAX_ORIGINS:
+            if len(self._origins) >= _MAX_ORIGINS:
                 del self._origins[next(iter(self._origins))]
             ranges = self._origins[origin] = SequenceRanges()
         return ranges

@@ -32,7 +32,7 @@ BYTES_PER_OUTPUT = 14
 """What an output costs beside its tokens: origin index, sequence number, length."""
 
 BYTES_PER_TOKEN = 4
-MAX_ORIGINS = 2**14
+_MAX_ORIGINS = 2**14
 
 _FIELDS = ("origin_index", "sequence_numbers", "lengths", "token_ids")
 _DTYPES = tuple(np.dtype(code) for code in ("<u2", "<i8", "<u4", "<u4"))
@@ -183,7 +183,7 @@ class Segment:
         num_outputs = len(self.lengths)
         is_valid = (
             len(self.origin_index) == len(self.sequence_numbers) == num_outputs
-            and len(self.origins) <= MAX_ORIGINS
+            and len(self.origins) <= _MAX_ORIGINS
             and int(self.lengths.sum(dtype=np.int64)) == len(self.token_ids)
         )
         if is_valid and num_outputs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hdserve.config import StrictModel
-from hdserve.databases.corpus import Segment, read_segments
+from hdserve.databases.corpus import CorpusSegment, read_segments
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsInfo, ends_crc32
 from hdserve.databases.statistics_checkpoint import Checkpoint
 from hdserve.errors import DatabaseError
@@ -141,7 +141,7 @@ class StatisticsBuild:
         self._checkpoint.remove()
         return info
 
-    def _without_excluded(self, batch: Sequence[Segment]) -> list[Segment]:
+    def _without_excluded(self, batch: Sequence[CorpusSegment]) -> list[CorpusSegment]:
         kept = []
         for segment in batch:
             if segment.source and segment.source.startswith(self._excluded_sources):
@@ -150,7 +150,7 @@ class StatisticsBuild:
                 kept.append(segment)
         return kept
 
-    def _count(self, corpus: str, batch: Sequence[Segment]) -> None:
+    def _count(self, corpus: str, batch: Sequence[CorpusSegment]) -> None:
         texts = [segment.content for segment in batch if isinstance(segment.content, str)]
         encoded = iter(self._tokenizer.encode_batch(texts))
         for segment in batch:
@@ -169,8 +169,8 @@ def _size_and_checksum(path: Path) -> tuple[int, int]:
         return num_bytes, ends_crc32(file.fileno(), num_bytes)
 
 
-def _batches(segments: Iterable[Segment], size: int) -> Iterable[list[Segment]]:
-    batch: list[Segment] = []
+def _batches(segments: Iterable[CorpusSegment], size: int) -> Iterable[list[CorpusSegment]]:
+    batch: list[CorpusSegment] = []
     for segment in segments:
         batch.append(segment)
         if len(batch) == size:

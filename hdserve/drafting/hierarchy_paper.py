@@ -19,7 +19,7 @@ from pydantic import Field
 
 from hdserve.config import StrictModel
 from hdserve.core import Sequence, Source
-from hdserve.databases.model import Partition
+from hdserve.databases.model import NamespaceTables
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources, Forward
@@ -100,7 +100,7 @@ class HierarchyPaper(Drafter):
     ) -> None:
         self._options = options or HierarchyPaperOptions()
         self._resources = resources
-        self._model: dict[str, tuple[Partition, int, _Ngrams]] = {}
+        self._model: dict[str, tuple[NamespaceTables, int, _Ngrams]] = {}
 
     def start(self, seq: Sequence) -> None:
         ngrams = self._new_ngrams()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdserve.databases.model import MODEL_ORDERS, Partition
+from hdserve.databases.model import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import Ints
 from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import STATISTICS_ORDERS, StatisticsDatabase
@@ -38,8 +38,8 @@ class _Partitions(NamedTuple):
         recycled: what this model thought.
     """
 
-    model: Partition | None
-    others: Partition | None
+    model: NamespaceTables | None
+    others: NamespaceTables | None
     recycled: RecycledDatabase | None
 
     def versions(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class DraftSources:
         self.orders = _order_table()
         self._resources = resources
         self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
-        self._nothing = Partition(1 << 14)
+        self._nothing = NamespaceTables(1 << 14)
         self._known: dict[str, NamespaceSources] = {}
         self._num_replaced = 0
 

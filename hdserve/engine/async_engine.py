@@ -192,15 +192,16 @@ class AsyncEngine:
                 raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
             self._num_open += 1
             self._waiters[seq.request_id] = waiter
-        self._inbox.put(lambda engine: self._add(engine, seq))
+            self._inbox.put(lambda engine: self._add(engine, seq))
         return waiter
 
     def _close(self, request_id: str, *, aborts: bool) -> None:
         with self._lock:
             self._num_open -= 1
             self._waiters.pop(request_id, None)
-        if aborts:
-            self._inbox.put(lambda engine: engine.abort(request_id))
+            # Before the lock is free: else the id could be another sequence's by then.
+            if aborts:
+                self._inbox.put(lambda engine: engine.abort(request_id))
 
     def _add(self, engine: Engine, seq: Sequence) -> None:
         try:

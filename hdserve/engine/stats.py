@@ -54,7 +54,6 @@ class StepTimes:
     draft_s: float = 0.0
     forward_s: float = 0.0
     verify_s: float = 0.0
-    rest_s: float = 0.0
 
 
 @dataclass(slots=True)

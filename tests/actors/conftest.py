@@ -16,6 +16,7 @@ def ray_cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
+            "local",
             num_cpus=2,
             include_dashboard=False,
             log_to_driver=False,
