@@ -19,7 +19,7 @@ from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
 from deployments.request_body import parse_body
-from deployments.statistics import choice_key
+from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.messages import Publish

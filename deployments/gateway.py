@@ -30,7 +30,7 @@ from deployments.ray_metrics import Reporter
 from deployments.refusals import Refusals
 from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
-from deployments.statistics import StatisticsState
+from deployments.statistics_state import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig

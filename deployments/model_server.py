@@ -25,7 +25,8 @@ from deployments.request_faults import streams_faults, tells_faults
 from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
-from deployments.statistics import ChosenStatistics, StatisticsState, locate_statistics
+from deployments.statistics import ChosenStatistics, locate_statistics
+from deployments.statistics_state import StatisticsState
 from deployments.tracing import GenerationTrace, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.core import Sequence, StepOutput

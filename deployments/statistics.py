@@ -8,10 +8,9 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from actors.statistics_database import Choice, current_choice, ensure_local
-from hdserve.config import ModelConfig
+from deployments.statistics_state import choice_key
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
@@ -44,34 +43,6 @@ def _cache_directory() -> Path:
 
 def _num_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-class StatisticsState(NamedTuple):
-    """What a replica drafts from; ``directory`` is ``None`` where there is no database."""
-
-    replica: str
-    directory: str | None = None
-    num_tokens: int = 0
-    num_bytes: int = 0
-    corpora: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, replica: str, database: StatisticsDatabase | None) -> StatisticsState:
-        if database is None:
-            return cls(replica)
-        return cls(
-            replica,
-            str(database.directory),
-            database.info.num_tokens,
-            database.num_bytes,
-            tuple(corpus.name for corpus in database.info.corpora),
-        )
-
-
-def choice_key(config: ModelConfig, fingerprint: str) -> str:
-    """Under which a choice for a model is kept: a configuration that names another database, or a
-    model with another tokenizer, begins without."""
-    return f"{config.name}/{fingerprint}/{config.statistics}"
 
 
 class ChosenStatistics:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +94,13 @@ def test_heavy_libraries_stay_at_home(module: str) -> None:
         homes = HOMES.get(imported.split(".")[0])
         is_home = homes is None or any(prefix in homes for prefix in _prefixes(module))
         assert is_home, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", ["deployments.routes", "actors.mirror", "hdserve.cli"])
+def test_processes_without_a_model_do_without_torch(module: str) -> None:
+    """A gateway, an actor and a command: it is seconds of their start and 200 MB."""
+    script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_packages_do_not_import_tests() -> None:

@@ -4,6 +4,8 @@ numba keeps a compiled function until the file it stands in changes.  Here funct
 modules are compiled into one, and a stale one reads wrong addresses, so all modules count that are
 compiled together: after any change to one of them everything of theirs is compiled once more.
 
+Processes that start together do not compile the same: the first does, the others wait for it.
+
 What is compiled for one processor is not taken on another; but what an image brings, compiled for
 a baseline is taken where it is all the code would use.
 """
@@ -11,13 +13,17 @@ a baseline is taken where it is all the code would use.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from filelock import FileLock
 from numba.core import caching
 
 _COMPILED_TOGETHER = ("databases", "drafting")
+_MAX_WAIT_S = 300.0
+"""For another process that compiles; then this one does, too."""
 
 BASELINES: Final = {
     "x86_64": (
@@ -87,8 +93,28 @@ class KernelCache(caching.FunctionCache):
     def __init__(self, function: Any, *, takes_baseline: bool = False) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         self._takes_baseline = takes_baseline
+        path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
+        self._lock = FileLock(path, timeout=_MAX_WAIT_S, thread_local=False)
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code of a signature.  Where there is none this process compiles it next, and holds
+        the lock until it has saved it."""
+        found = self._find(sig, target_context)
+        if found is None:
+            with suppress(OSError):  # nobody may write here, or somebody compiles for too long
+                self._lock.acquire()
+                found = self._find(sig, target_context)
+        if found is not None:
+            self._lock.release()
+        return found
+
+    def _save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super()._save_overload(sig, data)  # type: ignore[no-untyped-call]
+        finally:
+            self._lock.release()
+
+    def _find(self, sig: Any, target_context: Any) -> Any:
         found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         baseline = _baseline_of(*target_context.codegen().magic_tuple())
         if found is None and self._takes_baseline and baseline is not None:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ for function in (rebase_stamps, move_rows):
     print(sum(function.stats.cache_hits.values()))
 """
 """Calls a function of the databases and one of the engine; says which was not compiled for it."""
+
+
+def start(cache: Path, settings: Mapping[str, str]) -> subprocess.Popen[str]:
+    """``LOADED`` in a process whose compiled code is kept in ``cache``."""
+    environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", LOADED]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def hits(process: subprocess.Popen[str]) -> list[str]:
+    shown, _ = process.communicate()
+    assert process.returncode == 0
+    return shown.split()
 
 
 def make_sources(root: Path, text: str) -> Path:
@@ -65,10 +79,11 @@ def test_code_that_was_compiled_for_the_baseline_is_taken(tmp_path: Path) -> Non
     """As in an image; the engine's kernels are compiled once more where they would use AVX-512."""
     name = BASELINES[platform.machine()][0]
     baseline = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
-    found = []
-    for settings in (baseline, {}, {}):
-        environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(tmp_path)}
-        command = [sys.executable, "-c", LOADED]
-        shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        found.append(shown.stdout.split())
+    found = [hits(start(tmp_path, settings)) for settings in (baseline, {}, {})]
     assert found == [["0", "0"], ["1", "0" if HAS_AVX512 else "1"], ["1", "1"]]
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    processes = [start(tmp_path, {}) for _ in range(3)]
+    found = [hits(process) for process in processes]
+    assert [sorted(counts) for counts in zip(*found, strict=True)] == [["0", "1", "1"]] * 2
