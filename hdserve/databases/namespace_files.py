@@ -20,6 +20,7 @@ class NamespaceFiles:
     Attributes:
         unsaved: chunks of which something could not be written.
         is_flush_due: files from before the flushed version are still to be deleted.
+        is_entered: the directory itself is known to be on the disk.
     """
 
     directory: Path
@@ -29,6 +30,7 @@ class NamespaceFiles:
     is_state_saved: bool = True
     is_synced: bool = True
     is_flush_due: bool = False
+    is_entered: bool = False
 
     def log_path(self, version: int) -> Path:
         return self.directory / f"{version:016x}.log"
@@ -105,6 +107,9 @@ class SyncWork:
             AppendLog(files.log_path(version)).sync()
         if files.directory.exists():
             snapshot.sync_directory(files.directory)
+            if not files.is_entered:
+                snapshot.sync_directory(files.directory.parent)
+                files.is_entered = True
 
     def finish(self) -> None:
         """It is written."""

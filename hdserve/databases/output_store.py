@@ -98,6 +98,7 @@ class OutputStore:
             self.is_writable = False
             if not is_read_only:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                snapshot.sync_directory(directory.parent)
                 self.is_writable = self._acquire(lock_timeout_s)
                 if not self.is_writable:
                     logger.error(
