@@ -195,12 +195,8 @@ def test_contenders_take_turns() -> None:
     assert latest == {"autoregressive": 1.0, "hierarchy": pytest.approx(1.0, abs=0.25)}
     for (measured,) in found.values():
         assert measured.num_tokens == pytest.approx(80, abs=17)
-        assert measured.seconds == pytest.approx(
-            measured.times.draft_s
-            + measured.times.forward_s
-            + measured.times.verify_s
-            + measured.times.rest_s
-        )
+        times = measured.times
+        assert 0 < times.draft_s + times.forward_s + times.verify_s <= measured.seconds
 
 
 def test_a_run_that_is_closed_leaves_nothing() -> None:
