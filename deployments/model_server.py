@@ -30,8 +30,6 @@ from deployments.statistics_state import StatisticsState
 from deployments.tracing import GenerationTrace, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.core import Sequence, StepOutput
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.host import ModelHost
 from hdserve.engine.processors import default_num_threads
 from hdserve.errors import InvalidRequest, Overloaded
 
@@ -66,6 +64,10 @@ class ModelServer:
         telemetry: TelemetryConfig,
         statistics_root: Path | None = None,
     ) -> None:
+        # Seconds and 250 MB, which the process that builds the application does without.
+        from hdserve.engine.async_engine import AsyncEngine
+        from hdserve.engine.host import ModelHost
+
         self._closing = ExitStack()
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")

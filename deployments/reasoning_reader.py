@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from deployments.generation import GenerationRequest
 from deployments.reasoning_parsers import Split, ThinkParser
 from hdserve import core
 from hdserve.core import StepOutput
-from hdserve.engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hdserve.engine.tokenizer import Tokenizer
 
 _MAX_OPENING_TOKENS = 16
 """Of the end of a prompt: an opening mark and the white space behind it."""

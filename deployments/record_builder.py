@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from deployments.generation import (
     Alternative,
@@ -19,8 +20,10 @@ from deployments.reasoning_reader import ReasoningReader
 from deployments.request_metrics import RequestClock
 from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
 from hdserve.engine.stats import add_counts
-from hdserve.engine.tokenizer import Tokenizer
 from hdserve.tree import DraftTree
+
+if TYPE_CHECKING:
+    from hdserve.engine.tokenizer import Tokenizer
 
 _NUM_CACHED_TOKENS = 1 << 14
 """Of which the bytes are kept: prompts that are scored have many, and the same ones again."""

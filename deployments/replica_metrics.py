@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from deployments.metrics import (
     LAST_POSITION,
@@ -17,10 +18,12 @@ from deployments.metrics import (
 from deployments.request_metrics import RequestMetrics
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.engine import Engine
-from hdserve.engine.host import ModelHost
 from hdserve.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.engine import Engine
+    from hdserve.engine.host import ModelHost
 
 _ENGINE_TIMEOUT_S = 1.0
 _LOOKUP = "hdserve_lookup_seconds"

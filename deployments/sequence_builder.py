@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from deployments.generation import GenerationRequest
 from hdserve.core import PromptScores, Sequence, SpeculationParams
-from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from hdserve.engine.host import ModelHost
 
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Of all choices of a request together, alternatives included: some 15 MB of JSON."""

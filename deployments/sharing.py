@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,11 @@ from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.messages import Standing
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.engine import Engine
-from hdserve.engine.host import ModelHost
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.engine import Engine
+    from hdserve.engine.host import ModelHost
 
 logger = logging.getLogger(__name__)
 

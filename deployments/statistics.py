@@ -8,13 +8,16 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from actors.statistics_database import Choice, current_choice, ensure_local
 from deployments.statistics_state import choice_key
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.host import ModelHost
 from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.host import ModelHost
 
 logger = logging.getLogger(__name__)
 

@@ -96,9 +96,12 @@ def test_heavy_libraries_stay_at_home(module: str) -> None:
         assert is_home, f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize("module", ["deployments.routes", "actors.mirror", "hdserve.cli"])
+@pytest.mark.parametrize(
+    "module", ["deployments.application", "deployments.routes", "actors.mirror", "hdserve.cli"]
+)
 def test_processes_without_a_model_do_without_torch(module: str) -> None:
-    """A gateway, an actor and a command: it is seconds of their start and 200 MB."""
+    """What builds the application, a gateway, an actor and a command: it is seconds of their start
+    and 200 MB."""
     script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
