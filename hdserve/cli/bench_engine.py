@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-prompt-lookup")
 STATES = ("cold", "online", "warm")
 
+_NO_PACE = 1000.0
+"""Prompts go through in whole chunks: a pace follows the times of steps, so chance has a part in it,
+and contenders that are equal end further apart (docs/adr/0014)."""
+
 
 def engine(
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=PROMPTS_HELP)] = None,
@@ -107,6 +111,7 @@ def engine(
         "compile": _compiles(exact) if compile_ is None else compile_,
         "max_num_sequences": max(sizes),
         "prefix_caching": False,  # every round asks the same prompts again
+        "prefill_slowdown": _NO_PACE,
     }
     depends_on: dict[str, Any] = {
         "model": random_weights or model,

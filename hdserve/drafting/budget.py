@@ -66,6 +66,7 @@ class BatchCost:
     ) -> None:
         self._by_num_sequences = dict(sorted(by_num_sequences.items()))
         self._tables: dict[int, FloatArray] = {}
+        self._plain_s: dict[int, float] = {}
         self.reading_share = reading_share
 
     def of_rows(self, first: int, number: int, num_sequences: int) -> FloatArray:
@@ -75,6 +76,13 @@ class BatchCost:
             table = self(np.arange(2 * (first + number)), num_sequences)
             self._tables[num_sequences] = table
         return table[first : first + number]
+
+    def of_plain(self, num_sequences: int) -> float:
+        """Seconds for one row each of ``num_sequences``."""
+        seconds = self._plain_s.get(num_sequences)
+        if seconds is None:
+            seconds = self._plain_s[num_sequences] = float(self(num_sequences, num_sequences))
+        return seconds
 
     def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
         """Seconds for ``num_rows`` of ``num_sequences``."""
@@ -254,12 +262,12 @@ class DraftBudget:
         patience = self._patience_with(number)
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if not (num_proposed or patience.was_looking):
-            self._expect(patience, number, self._cost.of_rows(number, 1, number)[0], num_other_rows)
+            self._expect(patience, number, self._cost.of_plain(number), num_other_rows)
             return
         plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         seconds = self._cost.of_rows(num_other_rows + number, num_proposed + 1, number)
         if num_other_rows:  # which take what they take, with drafts and without
-            seconds = seconds - seconds[0] + self._cost.of_rows(number, 1, number)
+            seconds = seconds - seconds[0] + self._cost.of_plain(number)
         tokens, num_kept = float(number), 0
         if num_proposed:
             tokens, num_kept = self._cut(trees, (seconds + looking_s).tolist())
@@ -267,12 +275,12 @@ class DraftBudget:
         patience.weigh(float(as_plain_s - seconds[num_kept] - looking_s) / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        self._expect(patience, number, seconds[num_kept], num_other_rows)
+        self._expect(patience, number, float(seconds[num_kept]), num_other_rows)
 
     def _expect(
         self, patience: _Patience, num_sequences: int, forward_s: float, num_other_rows: int
     ) -> None:
-        self._last = patience, num_sequences, None if num_other_rows else float(forward_s)
+        self._last = patience, num_sequences, None if num_other_rows else forward_s
 
     def _cut(self, trees: Sequence[DraftTree], seconds: Sequence[float]) -> tuple[float, int]:
         """Truncate to the best number of nodes.
@@ -319,8 +327,8 @@ class DraftBudget:
     def _patience_with(self, num_sequences: int) -> _Patience:
         size = num_sequences.bit_length()
         if size not in self._patience:
-            step_s = float(self._cost(num_sequences, num_sequences))
-            self._patience[size] = _Patience(step_s / num_sequences)
+            step_s = self._cost.of_plain(num_sequences) / num_sequences
+            self._patience[size] = _Patience(step_s)
         return self._patience[size]
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
