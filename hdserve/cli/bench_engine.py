@@ -31,8 +31,8 @@ CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-promp
 STATES = ("cold", "online", "warm")
 
 _NO_PACE = 1000.0
-"""Prompts go through in whole chunks: a pace follows the times of steps, so chance has a part in it,
-and contenders that are equal end further apart (docs/adr/0014)."""
+"""Prompts go through in whole chunks: a pace follows the times of steps, so chance has a part in
+it, and contenders that are equal end further apart (docs/adr/0014)."""
 
 
 def engine(
