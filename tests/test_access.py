@@ -65,6 +65,7 @@ def test_without_keys_everybody_may_generate_and_nobody_administer() -> None:
     ("text", "reason"),
     [
         ("short", "line 1: a key needs at least 16"),
+        (f"{KEY}é", "line 1: a key consists of ASCII"),
         (f"{KEY} a b", "line 1: a key and its namespace"),
         (f"# x\n{KEY} ../etc", "line 2: a namespace consists of"),
         (f"{KEY}\n{KEY} b", "twice"),
@@ -85,8 +86,9 @@ def test_unreadable_files_and_short_admin_keys(tmp_path: Path) -> None:
     """A configuration that cannot be held starts nothing."""
     with pytest.raises(ConfigError, match="cannot read"):
         read_access(AccessConfig(api_keys_file=tmp_path / "none"))
-    with pytest.raises(ConfigError, match="admin_key"):
-        read_access(AccessConfig(admin_key=SecretStr("short")))
+    for wrong in ("short", f"{ADMIN}é"):
+        with pytest.raises(ConfigError, match="admin_key"):
+            read_access(AccessConfig(admin_key=SecretStr(wrong)))
 
 
 def test_keys_are_not_in_what_is_kept(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, HdserveError
 
 
 def test_an_unknown_option_is_named() -> None:
@@ -33,6 +34,18 @@ def test_prompts_have_log_probabilities() -> None:
     assert wanted.prompt_logprobs is None
     assert found.prompt_logprobs is not None
     assert found.token_ids == wanted.token_ids
+
+
+def test_an_answer_that_fails_says_why() -> None:
+    """The others are what they are without it."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    (wanted,) = llm.generate([[5, 300]], params)
+    unchecked: Any = {"stop": (("a",),)}
+    (failed,) = llm.generate([[5, 300]], replace(params, **unchecked))
+    assert (failed.finish_reason, type(failed.error)) == ("error", HdserveError)
+    (again,) = llm.generate([[5, 300]], params)
+    assert (again.token_ids, again.error) == (wanted.token_ids, None)
 
 
 def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:

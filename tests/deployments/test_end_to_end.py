@@ -158,6 +158,9 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "The restaurant" + by_ids.choices[0].text == one.choices[0].text
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == 2 * len(ids)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=[1 << 20], echo=True, **body)
+    assert caught.value.param == "prompt"
 
 
 def test_content_parts(client: openai.OpenAI) -> None:
