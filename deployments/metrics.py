@@ -215,8 +215,15 @@ def _own_metrics() -> Iterator[MetricInfo]:
     for name, text, *labels in (
         ("steps", "Engine steps: one forward each."),
         ("step_seconds", "Time of the steps by part.", "part"),
+        ("drafts", "Verified draft trees with tokens of a source.", "source"),
         ("draft_tokens", "Drafted tokens verified, by source.", "source"),
         ("accepted_tokens", "Drafted tokens accepted, by source.", "source"),
+        (
+            "accepted_tokens_per_pos",
+            f"The same at this depth, from 0; {LAST_POSITION} is that and deeper.",
+            "source",
+            "position",
+        ),
         ("drafter_seconds", "Time in drafters; `propose` is the look-up.", "drafter", "call"),
         ("drafter_failures", "Failed calls of drafters.", "drafter", "call"),
         ("budget_proposed_tokens", "Drafted tokens before the budget cut the trees."),

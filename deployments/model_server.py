@@ -104,7 +104,13 @@ class ModelServer:
         observations = Observations()
         self._requests = RequestMetrics(observations)
         self._metrics = ReplicaMetrics(
-            self._replica, self._host, self._engine, self._requests, self._sharing, observations
+            self._replica,
+            self._host,
+            self._engine,
+            self._requests,
+            self._sharing,
+            self._chosen,
+            observations,
         )
         labels = {"model_name": config.name}
         reporter = Reporter(config.name, labels, self._metrics.report, observations)

@@ -21,6 +21,7 @@ from hdserve.core import DraftCounts, FinishReason, Source
 from hdserve.errors import EngineStopped
 
 if TYPE_CHECKING:
+    from deployments.statistics import ChosenStatistics
     from hdserve.engine.async_engine import AsyncEngine
     from hdserve.engine.engine import Engine
     from hdserve.engine.host import ModelHost
@@ -35,6 +36,7 @@ class ReplicaMetrics:
 
     Args:
         sharing: ``None`` where nothing is shared with the cluster.
+        chosen: which statistics database there is.
         observations: is given the times of look-ups.
     """
 
@@ -45,6 +47,7 @@ class ReplicaMetrics:
         engine: AsyncEngine,
         requests: RequestMetrics,
         sharing: ClusterSharing | None,
+        chosen: ChosenStatistics,
         observations: Observations,
     ) -> None:
         self._replica = replica
@@ -52,6 +55,7 @@ class ReplicaMetrics:
         self._engine = engine
         self._requests = requests
         self._sharing = sharing
+        self._chosen = chosen
         self._of_engine: tuple[Sample, ...] = ()
         self._observations = observations
         self._lookups = {source: self._lookup(source) for source in _DATABASE_SOURCES}
@@ -67,8 +71,9 @@ class ReplicaMetrics:
                 self._of_engine = await self._engine.ask(self._ask_engine)
         except (TimeoutError, EngineStopped):
             pass
-        samples = (*self._of_engine, *self._requests.samples(), *self._mirror_samples())
-        return Report(self._replica, samples)
+        samples = (*self._of_engine, *self._requests.samples())
+        databases = (*self._mirror_samples(), *self._statistics_samples())
+        return Report(self._replica, (*samples, *databases))
 
     def _ask_engine(self, engine: Engine) -> tuple[Sample, ...]:
         """In the engine's thread, which owns the databases."""
@@ -154,6 +159,13 @@ class ReplicaMetrics:
         yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
 
+    def _statistics_samples(self) -> Iterator[Sample]:
+        for reason, count in (
+            ("statistics_unusable", self._chosen.num_unusable),
+            ("statistics_choice_unknown", self._chosen.num_failures),
+        ):
+            yield Sample("hdserve_database_fallbacks", count, (reason,))
+
 
 def draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
     """What was drafted and accepted.
@@ -167,13 +179,30 @@ def draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
     by_accepted = drafts.num_drafts_by_accepted
     num_positions = max(most_accepted, len(by_accepted) - 1)
     per_position = [sum(by_accepted[position + 1 :]) for position in range(num_positions)]
-    if num_positions > LAST_POSITION:
-        per_position[LAST_POSITION:] = [sum(per_position[LAST_POSITION:])]
-    for position, count in enumerate(per_position):
-        yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (str(position),))
+    for position, count in _positions(per_position):
+        yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos", count, (position,))
     for source in Source:
         if source is not Source.PLAIN:
-            num_drafted = drafts.draft_tokens_by_source.get(source, 0)
-            yield Sample("hdserve_draft_tokens", num_drafted, (source.label,))
-            num_accepted = drafts.accepted_by_source.get(source, 0)
-            yield Sample("hdserve_accepted_tokens", num_accepted, (source.label,))
+            yield from _source_samples(drafts, source, num_positions)
+
+
+def _source_samples(drafts: DraftCounts, source: Source, num_positions: int) -> Iterator[Sample]:
+    for name, counts in (
+        ("hdserve_drafts", drafts.drafts_by_source),
+        ("hdserve_draft_tokens", drafts.draft_tokens_by_source),
+        ("hdserve_accepted_tokens", drafts.accepted_by_source),
+    ):
+        yield Sample(name, counts.get(source, 0), (source.label,))
+    by_depth = drafts.accepted_by_depth.get(source, [])
+    per_position = by_depth + [0] * (num_positions - len(by_depth))
+    for position, count in _positions(per_position):
+        yield Sample("hdserve_accepted_tokens_per_pos", count, (source.label, position))
+
+
+def _positions(counts: list[int]) -> Iterator[tuple[str, int]]:
+    """The label and the count of each position; those from ``LAST_POSITION`` on are one."""
+    kept, deeper = counts[:LAST_POSITION], counts[LAST_POSITION:]
+    if deeper:
+        kept.append(sum(deeper))
+    for position, count in enumerate(kept):
+        yield str(position), count

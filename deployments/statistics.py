@@ -59,6 +59,10 @@ class ChosenStatistics:
 
     Args:
         root: where databases may be chosen; ``None`` follows nothing.
+
+    Attributes:
+        num_unusable: databases that were given up, or chosen and not taken.
+        num_failures: times the choices could not be asked for.
     """
 
     def __init__(self, host: ModelHost, engine: AsyncEngine, root: Path | None) -> None:
@@ -68,6 +72,8 @@ class ChosenStatistics:
         self._fingerprint = host.tokenizer.fingerprint
         self._key = choice_key(host.config, self._fingerprint)
         self._tried: Choice | None = None
+        self.num_unusable = 0
+        self.num_failures = 0
         self._has_failed = False
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
@@ -103,6 +109,7 @@ class ChosenStatistics:
                 self._follow()
                 self._has_failed = False
             except Exception as error:  # drafting goes on from the database there is
+                self.num_failures += 1
                 if not self._has_failed:
                     is_expected = isinstance(error, DatabaseError)
                     logger.warning(
@@ -120,6 +127,7 @@ class ChosenStatistics:
         try:
             database.verify()
         except SnapshotError as error:
+            self.num_unusable += 1
             logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
@@ -131,6 +139,7 @@ class ChosenStatistics:
         try:
             database = self.open(choice.directory)
         except InvalidRequest as error:
+            self.num_unusable += 1
             logger.error("the chosen statistics database %s", error.message)
             return
         self._engine.call(lambda engine: self._host.use_statistics(engine, database))

@@ -18,13 +18,13 @@ def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) ->
     counts.num_drafts += 1
     counts.num_draft_tokens += tree.num_draft_tokens
     counts.num_accepted_tokens += num_accepted
-    missing = num_accepted + 1 - len(counts.num_drafts_by_accepted)
-    counts.num_drafts_by_accepted.extend([0] * missing)
-    counts.num_drafts_by_accepted[num_accepted] += 1
+    _add_at(counts.num_drafts_by_accepted, num_accepted, 1)
     for source, number in Counter(tree.sources[1:]).items():
         _increment(counts.draft_tokens_by_source, source, number)
-    for node in acceptance.path[1:]:
+        _increment(counts.drafts_by_source, source)
+    for depth, node in enumerate(acceptance.path[1:]):
         _increment(counts.accepted_by_source, tree.sources[node])
+        _add_at(counts.accepted_by_depth.setdefault(tree.sources[node], []), depth, 1)
 
 
 def add_counts(total: DraftCounts, other: DraftCounts) -> None:
@@ -37,14 +37,23 @@ def add_counts(total: DraftCounts, other: DraftCounts) -> None:
         _increment(total.draft_tokens_by_source, source, count)
     for source, count in other.accepted_by_source.items():
         _increment(total.accepted_by_source, source, count)
-    missing = len(other.num_drafts_by_accepted) - len(total.num_drafts_by_accepted)
-    total.num_drafts_by_accepted.extend([0] * missing)
+    for source, count in other.drafts_by_source.items():
+        _increment(total.drafts_by_source, source, count)
+    for source, by_depth in other.accepted_by_depth.items():
+        own = total.accepted_by_depth.setdefault(source, [])
+        for depth, count in enumerate(by_depth):
+            _add_at(own, depth, count)
     for num_accepted, count in enumerate(other.num_drafts_by_accepted):
-        total.num_drafts_by_accepted[num_accepted] += count
+        _add_at(total.num_drafts_by_accepted, num_accepted, count)
 
 
 def _increment(counts: dict[Source, int], source: Source, count: int = 1) -> None:
     counts[source] = counts.get(source, 0) + count
+
+
+def _add_at(counts: list[int], index: int, count: int) -> None:
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += count
 
 
 @dataclass(slots=True)

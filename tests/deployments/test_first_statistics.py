@@ -56,11 +56,13 @@ def test_a_damaged_one_is_given_up(
 ) -> None:
     assert host.statistics is not None, "only the ends are checked when it is opened"
     with caplog.at_level(logging.ERROR):
-        ChosenStatistics(host, engine, None).start()
+        chosen = ChosenStatistics(host, engine, None)
+        chosen.start()
         deadline_s = time.monotonic() + 60
         while host.statistics is not None and time.monotonic() < deadline_s:
             time.sleep(0.01)
     assert host.statistics is None
+    assert chosen.num_unusable == 1
     assert f"{MODEL}: drafting without statistics" in caplog.text
 
 

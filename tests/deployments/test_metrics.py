@@ -31,8 +31,17 @@ from deployments.ray_metrics import ray_name
 from deployments.replica_metrics import draft_samples
 from deployments.request_metrics import RequestMetrics
 from deployments.statistics_line import statistics_line
-from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, StepOutput
+from hdserve.core import (
+    DraftCounts,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    Source,
+    StepOutput,
+)
+from hdserve.engine.stats import count_draft
 from hdserve.errors import InvalidRequest, Overloaded
+from hdserve.tree import Acceptance, DraftTree
 from tests.k8s.monitoring import metric_of, series_named
 from tests.serving import ServedApplication
 
@@ -140,6 +149,26 @@ def test_positions_are_bounded() -> None:
     assert sum(positions(256)) == 3 + 4 * 17 + 30
     drafts.num_drafts_by_accepted = [2, 3]
     assert positions(16) == [3, *[0] * 15]
+
+
+def test_positions_are_told_by_source() -> None:
+    """Each token counts where it was accepted, for the source that drafted it."""
+    tree = DraftTree(5, 30)
+    sources = [Source.MODEL] * 19 + [Source.CONTEXT]
+    for node, source in enumerate(sources):
+        tree.add_node(node, node, source)
+    drafts = DraftCounts()
+    for _ in range(2):
+        count_draft(drafts, tree, Acceptance(range(21), range(21)))
+    count_draft(drafts, tree, Acceptance([0], [7]))
+    found = {(item.name, *item.labels): item.value for item in draft_samples(drafts, 16)}
+    assert found["hdserve_drafts", "model"] == found["hdserve_drafts", "context"] == 3
+    name = "hdserve_accepted_tokens_per_pos"
+    by_position = [found[name, "model", str(position)] for position in range(17)]
+    assert by_position == [*[2] * 16, 2 * 3]
+    assert sum(by_position) == found["hdserve_accepted_tokens", "model"]
+    assert found[name, "context", "16"] == found["hdserve_accepted_tokens", "context"] == 2
+    assert found[name, "statistics", "0"] == found["hdserve_drafts", "statistics"] == 0
 
 
 def test_observations_are_taken_once() -> None:
@@ -305,6 +334,7 @@ def test_figures_agree(scrape: Scrape, num_tokens: tuple[int, int]) -> None:
     assert 0 < accepted <= drafted
     assert total("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
     assert total("hdserve_accepted_tokens_total") == accepted
+    assert total("hdserve_accepted_tokens_per_pos_total") == accepted
     assert total("hdserve_draft_tokens_total") == drafted
     assert total("hdserve_accepted_tokens_total", source="model") > 0
     assert total("hdserve_budget_kept_tokens_total") == drafted
