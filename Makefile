@@ -48,11 +48,12 @@ serve: setup
 	@echo "starting Ray and the models; it says when it is ready"
 	@$(BIN)/hdserve serve
 
+# A thread that looks for the next parallel loop all the time keeps a core from the tests beside it.
 test: setup
-	$(BIN)/python -m pytest $(PARALLEL)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(PARALLEL)
 
 test-all: setup
-	$(BIN)/python -m pytest $(PARALLEL) -m ''
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(PARALLEL) -m ''
 
 check: setup
 	$(BIN)/ruff check .

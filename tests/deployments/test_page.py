@@ -31,6 +31,8 @@ MODELS = ["hdserve-tiny", "hdserve-mini"]
 QUESTION = "I want to book a table for two in San Jose."
 KEY = "a-key-of-the-tests"
 TIMEOUT_MS = 60_000
+NOTHING = "\N{EN DASH}"
+"""In a table."""
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +203,36 @@ def test_a_chat_is_coloured_by_source(page: Any) -> None:
     assert popover.inner_text().startswith("Step 2:")
     page.keyboard.press("Escape")
     assert not popover.is_visible()
+    page.locator(".answer").last.locator(".step").nth(2).hover()
+    assert popover.inner_text().startswith("Step 3:")
+
+
+def test_figures_follow_the_stream(page: Any) -> None:
+    """They change while tokens come; in the end they are of the tokens that are shown."""
+    page.evaluate(
+        """() => {
+            window.seen = new Set();
+            const meter = document.getElementById("chat-meter");
+            new MutationObserver(() => {
+                if (document.querySelector(".answer[aria-busy=true]"))
+                    window.seen.add(meter.querySelectorAll("dd")[2].textContent);
+            }).observe(meter, { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    ask(page, **{"max-tokens": "60"})
+    wait_for_end(page)
+    assert page.evaluate("window.seen.size") > 2
+    meter = page.locator("#chat-meter")
+    num_tokens = int(meter.locator("dd").nth(2).inner_text())
+    shown = meter.locator(".sources li").evaluate_all(
+        "rows => rows.map(row => [row.childNodes[1].textContent, row.lastChild.textContent])"
+    )
+    counts = {source: int(count) for source, count in shown}
+    assert set(counts) >= {"context", "model", "statistics", "plain"}
+    assert sum(counts.values()) == meter.locator(".trace rect").count() == num_tokens
+    for source, count in counts.items():
+        assert meter.locator(f".trace .{source}-fill").count() == count
+        assert page.locator(f".answer .token.{source}").count() == count
 
 
 def test_regenerate_and_new_chat(page: Any) -> None:
@@ -366,7 +398,9 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(context: Any, locked_url: str)
 
 
 def test_databases_and_replicas(page: Any) -> None:
-    """Each model has its databases with sizes, and its replicas."""
+    """Each model has its databases, with sizes and how often they were right, and its replicas."""
+    ask(page)
+    wait_for_end(page)
     page.get_by_role("tab", name="Databases").click()
     for model in MODELS:
         rows = page.get_by_role("region", name=f"Databases of {model}").locator("tbody tr")
@@ -379,8 +413,27 @@ def test_databases_and_replicas(page: Any) -> None:
         entries, size = rows.nth(3).locator("td").all_inner_texts()[:2]
         assert re.fullmatch(r"[\d,]+", entries)
         assert re.fullmatch(r"[\d.,]+ ([KM]i)?B", size)
+        for name, row in zip(names, rows.all(), strict=True):
+            guesses, accepted, rate, age = row.locator("td").all_inner_texts()[2:]
+            assert rate == hit_rate(guesses, accepted)
+            assert re.fullmatch(r"[\d.,]+ s" if name == "model" else NOTHING, age)
         replicas = page.get_by_role("region", name=f"Replicas of {model}").locator("tbody tr")
         assert replicas.count() == 1
+        running, waiting, usage, *_ = replicas.locator("td").all_inner_texts()
+        assert (running, waiting) == ("0 of 16", "0")
+        assert re.fullmatch(r"[\d.]+ %", usage)
+    tokens, length = (
+        page.get_by_role("region", name=f"Replicas of {MODELS[0]}").locator("td").all()[3:]
+    )
+    assert int(tokens.inner_text().replace(",", "")) > 10
+    assert float(length.inner_text()) > 1
+
+
+def hit_rate(guesses: str, accepted: str) -> str:
+    num_guesses, num_accepted = (int(text.replace(",", "")) for text in (guesses, accepted))
+    if not num_guesses:
+        return NOTHING
+    return f"{100 * num_accepted / num_guesses:.1f}".rstrip("0").rstrip(".") + " %"
 
 
 @pytest.mark.parametrize("view", ["Chat", "Side by side", "Databases"])
