@@ -201,7 +201,8 @@ def _taken_port(port: int) -> Finding:
                 return ok("port", f"hdserve answers on {port}")
     except (OSError, ValueError, urllib.error.URLError):
         pass
-    return failure("port", f"another program listens on {port}", f"ss -ltnp 'sport = :{port}'")
+    text = f"another program listens on {port}; 'ss -ltnp' shows which"
+    return failure("port", text, f"hdserve serve --port {port + 1}")
 
 
 def check_access(config: ServeConfig) -> Iterator[Finding]:

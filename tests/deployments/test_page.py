@@ -219,19 +219,19 @@ def test_figures_follow_the_stream(page: Any) -> None:
             }).observe(meter, { childList: true, subtree: true, characterData: true });
         }"""
     )
-    ask(page, **{"max-tokens": "60"})
+    ask(page, temperature="1.2", **{"max-tokens": "200"})
     wait_for_end(page)
-    assert page.evaluate("window.seen.size") > 2
     meter = page.locator("#chat-meter")
     num_tokens = int(meter.locator("dd").nth(2).inner_text())
+    seen = {int(text) for text in page.evaluate("[...window.seen]")}
+    assert any(0 < number < num_tokens for number in seen)
     shown = meter.locator(".sources li").evaluate_all(
         "rows => rows.map(row => [row.childNodes[1].textContent, row.lastChild.textContent])"
     )
     counts = {source: int(count) for source, count in shown}
     assert set(counts) >= {"context", "model", "statistics", "plain"}
-    assert sum(counts.values()) == meter.locator(".trace rect").count() == num_tokens
+    assert sum(counts.values()) == num_tokens
     for source, count in counts.items():
-        assert meter.locator(f".trace .{source}-fill").count() == count
         num_shown = page.locator(f".answer .token.{source}").count()
         assert count - 1 <= num_shown <= count, "the end of an answer has no text"
 
