@@ -64,11 +64,11 @@ class ModelServer:
         telemetry: TelemetryConfig,
         statistics_root: Path | None = None,
     ) -> None:
+        self._closing = ExitStack()
         # Seconds and 250 MB, which the process that builds the application does without.
         from hdserve.engine.async_engine import AsyncEngine
         from hdserve.engine.host import ModelHost
 
-        self._closing = ExitStack()
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
         self._closing.callback(self._tracing.close)

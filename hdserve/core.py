@@ -201,15 +201,15 @@ class DraftCounts:
     num_accepted_tokens: int = 0
     accepted_by_source: dict[Source, int] = field(default_factory=dict)
     draft_tokens_by_source: dict[Source, int] = field(default_factory=dict)
+    num_drafts_by_accepted: list[int] = field(default_factory=list)
+    """Entry ``k``: how many drafts had exactly ``k`` accepted tokens."""
+
     drafts_by_source: dict[Source, int] = field(default_factory=dict)
     """Drafts that had tokens of the source."""
 
     accepted_by_depth: dict[Source, list[int]] = field(default_factory=dict)
     """Entry ``k`` of a source: its tokens that were accepted as the ``k``-th after the root, from
     0."""
-
-    num_drafts_by_accepted: list[int] = field(default_factory=list)
-    """Entry ``k``: how many drafts had exactly ``k`` accepted tokens."""
 
 
 @dataclass(slots=True, eq=False)
