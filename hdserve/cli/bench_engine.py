@@ -67,7 +67,7 @@ def engine(
         typer.Option(
             "--compile/--no-compile",
             help="Whether hdserve's contenders run the model compiled; default: on a CPU, where "
-            "there is a C++ compiler and without --exact, as a server does.",
+            "there is a C++ compiler, as a server does.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +108,7 @@ def engine(
     options = {
         "dtype": dtype,
         "exact": exact or "auto",
-        "compile": _compiles(exact) if compile_ is None else compile_,
+        "compile": _compiles() if compile_ is None else compile_,
         "max_num_sequences": max(sizes),
         "prefix_caching": False,  # every round asks the same prompts again
         "prefill_slowdown": _NO_PACE,
@@ -184,11 +184,11 @@ def _measure(
     return results
 
 
-def _compiles(exact: bool) -> bool:
+def _compiles() -> bool:
     from hdserve.engine.compiled_forward import can_compile
     from hdserve.engine.devices import pick_device
 
-    return not exact and pick_device("auto").type == "cpu" and can_compile()
+    return pick_device("auto").type == "cpu" and can_compile()
 
 
 def _make_host(

@@ -63,13 +63,12 @@ def check_lossless(
 
 
 def _as_served(config: ModelConfig) -> ModelConfig:
-    """Compiled where a server is exact once it has compiled the model, too."""
+    """Compiled where a server compiles the model, too."""
     from hdserve.engine.compiled_forward import can_compile
-    from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
+    from hdserve.engine.devices import pick_device
 
     engine = config.engine
-    device = pick_device(engine.device)
-    if not can_compile() or not multiplies_tiles(device, pick_dtype(engine.dtype, device)):
+    if pick_device(engine.device).type != "cpu" or not can_compile():
         return config
     return config.model_copy(update={"engine": engine.model_copy(update={"compile": True})})
 

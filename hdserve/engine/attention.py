@@ -20,6 +20,9 @@ _OPERATOR: Final = "hdserve::packed_attention"
 """What a compiled model calls: an operator takes tensors and numbers, so it cannot be given the
 plan, and finds it where the eager function does."""
 
+_BY_PLAN: Final = "hdserve::attend_by_plan"
+"""The same for operators of C++, which leave to it what they do not know."""
+
 
 def register_attention() -> None:
     """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times."""
@@ -59,12 +62,12 @@ def packed_attention(
     """
     layer = module.layer_idx
     assert isinstance(layer, int)
-    attend = torch.ops.hdserve.packed_attention if torch.compiler.is_compiling() else _attend_packed
+    attend = torch.ops.hdserve.packed_attention if torch.compiler.is_compiling() else attend_by_plan
     arguments = (query, key, value, layer, scaling, sliding_window, softcap)
     return cast("torch.Tensor", attend(*arguments)), None
 
 
-def _attend_packed(
+def attend_by_plan(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -73,6 +76,7 @@ def _attend_packed(
     sliding_window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
+    """As :func:`packed_attention`, of the layer with a number: what its operator does in Python."""
     plan = current_plan()
     assert plan is not None, "attention is called within a step"
     plan.cache.write(layer, plan.kv_rows, key, value)
@@ -99,13 +103,14 @@ def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor,
     return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-torch.library.define(
-    _OPERATOR,
-    "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
-    "float? softcap) -> Tensor",
-)
-torch.library.impl(_OPERATOR, "default", _attend_packed)
-torch.library.register_fake(_OPERATOR, _like_attended)
+for name in (_OPERATOR, _BY_PLAN):
+    torch.library.define(
+        name,
+        "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
+        "float? softcap) -> Tensor",
+    )
+    torch.library.impl(name, "default", attend_by_plan)
+    torch.library.register_fake(name, _like_attended)
 
 
 def _attend(

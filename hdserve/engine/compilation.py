@@ -97,7 +97,7 @@ def compile_beside(
             num_rows = max(number * align(MEASURED_COLUMNS + max_rows), _NUM_TRIAL_ROWS)
             runner = _runner(model, num_rows)
             runner.compile_with(compiled)
-            if compiled.is_packed:
+            if compiled.is_packed or compiled.is_native:
                 runner.shapes = choose_shapes(runner, max_rows, config.exact)
             cost = measure_forward_cost(runner, max_rows, number) if measures_cost else None
             found.set_result(Faster(compiled, runner.shapes, cost))

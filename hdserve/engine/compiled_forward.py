@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
 import torch
@@ -12,7 +11,9 @@ import torch._inductor.config
 
 from hdserve.engine.batch import ForwardBatch
 from hdserve.engine.devices import multiplies_tiles
-from hdserve.engine.row_linear import is_plain
+from hdserve.engine.native.compiler import find_compiler
+from hdserve.engine.native.operators import load_operators
+from hdserve.engine.row_linear import call_natively, is_plain
 from hdserve.engine.shapes import Shapes
 
 _OPTIONS: Final[dict[str, Any]] = {
@@ -39,7 +40,7 @@ _MIN_ROWS = 2
 
 def can_compile() -> bool:
     """Whether there is the C++ compiler that makes a model's code on a CPU."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return find_compiler() is not None
 
 
 def can_pack(module: torch.nn.Module) -> bool:
@@ -66,12 +67,15 @@ class CompiledForward:
             :func:`can_pack`.  Then there is one graph, which has at least two rows.
 
     Attributes:
+        is_native: whether all its linear layers are kernels of ours, called without Python.
         shapes: of its forwards.
     """
 
     def __init__(self, module: torch.nn.Module, *, is_packed: bool = False) -> None:
         self.is_packed = is_packed
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
+        self._operators = None if is_packed else load_operators()
+        self.is_native = self._operators is not None and call_natively(module)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
@@ -92,7 +96,9 @@ class CompiledForward:
         num_missing = min(_MIN_ROWS, batch.token_ids.shape[1]) - len(rows)
         if num_missing > 0:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])
-        logits = self._forward(batch.token_ids, batch.position_ids, rows)
+        operators = self._operators
+        with nullcontext() if operators is None else operators.running(batch.plan):
+            logits = self._forward(batch.token_ids, batch.position_ids, rows)
         return logits[: len(batch.logit_rows)]
 
 

@@ -222,6 +222,9 @@ class Engine:
             logger.warning("the model is not compiled: %s", error)
             return
         found = faster.result()
+        if self.is_exact and not found.shapes.is_exact:
+            logger.warning("the model is not compiled: its forwards would not be exact")
+            return
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
         if found.shapes.is_exact:

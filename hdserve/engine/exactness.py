@@ -61,9 +61,16 @@ def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """Those that cost least first."""
     if runner.always_attends and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
-    if has_row_linear(runner.model.module):
+    if _calls_kernels(runner):
         yield Shapes(is_exact=True)
     yield exact_candidates(max_rows)
+
+
+def _calls_kernels(runner: ModelRunner) -> bool:
+    """Whether all products of exact forwards are made by the kernel."""
+    if runner.compiled is not None:
+        return runner.compiled.is_native
+    return has_row_linear(runner.model.module)
 
 
 @contextmanager
@@ -205,7 +212,8 @@ def _token(vocab_size: int, index: int) -> int:
 def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether forwards at ``shapes`` take about as long as others, for one row after some context
     and for a chunk of a prompt."""
-    if runner.always_attends and replace(runner.shapes, is_exact=True) == shapes:
+    are_same_rows = replace(runner.shapes, is_exact=True) == shapes
+    if are_same_rows and runner.always_attends:
         return True  # they are no other forwards
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     num_tokens = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
@@ -214,8 +222,10 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
         return True
     row = Chunk(segment, cached, [0], DraftTree(0, 0))
     chunk = Chunk(segment, 0, [0] * num_tokens, None)
+    is_native = runner.compiled is not None and runner.compiled.is_native
+    tried = [chunk] if are_same_rows and is_native else [row, chunk]  # one row is no other forward
     try:
-        return all(_cost(runner, shapes, tried) <= _AFFORDABLE_COST for tried in (row, chunk))
+        return all(_cost(runner, shapes, each) <= _AFFORDABLE_COST for each in tried)
     finally:
         runner.cache.free(segment)
 

@@ -58,7 +58,8 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     max_rows = _max_rows(found, by_column)
     replaced: dict[torch.nn.Module, RowLinear] = {}
     if is_exact or max_rows:
-        replaced = {layer: RowLinear(layer, max_rows, by_column.get(layer)) for layer in found}
+        limit = torch.tensor(max_rows)
+        replaced = {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
     replace_layers(module, replaced)
     _store_by_column(layer for layer in own if layer not in replaced)
 

@@ -21,7 +21,7 @@ from hdserve.engine.workers import Workers
 
 _OPERATOR: Final = "hdserve::row_linear"
 
-_MIN_WEIGHTS_PER_THREAD = 1 << 18
+MIN_WEIGHTS_PER_THREAD = 1 << 18
 
 
 class RowLinear(torch.nn.Linear):
@@ -30,29 +30,41 @@ class RowLinear(torch.nn.Linear):
     Outside a step of the engine it is the other one.
 
     Args:
-        max_rows: rows up to which the kernel multiplies; all of them where shapes are exact.
+        max_rows: int64 ``[]``, the rows up to which the kernel multiplies; all of them where shapes
+            are exact.  A tensor, since it is found by trial and compiled code must not depend on
+            it, or it would seldom be found in the cache.
         by_column: the same weights as PyTorch multiplies them faster, which does so for one row and
             for more than ``max_rows``; ``None`` leaves that to the weights of the layer, and one
             row to the kernel.
+
+    Attributes:
+        is_native: whether a compiled model calls the kernel without Python; then it multiplies one
+            row, too.
     """
 
+    max_rows: torch.Tensor
     by_column: torch.Tensor | None
 
     def __init__(
-        self, layer: torch.nn.Linear, max_rows: int, by_column: torch.Tensor | None = None
+        self,
+        layer: torch.nn.Linear,
+        max_rows: torch.Tensor,
+        by_column: torch.Tensor | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
-        self.max_rows = max_rows
+        self.is_native = False
+        self.register_buffer("max_rows", max_rows, persistent=False)
         self.register_buffer("by_column", by_column, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         others = self.weight if self.by_column is None else self.by_column
-        if self.by_column is not None and input.numel() == self.in_features:
-            return F.linear(input, others, self.bias)
         is_compiling = torch.compiler.is_compiling()
-        multiplied = torch.ops.hdserve.row_linear if is_compiling else _multiply_rows
+        is_alone = self.by_column is not None and input.numel() == self.in_features
+        if is_alone and not (is_compiling and self.is_native):
+            return F.linear(input, others, self.bias)
+        multiplied = torch.ops.hdserve.row_linear if is_compiling else multiply_rows_by_plan
         found = multiplied(input, self.weight, others, self.bias, self.max_rows)
         return cast("torch.Tensor", found)
 
@@ -63,6 +75,15 @@ def replace_layers(module: torch.nn.Module, found: Mapping[torch.nn.Module, RowL
         for name, child in [*parent._modules.items()]:
             if child is not None and child in found:
                 setattr(parent, name, found[child])
+
+
+def call_natively(module: torch.nn.Module) -> bool:
+    """Have compiled models call the kernel for one row, too; whether all linear layers do."""
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    for layer in layers:
+        if isinstance(layer, RowLinear):
+            layer.is_native = True
+    return all(isinstance(layer, RowLinear) for layer in layers)
 
 
 def has_row_linear(module: torch.nn.Module) -> bool:
@@ -150,7 +171,7 @@ def _multiply_pairs(
 def _share(multiply: Callable[[int, int], None], weight: torch.Tensor, workers: Workers) -> None:
     """Let the workers multiply the outputs from one number to another, each some."""
     num_outputs = len(weight)
-    num_parts = workers.num_parts(weight.numel(), _MIN_WEIGHTS_PER_THREAD)
+    num_parts = workers.num_parts(weight.numel(), MIN_WEIGHTS_PER_THREAD)
     if num_parts == 1:
         multiply(0, num_outputs)
         return
@@ -161,17 +182,17 @@ def _share(multiply: Callable[[int, int], None], weight: torch.Tensor, workers: 
     workers.share(work, num_outputs // OUTPUTS_AT_ONCE, num_parts)
 
 
-def _multiply_rows(
+def multiply_rows_by_plan(
     rows: torch.Tensor,
     weight: torch.Tensor,
     others: torch.Tensor,
     bias: torch.Tensor | None,
-    max_rows: int,
+    max_rows: torch.Tensor,
 ) -> torch.Tensor:
-    """``weight`` for the kernel, ``others`` for PyTorch."""
+    """``weight`` for the kernel, ``others`` for PyTorch: what the operator does in Python."""
     plan = current_plan()
     num_rows = rows.numel() // rows.shape[-1]
-    if plan is None or not num_rows or (num_rows > max_rows and not plan.is_exact):
+    if plan is None or not num_rows or (num_rows > int(max_rows) and not plan.is_exact):
         return F.linear(rows, others, bias)
     return multiply_rows(rows, weight, plan.workers, bias)
 
@@ -182,7 +203,8 @@ def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.T
 
 
 torch.library.define(
-    _OPERATOR, "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, int max_rows) -> Tensor"
+    _OPERATOR,
+    "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
 )
-torch.library.impl(_OPERATOR, "default", _multiply_rows)
+torch.library.impl(_OPERATOR, "default", multiply_rows_by_plan)
 torch.library.register_fake(_OPERATOR, _like_products)

@@ -31,15 +31,15 @@ from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
-_MIN_PAIRS_PER_THREAD = 16_384
+MIN_PAIRS_PER_THREAD = 16_384
 """Pairs of a query and a key, which take some 50 us."""
 
-_PAIRS_PER_KEY = 3
+PAIRS_PER_KEY = 3
 """To read a key and its value for the first query takes as long as so many pairs."""
 
 UNLIMITED = 1 << 30
-_NO_WINDOW = 1 << 62
-_SPARE_COLUMNS = 64
+NO_WINDOW = 1 << 62
+SPARE_COLUMNS = 64
 _MIN_ROWS = 17
 """Of one sequence, up to which it always attends: with what it takes to be called, as fast as
 PyTorch's for one sequence, and three times as fast for sixteen (docs/adr/0017)."""
@@ -62,6 +62,7 @@ class TreeAttention:
         uses_tiles: ``False`` leaves the tiles of the processor alone, if it has any.
 
     Attributes:
+        layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
         uses_tiles: whether it does.
         max_depth: of drafts, up to which what a row gets does not depend on where they lie.
     """
@@ -76,7 +77,9 @@ class TreeAttention:
     ) -> None:
         self._cache = cache
         self._shape = cache.shape
-        self._layers = [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
+        self.layers = np.array(
+            [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
+        )
         self._workers = workers
         self.uses_tiles = uses_tiles and self._fits_tiles()
         self.max_depth = TAIL if self.uses_tiles else UNLIMITED
@@ -115,17 +118,17 @@ class TreeAttention:
         queries = query.transpose(1, 2)
         queries = (queries if self.uses_tiles else queries.float()).contiguous()
         num_pairs = columns.num_visible * num_heads
-        num_pairs += columns.num_shared * self._shape.num_heads * _PAIRS_PER_KEY
-        num_parts = self._workers.num_parts(num_pairs, _MIN_PAIRS_PER_THREAD)
+        num_pairs += columns.num_shared * self._shape.num_heads * PAIRS_PER_KEY
+        num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
         rooms = self._scratch(num_parts, columns.most_visible + num_rows)
         fixed = (
-            self._layers[layer],
+            self.layers[layer],
             columns.addresses,
             queries.data_ptr(),
             attended.data_ptr(),
             num_heads,
         )
-        terms = (scale, softcap or 0.0, window or _NO_WINDOW)
+        terms = (scale, softcap or 0.0, window or NO_WINDOW)
 
         def work(part: int, first: int, stop: int) -> None:
             self._kernel(*fixed, *rooms[part], *terms, first, stop)
@@ -135,7 +138,7 @@ class TreeAttention:
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[Any, ...]]:
         """Room to work in, a part each, as the kernel takes it."""
-        wanted = num_columns + _SPARE_COLUMNS
+        wanted = num_columns + SPARE_COLUMNS
         if len(self._rooms) < num_parts or self._rooms[0][1] < wanted:
             self._arrays.clear()
             self._rooms = [self._room(2 * wanted) for _ in range(num_parts)]
@@ -189,8 +192,8 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     return max(_MIN_ROWS, max_rows_faster(_TRIED_COUNTS, ours, theirs))
 
 
-def _addresses(cache: KVCache, layer: int) -> npt.NDArray[np.int64]:
+def _addresses(cache: KVCache, layer: int) -> list[int]:
     """Where the keys and values are, and their sizes; the cache stays where it is."""
     keys, values = (stored[0] for stored in cache.read_all(layer))
     sizes = (*keys.shape, values.shape[2])
-    return np.array([keys.data_ptr(), values.data_ptr(), *sizes], np.int64)
+    return [keys.data_ptr(), values.data_ptr(), *sizes]

@@ -25,11 +25,14 @@ class Workers:
 
     Args:
         uses_openmp: ``False`` always starts threads of their own, as elsewhere.
+
+    Attributes:
+        num_threads: how many share work, the caller's included.
     """
 
     def __init__(self, *, uses_openmp: bool = True) -> None:
-        self._openmp = _load_openmp() if uses_openmp else None
-        self._num_threads = torch.get_num_threads()
+        self._openmp = load_openmp() if uses_openmp else None
+        self.num_threads = torch.get_num_threads()
         self._threads: ThreadPoolExecutor | None = None
         self._region = _Region(self._run_parts)
         self._next_part: Callable[[], None] = lambda: None
@@ -44,7 +47,7 @@ class Workers:
         """Into how many parts work of ``size`` is divided."""
         if size < 2 * size_per_part:
             return 1
-        return min(self._num_threads, size // size_per_part)
+        return min(self.num_threads, size // size_per_part)
 
     def share(self, work: Work, num_items: int, num_parts: int) -> None:
         """Do ``num_items`` items in ``num_parts`` parts, in this thread and others."""
@@ -61,7 +64,7 @@ class Workers:
             self._share_with_own(do_parts, num_parts)
             return
         self._next_part = do_parts
-        self._openmp.GOMP_parallel(self._region, None, self._num_threads, 0)
+        self._openmp.GOMP_parallel(self._region, None, self.num_threads, 0)
         errors = self._errors
         if errors:
             self._errors = []
@@ -76,7 +79,7 @@ class Workers:
 
     def _share_with_own(self, do_parts: Callable[[], None], num_parts: int) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._num_threads, "hdserve-forward")
+            self._threads = ThreadPoolExecutor(self.num_threads, "hdserve-forward")
         others = [self._threads.submit(do_parts) for _ in range(1, num_parts)]
         try:
             do_parts()
@@ -86,7 +89,7 @@ class Workers:
             other.result()
 
 
-def _load_openmp() -> ctypes.CDLL | None:
+def load_openmp() -> ctypes.CDLL | None:
     """The OpenMP library that comes with PyTorch and that it uses, if it is GNU's."""
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
         library = ctypes.CDLL(str(path))

@@ -48,7 +48,7 @@ def test_it_is_the_layer(dtype: torch.dtype, has_bias: bool, size: tuple[int, ..
     layer = torch.nn.Linear(64, 20, bias=has_bias).to(dtype).requires_grad_(False)
     rows = torch.randn(size).to(dtype)
     wanted = layer(rows)
-    found_layer = RowLinear(layer, 32)
+    found_layer = RowLinear(layer, torch.tensor(32))
     assert torch.equal(found_layer(rows), wanted), "outside a step it is PyTorch's"
     with step():
         found = found_layer(rows)
@@ -73,10 +73,12 @@ def test_many_rows_are_multiplied_by_the_library_unless_exact() -> None:
     layer = torch.nn.Linear(512, 256).requires_grad_(False)
     rows = torch.randn(33, 512)
     with step():
-        assert torch.equal(RowLinear(layer, 32)(rows), F.linear(rows, layer.weight, layer.bias))
-        few = RowLinear(layer, 32)(rows[:5])
+        assert torch.equal(
+            RowLinear(layer, torch.tensor(32))(rows), F.linear(rows, layer.weight, layer.bias)
+        )
+        few = RowLinear(layer, torch.tensor(32))(rows[:5])
     with step(is_exact=True):
-        assert torch.equal(RowLinear(layer, 32)(rows)[:5], few)
+        assert torch.equal(RowLinear(layer, torch.tensor(32))(rows)[:5], few)
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])
@@ -88,10 +90,10 @@ def test_threads_change_nothing(num_threads: int) -> None:
     try:
         torch.set_num_threads(1)
         with step():
-            alone = RowLinear(layer, 32)(rows)
+            alone = RowLinear(layer, torch.tensor(32))(rows)
         torch.set_num_threads(num_threads)
         with step():
-            assert torch.equal(RowLinear(layer, 32)(rows), alone)
+            assert torch.equal(RowLinear(layer, torch.tensor(32))(rows), alone)
     finally:
         torch.set_num_threads(before)
 
@@ -100,12 +102,12 @@ def test_threads_change_nothing(num_threads: int) -> None:
 def test_one_row_and_many_are_multiplied_by_column() -> None:
     layer = torch.nn.Linear(512, 256).requires_grad_(False)
     by_column = layer.weight.t().contiguous().t()
-    found = RowLinear(layer, 32, by_column)
+    found = RowLinear(layer, torch.tensor(32), by_column)
     rows = torch.randn(1, 40, 512)
     with step():
         for some in (rows[:, :1], rows):
             assert torch.equal(found(some), F.linear(some, by_column, layer.bias))
-        assert torch.equal(found(rows[:, :5]), RowLinear(layer, 32)(rows[:, :5]))
+        assert torch.equal(found(rows[:, :5]), RowLinear(layer, torch.tensor(32))(rows[:, :5]))
 
 
 def test_layers_are_told_apart() -> None:
@@ -120,10 +122,10 @@ def test_layers_are_told_apart() -> None:
     ]
     model = torch.nn.Sequential(known, torch.nn.Sequential(known))
     assert not has_row_linear(model)
-    replace_layers(model, {known: RowLinear(known, 32)})
+    replace_layers(model, {known: RowLinear(known, torch.tensor(32))})
     assert model[0] is model[1][0]
     assert has_row_linear(model)
-    model.append(RowLinear(known, 32, known.weight.detach()))
+    model.append(RowLinear(known, torch.tensor(32), known.weight.detach()))
     assert not has_row_linear(model)
 
 

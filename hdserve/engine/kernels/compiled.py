@@ -10,8 +10,8 @@ import numba
 from hdserve.databases.kernel_cache import keep_compiled
 from hdserve.engine.kernels.registers import HAS_AVX512
 
-_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Without reference counting (``_nrt``), which arrays of others do not need; and without
+OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Of numba.  Without reference counting (``_nrt``), which arrays of others do not need; and without
 ``fastmath``, so that the order of operations is the one that is written."""
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -19,11 +19,11 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 
 def inlined(function: _F) -> _F:
     """Compile a part of an entry point."""
-    return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))
+    return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))
 
 
 def entry_point(function: _F) -> _F:
     """Compile what Python calls, and keep it on disk."""
-    compiled = numba.njit(**_OPTIONS)(function)
+    compiled = numba.njit(**OPTIONS)(function)
     keep_compiled(compiled, takes_baseline=not HAS_AVX512)
     return cast("_F", compiled)

@@ -1,0 +1,69 @@
+"""Compiling what comes as C++, once on a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+from filelock import FileLock
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+_COMPILERS: Final = ("g++", "clang++", "c++")
+_TORCH: Final = Path(torch.__file__).parent
+_OPTIONS: Final = (
+    *("-std=c++20", "-O2", "-shared", "-fPIC"),
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    *("-isystem", str(_TORCH / "include")),
+    *("-L", str(_TORCH / "lib"), "-ltorch_cpu", "-lc10"),
+)
+_MAX_S = 300.0
+_SHOWN_CHARACTERS = 300
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler of this machine; ``None`` if there is none."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def compile_library(source: Path) -> Path:
+    """Compile ``source``, which may use PyTorch's C++ interface, to a shared library.
+
+    It is kept beside the code of PyTorch's own compiler.  Processes that want it at the same time
+    compile it once.
+
+    Raises:
+        OSError: there is no compiler, it failed, or there is no place for what it makes.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise FileNotFoundError("there is no C++ compiler")
+    made_of = source.read_bytes(), torch.__version__, compiler, *_OPTIONS
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    folder = Path(cache_dir(), "hdserve")
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{source.stem}-{digest}.so"
+    if not library.exists():
+        with FileLock(library.with_suffix(".lock"), timeout=_MAX_S):
+            if not library.exists():
+                _compile(compiler, source, library)
+    return library
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    """Nobody sees a library that is not whole."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder, library.name)
+        command = [compiler, str(source), "-o", str(made), *_OPTIONS]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_MAX_S)
+        except subprocess.TimeoutExpired as error:
+            raise OSError(f"{compiler} took longer than {_MAX_S:.0f} s") from error
+        if done.returncode:
+            raise OSError(f"{compiler} failed: {done.stderr.strip()[:_SHOWN_CHARACTERS]}")
+        os.replace(made, library)

@@ -1,0 +1,191 @@
+// The operators of a compiled model, for a CPU: its linear layers and its attention, by the kernels
+// of hdserve/engine/kernels, without Python in between.
+//
+// What an operator gives is what its Python function gives, bit for bit: row_linear.py, attention.py.
+// The kernels are compiled by numba; their addresses are set once, by hdserve_set_kernels.  What
+// changes from step to step is told by hdserve_begin_step, in the thread that runs the forward.
+// Outside a step, and where this file does not know the case, operators do as in Python.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace {
+
+using Multiply = void (*)(int64_t rows, int64_t weights, int64_t products, int64_t num_rows,
+                          int64_t num_inputs, int64_t num_outputs, int64_t is_bfloat16,
+                          int64_t first, int64_t stop);
+using MultiplyPairs = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
+                               int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                               int64_t first, int64_t stop);
+using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
+                        int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
+                        double scale, double softcap, int64_t window, int64_t first, int64_t stop);
+using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
+
+// As library.py fills it.  `multiply_pairs` is null where the processor has no such products.
+struct Kernels {
+  Multiply multiply;
+  MultiplyPairs multiply_pairs;
+  Attend attend;
+  Parallel parallel;
+  int64_t outputs_at_once;
+  int64_t num_paired;
+  int64_t min_weights_per_thread;
+  int64_t queries_per_tile;
+  int64_t spare_columns;
+  int64_t min_pairs_per_thread;
+  int64_t pairs_per_key;
+  int64_t no_window;
+};
+
+// As library.py fills it.  `listed` is null where Python attends.
+struct Step {
+  int64_t num_threads;
+  int64_t is_exact;
+  const int64_t *kv_rows;
+  const int64_t *listed;
+  const int64_t (*layers)[6];
+  int64_t num_spans;
+  int64_t most_visible;
+  int64_t num_visible;
+  int64_t num_shared;
+};
+
+const Kernels *kernels = nullptr;
+thread_local const Step *step = nullptr;
+
+int64_t address(const at::Tensor &tensor) { return reinterpret_cast<int64_t>(tensor.data_ptr()); }
+
+// Do `work(first, stop)` for `num_items` items, in this thread and, where it is much, in those of
+// the OpenMP library that PyTorch uses, which do not know the step; see workers.py.
+template <typename Work>
+void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_part) {
+  if (size < 2 * size_per_part || step->num_threads == 1) return work(0, num_items);
+  const int64_t parts = std::min(step->num_threads, size / size_per_part);
+  struct Shared {
+    const Work &work;
+    int64_t num_items, parts;
+    std::atomic<int64_t> next{0};
+  } shared{work, num_items, parts};
+  kernels->parallel(
+      [](void *data) {
+        auto &shared = *static_cast<Shared *>(data);
+        for (int64_t part; (part = shared.next++) < shared.parts;)
+          shared.work(shared.num_items * part / shared.parts,
+                      shared.num_items * (part + 1) / shared.parts);
+      },
+      &shared, static_cast<unsigned>(step->num_threads), 0);
+}
+
+bool are_paired(const at::Tensor &rows, const at::Tensor &weight,
+                const std::optional<at::Tensor> &bias) {
+  const auto is_paired = [](const at::Tensor &t) { return t.scalar_type() == at::kBFloat16; };
+  return kernels->multiply_pairs && is_paired(rows) && is_paired(weight) &&
+         weight.size(1) % kernels->num_paired == 0 &&
+         (!bias || (is_paired(*bias) && bias->is_contiguous()));
+}
+
+at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at::Tensor &others,
+                      const std::optional<at::Tensor> &bias, const at::Tensor &max_rows) {
+  const int64_t num_inputs = weight.size(1), num_outputs = weight.size(0);
+  const int64_t num_rows = rows.numel() / num_inputs;
+  const bool are_few = num_rows <= *max_rows.const_data_ptr<int64_t>();
+  if (!step || !num_rows || !(are_few || step->is_exact))
+    return at::linear(rows, others, bias);
+  const bool is_paired = are_paired(rows, weight, bias);
+  const at::Tensor inputs = (is_paired ? rows : rows.to(at::kFloat)).contiguous();
+  auto sizes = rows.sizes().vec();
+  sizes.back() = num_outputs;
+  at::Tensor products = at::empty(sizes, inputs.options());
+  const bool is_bfloat16 = weight.scalar_type() == at::kBFloat16;
+  const auto multiply = [&](int64_t first, int64_t stop) {
+    first *= kernels->outputs_at_once, stop *= kernels->outputs_at_once;
+    if (is_paired)
+      kernels->multiply_pairs(address(inputs), address(weight), bias ? address(*bias) : 0,
+                              address(products), num_rows, num_inputs, num_outputs, first, stop);
+    else
+      kernels->multiply(address(inputs), address(weight), address(products), num_rows, num_inputs,
+                        num_outputs, is_bfloat16, first, stop);
+  };
+  share(multiply, num_outputs / kernels->outputs_at_once, weight.numel(),
+        kernels->min_weights_per_thread);
+  if (is_paired) return products;
+  if (bias) products.add_(*bias);
+  return products.to(rows.scalar_type());
+}
+
+// Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
+void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows) {
+  const at::Tensor whole = rows.stride(3) == 1 ? rows : rows.contiguous();
+  const int64_t item = whole.element_size(), num_bytes = whole.size(3) * item;
+  const char *source = static_cast<const char *>(whole.data_ptr());
+  char *target = reinterpret_cast<char *>(stored);
+  for (int64_t head = 0; head < whole.size(1); ++head)
+    for (int64_t row = 0; row < whole.size(2); ++row)
+      std::memcpy(target + (head * num_kv_rows + step->kv_rows[row]) * num_bytes,
+                  source + (head * whole.stride(1) + row * whole.stride(2)) * item, num_bytes);
+}
+
+at::Tensor attend_by_plan(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+                          int64_t layer, std::optional<double> scaling,
+                          std::optional<int64_t> sliding_window, std::optional<double> softcap) {
+  static const auto in_python = c10::Dispatcher::singleton()
+                                    .findSchemaOrThrow("hdserve::attend_by_plan", "")
+                                    .typed<decltype(attend_by_plan)>();
+  return in_python.call(query, key, value, layer, scaling, sliding_window, softcap);
+}
+
+at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+                            int64_t layer, std::optional<double> scaling,
+                            std::optional<int64_t> sliding_window, std::optional<double> softcap) {
+  if (!step || !step->listed)
+    return attend_by_plan(query, key, value, layer, scaling, sliding_window, softcap);
+  const int64_t *stored = step->layers[layer];
+  write(key, stored[0], stored[3]);
+  write(value, stored[1], stored[3]);
+  const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];
+  const at::Tensor queries = query.transpose(1, 2).to(at::kFloat).contiguous();
+  at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)}, queries.options());
+  const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
+  const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
+  const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
+  const auto attend = [&, listed = step->listed](int64_t first, int64_t stop) {
+    thread_local std::vector<float> scores;
+    thread_local int64_t num_columns = 0;
+    if (num_columns < wanted) {
+      num_columns = 2 * wanted;
+      scores.assign(kernels->queries_per_tile * num_columns, 0.0f);
+    }
+    kernels->attend(reinterpret_cast<int64_t>(stored), reinterpret_cast<int64_t>(listed),
+                    address(queries), address(attended), num_heads,
+                    reinterpret_cast<int64_t>(scores.data()), num_columns, is_bfloat16, scale,
+                    softcap.value_or(0.0), sliding_window.value_or(kernels->no_window), first,
+                    stop);
+  };
+  const int64_t num_pairs = step->num_visible * num_heads +
+                            step->num_shared * num_kv_heads * kernels->pairs_per_key;
+  share(attend, step->num_spans * num_kv_heads, num_pairs, kernels->min_pairs_per_thread);
+  return attended.to(value.scalar_type());
+}
+
+}  // namespace
+
+extern "C" void hdserve_set_kernels(const Kernels *found) { kernels = found; }
+extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
+
+TORCH_LIBRARY_IMPL(hdserve, CPU, library) {
+  library.impl("row_linear", &row_linear);
+  library.impl("packed_attention", &packed_attention);
+}

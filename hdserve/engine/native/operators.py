@@ -1,0 +1,159 @@
+"""The operators of a compiled model without Python in between (docs/adr/0019).
+
+A compiled model calls two operators of ours, a linear layer and attention, dozens of times a step.
+As functions of Python each call takes 10 to 60 us, and waits for whatever else Python does in the
+process; in C++, ``operators.cpp``, it takes one or two.  The kernels are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar, Final, cast
+
+import torch
+
+from hdserve.engine import attention, row_linear  # noqa: F401 - they define the operators
+from hdserve.engine.batch import StepPlan
+from hdserve.engine.kernels.attention import QUERIES_PER_TILE
+from hdserve.engine.kernels.callbacks import (
+    attend_callback,
+    multiply_callback,
+    multiply_pairs_callback,
+)
+from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE
+from hdserve.engine.kernels.memory import address_of
+from hdserve.engine.kernels.pairs import NUM_PAIRED
+from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.native.compiler import compile_library
+from hdserve.engine.row_linear import MIN_WEIGHTS_PER_THREAD
+from hdserve.engine.tree_attention import (
+    MIN_PAIRS_PER_THREAD,
+    NO_WINDOW,
+    PAIRS_PER_KEY,
+    SPARE_COLUMNS,
+)
+from hdserve.engine.workers import load_openmp
+
+logger = logging.getLogger(__name__)
+
+_SOURCE: Final = Path(__file__).with_name("operators.cpp")
+_LOADING: Final = Lock()
+
+
+class _Kernels(ctypes.Structure):
+    """``Kernels`` of ``operators.cpp``."""
+
+    _fields_: ClassVar = [
+        ("multiply", ctypes.c_void_p),
+        ("multiply_pairs", ctypes.c_void_p),
+        ("attend", ctypes.c_void_p),
+        ("parallel", ctypes.c_void_p),
+        ("outputs_at_once", ctypes.c_int64),
+        ("num_paired", ctypes.c_int64),
+        ("min_weights_per_thread", ctypes.c_int64),
+        ("queries_per_tile", ctypes.c_int64),
+        ("spare_columns", ctypes.c_int64),
+        ("min_pairs_per_thread", ctypes.c_int64),
+        ("pairs_per_key", ctypes.c_int64),
+        ("no_window", ctypes.c_int64),
+    ]
+
+
+class _Step(ctypes.Structure):
+    """``Step`` of ``operators.cpp``."""
+
+    _fields_: ClassVar = [
+        ("num_threads", ctypes.c_int64),
+        ("is_exact", ctypes.c_int64),
+        ("kv_rows", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
+        ("layers", ctypes.c_void_p),
+        ("num_spans", ctypes.c_int64),
+        ("most_visible", ctypes.c_int64),
+        ("num_visible", ctypes.c_int64),
+        ("num_shared", ctypes.c_int64),
+    ]
+
+
+class NativeOperators:
+    """The operators, for the rest of the process.
+
+    Raises:
+        OSError: they cannot be had on this machine.
+    """
+
+    def __init__(self) -> None:
+        openmp = load_openmp()
+        if openmp is None:
+            raise OSError("PyTorch does not use GNU OpenMP here")
+        path = str(compile_library(_SOURCE))
+        self._callbacks = multiply_callback(), attend_callback()
+        self._pairs = multiply_pairs_callback() if HAS_PAIRS else None
+        multiply, attend = (callback.address for callback in self._callbacks)
+        self._kernels = _Kernels(
+            multiply,
+            None if self._pairs is None else self._pairs.address,
+            attend,
+            ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value,
+            OUTPUTS_AT_ONCE,
+            NUM_PAIRED,
+            MIN_WEIGHTS_PER_THREAD,
+            QUERIES_PER_TILE,
+            SPARE_COLUMNS,
+            MIN_PAIRS_PER_THREAD,
+            PAIRS_PER_KEY,
+            NO_WINDOW,
+        )
+        library = ctypes.CDLL(path)
+        library.hdserve_set_kernels.argtypes = (ctypes.POINTER(_Kernels),)
+        library.hdserve_begin_step.argtypes = (ctypes.POINTER(_Step),)
+        library.hdserve_set_kernels(self._kernels)
+        cast("Any", torch.ops).load_library(path)
+        self._begin_step: Any = library.hdserve_begin_step
+
+    @contextmanager
+    def running(self, plan: StepPlan) -> Iterator[None]:
+        """Within it, operators that this thread calls are of the step of ``plan``."""
+        step = _describe(plan)  # lives until the step has ended
+        self._begin_step(step)
+        try:
+            yield
+        finally:
+            self._begin_step(None)
+
+
+def load_operators() -> NativeOperators | None:
+    """Those of this process, compiled when a machine first needs them, which takes some 15 s;
+    ``None`` where they cannot be had, and Python's have to do."""
+    with _LOADING:
+        return _load_once()
+
+
+@cache
+def _load_once() -> NativeOperators | None:
+    try:
+        return NativeOperators()
+    except OSError as error:
+        logger.warning("compiled models call Python for their operators: %s", error)
+        return None
+
+
+def _describe(plan: StepPlan) -> _Step:
+    """What it points to belongs to the plan."""
+    step = _Step(plan.workers.num_threads, plan.is_exact, plan.kv_rows.data_ptr())
+    if plan.listed is None or plan.listed.kernel.uses_tiles or plan.spans:
+        return step
+    columns = plan.listed.columns
+    step.listed = address_of(columns.addresses)
+    step.layers = address_of(plan.listed.kernel.layers)
+    step.num_spans = len(columns.spans)
+    step.most_visible = columns.most_visible
+    step.num_visible = columns.num_visible
+    step.num_shared = columns.num_shared
+    return step

@@ -1,0 +1,63 @@
+"""What comes as C++ is compiled once on a machine, and says why it cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hdserve.engine.native import compiler, operators
+from hdserve.engine.native.compiler import compile_library, find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hdserve"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "answer.cpp"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_it_is_compiled_once(source: Path, folder: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        found = {*pool.map(compile_library, [source] * 3)}
+    (library,) = found
+    assert ctypes.CDLL(str(library)).answer() == 42
+    assert [*folder.glob("*.so")] == [library]
+    made_at = library.stat().st_mtime_ns
+    assert compile_library(source).stat().st_mtime_ns == made_at
+
+
+def test_another_source_is_another_library(source: Path) -> None:
+    before = compile_library(source)
+    source.write_text(SOURCE.replace("42", "43"))
+    after = compile_library(source)
+    assert ctypes.CDLL(str(before)).answer() == 42
+    assert ctypes.CDLL(str(after)).answer() == 43
+
+
+def test_what_the_compiler_says_is_told_in_short(source: Path, folder: Path) -> None:
+    source.write_text("this is not C++;\n" * 1_000)
+    with pytest.raises(OSError, match=r"failed: .*error") as caught:
+        compile_library(source)
+    assert len(str(caught.value)) < 500
+    assert not [*folder.glob("*.so")]
+
+
+def test_without_one_python_does_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiler, "_COMPILERS", ("no-such-compiler",))
+    assert operators._load_once.__wrapped__() is None
+    assert "there is no C++ compiler" in caplog.text

@@ -1,0 +1,191 @@
+"""The operators of C++ give what those of Python give, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hdserve.core import Source
+from hdserve.engine.attention import attend_by_plan
+from hdserve.engine.batch import StepPlan, build_batch
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.native.operators import NativeOperators, load_operators
+from hdserve.engine.row_linear import multiply_rows_by_plan
+from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_context import running
+from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.workers import Workers
+from hdserve.tree import DraftTree
+
+pytestmark = pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
+
+CPU = torch.device("cpu")
+NUM_KV_HEADS, NUM_HEADS, KEY_SIZE, VALUE_SIZE = 2, 6, 80, 96
+SEGMENT_ROWS = 256
+NUM_LAYERS = 2
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture(scope="module")
+def operators() -> NativeOperators:
+    found = load_operators()
+    assert found is not None
+    assert load_operators() is found
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def make_cache(dtype: torch.dtype, num_sequences: int) -> KVCache:
+    """Full of the same random numbers each time."""
+    shape = KVShape(NUM_LAYERS, NUM_KV_HEADS, KEY_SIZE, VALUE_SIZE)
+    cache = KVCache(shape, num_sequences * SEGMENT_ROWS, dtype, CPU)
+    for layer in range(NUM_LAYERS):
+        for stored in cache.read_all(layer):
+            stored.copy_(torch.randn(stored.shape, generator=torch.Generator().manual_seed(layer)))
+    return cache
+
+
+def make_chunks(num_sequences: int, num_tokens: int, seed: int) -> list[Chunk]:
+    generator = random.Random(seed)
+    chunks = []
+    for index in range(num_sequences):
+        tree = DraftTree(7, 12)
+        for token in range(generator.randrange(12)):
+            tree.add_node(generator.randrange(len(tree)), 2 + token, Source.OTHER)
+        segment = Segment(index * SEGMENT_ROWS, SEGMENT_ROWS)
+        chunks.append(Chunk(segment, generator.randrange(200), [7] * num_tokens, tree))
+    return chunks
+
+
+def make_plan(cache: KVCache, chunks: list[Chunk], *, is_exact: bool = False) -> StepPlan:
+    workers = Workers()
+    kernel = TreeAttention(cache, workers, max_rows=20)
+    return build_batch(chunks, cache, CPU, Shapes(is_exact=is_exact), kernel, workers).plan
+
+
+@contextmanager
+def natively(operators: NativeOperators, plan: StepPlan) -> Iterator[None]:
+    with running(plan), operators.running(plan):
+        yield
+
+
+@DTYPES
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 3), (5,), (1, 0), (1, 40)])
+@torch.inference_mode()
+def test_layers(
+    operators: NativeOperators,
+    dtype: torch.dtype,
+    has_bias: bool,
+    is_exact: bool,
+    size: tuple[int, ...],
+) -> None:
+    """Shared among threads, too, and by the library where there are more rows than 32."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(*size, 512, generator=generator).to(dtype)
+    weight = torch.randn(1_036, 512, generator=generator).to(dtype)
+    bias = torch.randn(1_036, generator=generator).to(dtype) if has_bias else None
+    others = weight.t().contiguous().t()
+    plan = make_plan(make_cache(dtype, 1), make_chunks(1, 1, 0), is_exact=is_exact)
+    arguments = (rows, weight, others, bias, torch.tensor(32))
+    with natively(operators, plan):
+        wanted = multiply_rows_by_plan(*arguments)
+        found = torch.ops.hdserve.row_linear(*arguments)
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.usefixtures("operators")
+@torch.inference_mode()
+def test_outside_a_step_layers_are_those_of_pytorch() -> None:
+    rows, weight = torch.randn(1, 3, 64), torch.randn(20, 64)
+    found = torch.ops.hdserve.row_linear(rows, weight, weight, None, torch.tensor(32))
+    assert torch.equal(found, F.linear(rows, weight))
+
+
+def make_states(dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
+    """Query, key and value as models give them: the heads of one row lie together."""
+    generator = torch.Generator().manual_seed(4)
+    sizes = ((NUM_HEADS, KEY_SIZE), (NUM_KV_HEADS, KEY_SIZE), (NUM_KV_HEADS, VALUE_SIZE))
+    return tuple(
+        torch.randn(1, num_rows, *size, generator=generator).to(dtype).transpose(1, 2)
+        for size in sizes
+    )
+
+
+@DTYPES
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize(
+    ("num_sequences", "num_tokens"), [(1, 1), (1, 4), (7, 2), (3, 60)], ids=str
+)
+@pytest.mark.parametrize(
+    ("scaling", "window", "softcap"), [(None, None, None), (0.11, 7, None), (0.2, 40, 30.0)]
+)
+@torch.inference_mode()
+def test_attention(
+    operators: NativeOperators,
+    dtype: torch.dtype,
+    num_sequences: int,
+    num_tokens: int,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """What is attended to, and what is in the cache then; sequences of many rows are left to
+    Python."""
+    chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
+    states = make_states(dtype, sum(chunk.num_rows for chunk in chunks))
+    kept: list[Any] = []
+    for attend in (attend_by_plan, torch.ops.hdserve.packed_attention):
+        cache = make_cache(dtype, num_sequences)
+        with natively(operators, make_plan(cache, chunks)):
+            found = [
+                attend(*states, layer, scaling, window, softcap) for layer in range(NUM_LAYERS)
+            ]
+        kept.append([*found, *(each for layer in range(2) for each in cache.read_all(layer))])
+    assert all(map(torch.equal, *kept))
+
+
+@pytest.mark.skipif(not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles")
+@torch.inference_mode()
+def test_tiles_are_left_to_python(operators: NativeOperators) -> None:
+    cache = KVCache(KVShape(1, 1, 64, 64), SEGMENT_ROWS, torch.bfloat16, CPU)
+    chunks = make_chunks(1, 4, seed=1)
+    num_rows = chunks[0].num_rows
+    states = [torch.randn(1, 1, num_rows, 64).bfloat16() for _ in range(3)]
+    with natively(operators, make_plan(cache, chunks)):
+        found = torch.ops.hdserve.packed_attention(*states, 0, None, None, None)
+        assert torch.equal(found, attend_by_plan(*states, 0, None, None, None))
+
+
+@torch.inference_mode()
+def test_each_thread_has_its_own_step(operators: NativeOperators) -> None:
+    """An engine in one thread, and a model that is compiled beside it."""
+    rows, weight = torch.randn(1, 3, 64), torch.randn(20, 64)
+    arguments = (rows, weight, torch.zeros_like(weight), None, torch.tensor(32))
+    with natively(operators, make_plan(make_cache(torch.float32, 1), make_chunks(1, 1, 0))):
+        with ThreadPoolExecutor(1) as pool:
+            outside = pool.submit(torch.ops.hdserve.row_linear, *arguments).result()
+        inside = torch.ops.hdserve.row_linear(*arguments)
+    assert not outside.any(), "there is no step in that thread"
+    assert inside.any()
