@@ -151,8 +151,9 @@ def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[st
 
 
 def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of a compiled model, as it is served, and exact."""
+    """Of a compiled model, with operators of Python, without, and exact."""
     engines = {
+        "float32, Python": EngineConfig(exact=False, dtype="float32"),
         "float32": EngineConfig(exact=False, dtype="float32"),
         "float32, exact": EngineConfig(exact=True, dtype="float32"),
     }
@@ -164,7 +165,7 @@ def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float
     for name, engine in engines.items():
         loaded = load_model(ModelConfig(name=model, model=model, engine=engine))
         runner = ModelRunner(loaded, KVCache(loaded.kv_shape, 16 * 384, loaded.dtype, CPU))
-        runner.compile_with(compile_model(loaded))
+        runner.compile_with(compile_model(loaded, uses_native="Python" not in name))
         runner.shapes = replace(runner.shapes, is_exact=engine.exact is True)
         runners[name] = runner
     for num_sequences, num_rows in FORWARD_CASES:

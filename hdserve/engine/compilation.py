@@ -55,17 +55,21 @@ BeginToCompile = Callable[[LoadedModel, EngineConfig, int, bool], Future[Faster]
 forwards."""
 
 
-def compile_model(model: LoadedModel) -> CompiledForward:
+def compile_model(model: LoadedModel, *, uses_native: bool = True) -> CompiledForward:
     """Compile ``model`` for any number of rows, and compare it with itself not compiled.
 
     Only reads the model, so that it may run beside an engine.
+
+    Args:
+        uses_native: see :class:`~hdserve.engine.compiled_forward.CompiledForward`.
 
     Raises:
         UnsupportedModel: it cannot be compiled, or gives something else then.
     """
     started = time.monotonic()
     name = type(model.module).__name__
-    compiled = CompiledForward(model.module, is_packed=can_pack(model.module))
+    is_packed = can_pack(model.module)
+    compiled = CompiledForward(model.module, is_packed=is_packed, uses_native=uses_native)
     try:
         with compiled.compiling():
             difference = _difference(model, compiled)

@@ -65,16 +65,19 @@ class CompiledForward:
             :func:`~hdserve.engine.attention.packed_attention`.
         is_packed: whether the graph has weights of its own, in another order; see
             :func:`can_pack`.  Then there is one graph, which has at least two rows.
+        uses_native: ``False`` leaves the operators to Python, as where there are no others.
 
     Attributes:
         is_native: whether all its linear layers are kernels of ours, called without Python.
         shapes: of its forwards.
     """
 
-    def __init__(self, module: torch.nn.Module, *, is_packed: bool = False) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, is_packed: bool = False, uses_native: bool = True
+    ) -> None:
         self.is_packed = is_packed
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
-        self._operators = None if is_packed else load_operators()
+        self._operators = load_operators() if uses_native and not is_packed else None
         self.is_native = self._operators is not None and call_natively(module)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
