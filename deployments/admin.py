@@ -19,6 +19,7 @@ from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
 from deployments.request_body import parse_body
+from deployments.responses import error_body
 from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
@@ -41,13 +42,22 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong"},
     403: {"description": "The key is not that of the administrator"},
     404: {"description": "No such model or database"},
-    503: {"description": "The database does not answer"},
+    503: {"description": "The database, or every replica of the model, does not answer"},
 }
 
 _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large"},
 }
+_CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **_BODY_RESPONSES,
+    504: {"description": "The body took longer than is allowed"},
+}
 
+_INFO_TIMEOUT_S = 10.0
+_CHANGE_TIMEOUT_S = 120.0
+"""A disk may be slow."""
+
+_OBJECT = "speculation.database"
 _ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -62,10 +72,11 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.get("")
     async def databases() -> dict[str, Any]:
-        """The model databases, and what they hold by namespace."""
+        """The model databases, and what they hold by namespace; with the error instead where a
+        model or its database does not answer."""
         names = [model.name for model in gateway.config.models]
-        found = await asyncio.gather(*(_open(gateway, name) for name in names))
-        return {"object": "list", "data": [await item.info() for item in found if item]}
+        found = await asyncio.gather(*(_listed(gateway, name) for name in names))
+        return {"object": "list", "data": [item for item in found if item]}
 
     @router.get(
         "/{model:path}/export",
@@ -97,12 +108,12 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.post(
         "/{model:path}/statistics",
-        responses=_BODY_RESPONSES,
+        responses=_CHOICE_RESPONSES,
         openapi_extra=body_schema(StatisticsBody),
     )
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
         """Have all replicas draft from the database in a directory below ``statistics_root``."""
-        body = parse_body(StatisticsBody, await read_json(request))
+        body = parse_body(StatisticsBody, await gateway.deadline().wait(read_json(request)))
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
@@ -150,12 +161,12 @@ class _Database:
 
     async def info(self) -> dict[str, Any]:
         found = await asyncio.gather(
-            *(_ask(actor.info.remote()) for actor in self._actors.values())
+            *(_ask(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
         )
         namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
         return {
             "id": self._key.model,
-            "object": "speculation.database",
+            "object": _OBJECT,
             "tokenizer_fingerprint": self._key.fingerprint,
             "num_bytes": sum(info["num_bytes"] for info in found),
             "num_readers": sum(info["num_readers"] for info in found),
@@ -249,13 +260,26 @@ async def _existing(gateway: Gateway, model: str) -> _Database:
     return database
 
 
-async def _ask(reference: Any) -> Any:
+async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
+    """An entry of the list, if the model has a database: a silent one leaves the others be."""
+    try:
+        found = await _open(gateway, model)
+        return await found.info() if found else None
+    except HdserveError as error:
+        return {"id": model, "object": _OBJECT, **error_body(error)}
+
+
+async def _ask(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
     """
     Raises:
         HdserveError: what the actor raised, or that it is out of reach.
     """
     try:
-        return await reference
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as error:
+        reason = f"the model database has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
