@@ -315,9 +315,12 @@ class ModelServer:
 
 
 def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
-    """The prompt of a chat is called as the client knows it."""
-    if isinstance(error, InvalidRequest) and error.param == "prompt" and request.messages:
-        return type(error)(error.message, "messages")
+    """The prompt of a chat, and a grammar, are called as the client knows them."""
+    names = {"grammar": request.grammar_param}
+    if request.messages:
+        names["prompt"] = "messages"
+    if isinstance(error, InvalidRequest) and error.param in names:
+        return type(error)(error.message, names[error.param])
     return error
 
 
