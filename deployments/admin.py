@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
@@ -88,7 +90,8 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         database = await _existing(gateway, model)
         namespaces = [namespace] if namespace else list((await database.info())["namespaces"])
         records = database.export(namespaces)
-        return StreamingResponse(records, media_type="application/octet-stream")
+        found = _beginning_with(await anext(records), records)
+        return StreamingResponse(found, media_type="application/octet-stream")
 
     @router.post(
         "/{model:path}/import",
@@ -181,7 +184,7 @@ class _Database:
     async def flush(self, namespace: str) -> None:
         await _ask((await self._actor(namespace)).flush.remote(namespace))
 
-    async def export(self, namespaces: list[str]) -> AsyncIterator[bytes]:
+    async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
         """The records of an archive; at least one, so that an empty one says whose it is."""
         for namespace in namespaces or ["default"]:
             cursor, is_last = 0, False
@@ -194,7 +197,8 @@ class _Database:
         """Add the records of an archive as they come; return how many outputs were new.
 
         Raises:
-            InvalidRequest: the archive is corrupt, cut off or of another tokenizer.
+            InvalidRequest: the archive is corrupt, cut off or of another tokenizer, or a
+                calibration in it is too large.
         """
         buffer, num_new = bytearray(), 0
         async for chunk in chunks:
@@ -213,9 +217,15 @@ class _Database:
     async def _import_message(self, message: bytes) -> int:
         """
         Raises:
-            SnapshotError: it is corrupt or of another tokenizer.
+            SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
+                large; nothing of it was added.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
+        largest = max(map(len, received.calibrations.values()), default=0)
+        if largest > MAX_CALIBRATION_BYTES:
+            raise SnapshotError(
+                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
         num_new = 0
         for namespace, part in received.by_namespace():
             actor = await self._actor(namespace)
@@ -234,6 +244,14 @@ class _Database:
                 shard,
             )
         return self._actors[shard]
+
+
+async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """What has come already, so that an error before it has its status, and what follows."""
+    async with aclosing(rest):
+        yield first
+        async for record in rest:
+            yield record
 
 
 async def _open(gateway: Gateway, model: str) -> _Database | None:
