@@ -71,9 +71,7 @@ def polling() -> Iterator[Any]:
     options = actor_options(0.1, 1000)
 
     def deployment(name: str) -> Any:
-        decorate = serve.deployment(
-            name=name, num_replicas=NUM_REPLICAS, ray_actor_options=options
-        )
+        decorate = serve.deployment(name=name, num_replicas=NUM_REPLICAS, ray_actor_options=options)
         return decorate(Reporting)
 
     model = deployment("model").bind("vllm:prompt_tokens", ())
