@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
@@ -11,11 +10,12 @@ import pytest
 from pydantic import SecretStr
 from ray import serve
 
-from deployments import admin
+from deployments.admin import _ask
 from deployments.gateway import Gateway
 from deployments.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, GatewayConfig, ModelConfig, ServeConfig
+from hdserve.errors import DatabaseGone
 
 KEY = "the-key-of-the-administrator"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -141,9 +141,7 @@ def test_a_database_that_does_not_answer() -> None:
     """Its actor may wait for a place in the cluster, or hang."""
 
     async def asked() -> None:
-        with pytest.raises(admin.DatabaseGone, match=r"0\.01 s; try again"):
-            await admin._ask(asyncio.sleep(WAIT_S), 0.01)
+        with pytest.raises(DatabaseGone, match=r"0\.01 s; try again"):
+            await _ask(asyncio.sleep(WAIT_S), 0.01)
 
-    started_s = time.monotonic()
     asyncio.run(asked())
-    assert time.monotonic() - started_s < WAIT_S
