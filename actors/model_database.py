@@ -45,6 +45,9 @@ _MIN_REPLY_ROOM = 2**12
 
 _READER_TIMEOUT_S = 60.0
 
+_MAX_SLEEP_S = 86400.0
+"""Python refuses to sleep for centuries."""
+
 
 class ModelDatabaseActor:
     """The database of one model; a plain class, so that tests can call it without Ray.
@@ -329,7 +332,7 @@ class ModelDatabaseActor:
 
     def _sync_forever(self) -> None:
         while True:
-            time.sleep(self._config.snapshot_interval_s)
+            time.sleep(min(self._config.snapshot_interval_s, _MAX_SLEEP_S))
             try:
                 self.snapshot_now()
             except Exception:  # the database goes on in memory

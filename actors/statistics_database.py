@@ -43,6 +43,7 @@ CALL_TIMEOUT_S = 600.0
 _CHOICE_TIMEOUT_S = 10.0
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
+_ORDER_MARK = "."
 
 
 class Choice(NamedTuple):
@@ -50,11 +51,23 @@ class Choice(NamedTuple):
 
     Attributes:
         directory: below the root of the configuration.
-        number: another one each time, so that a directory can be read anew.
+        number: another one each time, so that a directory can be read anew; of what the actor has
+            kept it says which was the later choice.
     """
 
     directory: str
     number: str
+
+    @property
+    def order(self) -> int:
+        """The later choice has the higher one; 0 where the number is of an earlier version."""
+        order, mark, _ = self.number.partition(_ORDER_MARK)
+        return int(order) if mark and order.isdecimal() else 0
+
+    def after(self, earlier: Choice | None) -> Choice:
+        """The same as a choice of now, which is later than ``earlier`` whatever the clock says."""
+        order = max(time.time_ns(), earlier.order + 1 if earlier else 0)
+        return self._replace(number=f"{order}{_ORDER_MARK}{self.number}")
 
 
 LookUp = Callable[[Sequence[Sequence[int]]], list[Any]]
@@ -142,18 +155,19 @@ class StatisticsDatabaseActor:
 
     def choose(self, model: str, choice: Choice) -> None:
         """The administrator wants the replicas of ``model`` to draft from this."""
-        self._choices[model] = choice
+        self._choices[model] = choice.after(self._choices.get(model))
 
     def choice(self, model: str, reminder: Choice | None = None) -> Choice | None:
         """What was chosen for ``model``, if anything was.
 
         Args:
             reminder: what a replica knows was; counts where an actor that was restarted has
-                forgotten.
+                forgotten, or was reminded of an earlier choice only.
         """
-        if reminder is not None:
-            self._choices.setdefault(model, reminder)
-        return self._choices.get(model)
+        kept = self._choices.get(model)
+        if reminder is not None and (kept is None or reminder.order > kept.order):
+            self._choices[model] = kept = reminder
+        return kept
 
     def _forget(self, corpus_id: str) -> None:
         for known in (self._corpora, self._checksums, self._look_ups):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -19,10 +20,12 @@ from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
 from deployments.request_body import parse_body
+from deployments.responses import error_body
 from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
@@ -41,13 +44,22 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong"},
     403: {"description": "The key is not that of the administrator"},
     404: {"description": "No such model or database"},
-    503: {"description": "The database does not answer"},
+    503: {"description": "The database, or every replica of the model, does not answer"},
 }
 
 _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large"},
 }
+_CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **_BODY_RESPONSES,
+    504: {"description": "The body took longer than is allowed"},
+}
 
+_INFO_TIMEOUT_S = 10.0
+_CHANGE_TIMEOUT_S = 120.0
+"""A disk may be slow."""
+
+_OBJECT = "speculation.database"
 _ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -62,10 +74,11 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.get("")
     async def databases() -> dict[str, Any]:
-        """The model databases, and what they hold by namespace."""
+        """The model databases, and what they hold by namespace; with the error instead where a
+        model or its database does not answer."""
         names = [model.name for model in gateway.config.models]
-        found = await asyncio.gather(*(_open(gateway, name) for name in names))
-        return {"object": "list", "data": [await item.info() for item in found if item]}
+        found = await asyncio.gather(*(_listed(gateway, name) for name in names))
+        return {"object": "list", "data": [item for item in found if item]}
 
     @router.get(
         "/{model:path}/export",
@@ -77,7 +90,8 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         database = await _existing(gateway, model)
         namespaces = [namespace] if namespace else list((await database.info())["namespaces"])
         records = database.export(namespaces)
-        return StreamingResponse(records, media_type="application/octet-stream")
+        found = _beginning_with(await anext(records), records)
+        return StreamingResponse(found, media_type="application/octet-stream")
 
     @router.post(
         "/{model:path}/import",
@@ -97,12 +111,12 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @router.post(
         "/{model:path}/statistics",
-        responses=_BODY_RESPONSES,
+        responses=_CHOICE_RESPONSES,
         openapi_extra=body_schema(StatisticsBody),
     )
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
         """Have all replicas draft from the database in a directory below ``statistics_root``."""
-        body = parse_body(StatisticsBody, await read_json(request))
+        body = parse_body(StatisticsBody, await gateway.deadline().wait(read_json(request)))
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
@@ -150,12 +164,12 @@ class _Database:
 
     async def info(self) -> dict[str, Any]:
         found = await asyncio.gather(
-            *(_ask(actor.info.remote()) for actor in self._actors.values())
+            *(_ask(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
         )
         namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
         return {
             "id": self._key.model,
-            "object": "speculation.database",
+            "object": _OBJECT,
             "tokenizer_fingerprint": self._key.fingerprint,
             "num_bytes": sum(info["num_bytes"] for info in found),
             "num_readers": sum(info["num_readers"] for info in found),
@@ -170,7 +184,7 @@ class _Database:
     async def flush(self, namespace: str) -> None:
         await _ask((await self._actor(namespace)).flush.remote(namespace))
 
-    async def export(self, namespaces: list[str]) -> AsyncIterator[bytes]:
+    async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
         """The records of an archive; at least one, so that an empty one says whose it is."""
         for namespace in namespaces or ["default"]:
             cursor, is_last = 0, False
@@ -183,7 +197,8 @@ class _Database:
         """Add the records of an archive as they come; return how many outputs were new.
 
         Raises:
-            InvalidRequest: the archive is corrupt, cut off or of another tokenizer.
+            InvalidRequest: the archive is corrupt, cut off or of another tokenizer, or a
+                calibration in it is too large.
         """
         buffer, num_new = bytearray(), 0
         async for chunk in chunks:
@@ -202,9 +217,15 @@ class _Database:
     async def _import_message(self, message: bytes) -> int:
         """
         Raises:
-            SnapshotError: it is corrupt or of another tokenizer.
+            SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
+                large; nothing of it was added.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
+        largest = max(map(len, received.calibrations.values()), default=0)
+        if largest > MAX_CALIBRATION_BYTES:
+            raise SnapshotError(
+                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
         num_new = 0
         for namespace, part in received.by_namespace():
             actor = await self._actor(namespace)
@@ -223,6 +244,14 @@ class _Database:
                 shard,
             )
         return self._actors[shard]
+
+
+async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """What has come already, so that an error before it has its status, and what follows."""
+    async with aclosing(rest):
+        yield first
+        async for record in rest:
+            yield record
 
 
 async def _open(gateway: Gateway, model: str) -> _Database | None:
@@ -249,13 +278,26 @@ async def _existing(gateway: Gateway, model: str) -> _Database:
     return database
 
 
-async def _ask(reference: Any) -> Any:
+async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
+    """An entry of the list, if the model has a database: a silent one leaves the others be."""
+    try:
+        found = await _open(gateway, model)
+        return await found.info() if found else None
+    except HdserveError as error:
+        return {"id": model, "object": _OBJECT, **error_body(error)}
+
+
+async def _ask(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
     """
     Raises:
         HdserveError: what the actor raised, or that it is out of reach.
     """
     try:
-        return await reference
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as error:
+        reason = f"the model database has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):

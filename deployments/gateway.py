@@ -16,7 +16,11 @@ from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import BackpressureConfig
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RequestCancelledError,
+)
 from ray.serve.handle import DeploymentHandle
 
 from deployments.cancelling import cancel_stream
@@ -56,7 +60,10 @@ _UNLIMITED = -1
 _RETRY_AFTER_S = 1.0
 """Of what Ray Serve refuses before a gateway has seen it."""
 
-_CALL_ALL_TIMEOUT_S = 600.0
+DESCRIBE_TIMEOUT_S = 10.0
+"""For what a replica answers at once: one that takes longer is hung, or there is none."""
+
+_CHECK_TIMEOUT_S = 600.0
 """Enough to read a statistics database of some gigabytes from a slow disk."""
 
 
@@ -67,6 +74,7 @@ class Gateway:
         handles: of the model servers, by model name.
         access: who may use it, as its files were when the application was built; default:
             everybody.
+        describe_timeout_s: how long a replica may take to say what it is.
     """
 
     def __init__(
@@ -74,8 +82,10 @@ class Gateway:
         config: ServeConfig,
         handles: Mapping[str, DeploymentHandle[Any]],
         access: Access | None = None,
+        describe_timeout_s: float = DESCRIBE_TIMEOUT_S,
     ) -> None:
         self._closing = ExitStack()
+        self._describe_timeout_s = describe_timeout_s
         self.config = config
         self.access = CurrentAccess(access or Access())
         self._configs = {model.name: model for model in config.models}
@@ -194,7 +204,11 @@ class Gateway:
             raise
 
     async def describe(self, model: str) -> ModelInfo:
-        """What a replica of the model says of itself."""
+        """What a replica of the model says of itself.
+
+        Raises:
+            EngineStopped: none has, for ``describe_timeout_s``.
+        """
         return await self._context_lengths.describe(model)
 
     async def context_lengths(self) -> dict[str, int]:
@@ -219,7 +233,7 @@ class Gateway:
 
     async def statistics(self, model: str) -> list[StatisticsState]:
         """From which statistics database each replica of the model drafts."""
-        return await self._call_all(model, "statistics")
+        return await self._call_all(model, self._describe_timeout_s, "statistics")
 
     async def check_statistics(self, model: str, directory: str) -> None:
         """Whether every replica of the model can draft from the database in ``directory``.
@@ -227,7 +241,7 @@ class Gateway:
         Raises:
             InvalidRequest: one of them says why not.
         """
-        await self._call_all(model, "check_statistics", directory)
+        await self._call_all(model, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self, timeout_s: float) -> list[str]:
         """The models of which no replica answers."""
@@ -260,27 +274,36 @@ class Gateway:
         return await self._metrics_poll.text()
 
     async def _describe(self, model: str) -> ModelInfo:
-        info: ModelInfo = await self._call(model, "describe")
+        try:
+            async with asyncio.timeout(self._describe_timeout_s):
+                info: ModelInfo = await self._call(model, "describe")
+        except TimeoutError as error:
+            reason = f"no replica of the model has answered in {self._describe_timeout_s:g} s"
+            raise EngineStopped(f"{reason}; try again") from error
         return info
 
     async def _call(self, model: str, method: str, *arguments: Any) -> Any:
         handle: Any = self._unary[self.model(model).name]
         try:
             answer = await getattr(handle, method).remote(*arguments)
+        except RequestCancelledError as error:
+            raise asyncio.CancelledError from error  # whoever waited for it is gone
         except Exception as error:
             raise translated(error) from error
         return without_fault(answer)
 
-    async def _call_all(self, model: str, method: str, *arguments: Any) -> list[Any]:
+    async def _call_all(
+        self, model: str, timeout_s: float, method: str, *arguments: Any
+    ) -> list[Any]:
         """The answers of all replicas.
 
         Raises:
-            HdserveError: the first that failed.
+            HdserveError: the first that failed, or that one has not answered in time.
         """
         handle: Any = self._unary[self.model(model).name]
         try:
             answers: list[Any] = await handle.broadcast(method, *arguments).results_async(
-                timeout_s=_CALL_ALL_TIMEOUT_S
+                timeout_s=timeout_s
             )
         except TimeoutError as error:
             raise EngineStopped("a replica of the model did not answer; try again") from error

@@ -178,7 +178,10 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo("vllm:generation_tokens", "counter", "Tokens generated.")
     yield MetricInfo("vllm:request_success", "counter", "Ended sequences.", ("finished_reason",))
     yield MetricInfo(
-        "vllm:admission_rejections", "counter", "Requests refused by a replica.", ("reason",)
+        "vllm:admission_rejections",
+        "counter",
+        "Times a replica refused a request; what a gateway refuses by itself is not among them.",
+        ("reason",),
     )
     yield MetricInfo("vllm:spec_decode_num_drafts", "counter", "Verified draft trees.")
     yield MetricInfo("vllm:spec_decode_num_draft_tokens", "counter", "Drafted tokens verified.")

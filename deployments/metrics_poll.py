@@ -84,14 +84,26 @@ class MetricsPoll:
 
 
 async def _poll(handle: Any, book: ReportBook) -> None:
-    """Hear what every replica behind ``handle`` reports; one that cannot is left out."""
-    answers: list[Any] = []
+    """Hear what every replica behind ``handle`` reports; one that cannot, or is silent, is left
+    out.
+
+    Ray Serve's ``results_async`` gives nothing of the others when one is silent.
+    """
+    end_s = asyncio.get_running_loop().time() + _TIMEOUT_S
+    replicas: list[Any] = []
     try:
-        broadcast = handle.broadcast("report")
-        answers = await broadcast.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
+        async with asyncio.timeout_at(end_s):
+            replicas = await handle.broadcast("report")._fetch_replica_results_async()
     except (TimeoutError, RayServeException) as error:
         logger.debug("no metrics: %s", error)
+    waiting = (_answer(replica, end_s) for replica in replicas)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
     book.hear((item for item in answers if isinstance(item, Report)), time.monotonic())
+
+
+async def _answer(replica: Any, end_s: float) -> Any:
+    async with asyncio.timeout_at(end_s):
+        return await replica.get_async()
 
 
 def _without_gauges(report: Report) -> Report:

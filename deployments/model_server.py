@@ -31,7 +31,7 @@ from deployments.tracing import GenerationTrace, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.processors import default_num_threads
-from hdserve.errors import InvalidRequest, Overloaded
+from hdserve.errors import InvalidRequest
 
 T = TypeVar("T")
 
@@ -134,7 +134,13 @@ class ModelServer:
             EngineGone: the engine had failed before; another replica may answer.
             EngineStopped: the engine has failed.
         """
-        self._check_room(request.num_sequences)
+        with self._requests.refusals():
+            async with aclosing(self._answer(request)) as found:
+                async for records in found:
+                    yield records
+
+    async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
+        self._engine.check_room(request.num_sequences)
         request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
             build = self._sequence_builder.build
@@ -144,13 +150,6 @@ class ModelServer:
             async with aclosing(self._records(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
-
-    def _check_room(self, num_sequences: int) -> None:
-        try:
-            self._engine.check_room(num_sequences)
-        except Overloaded as error:
-            self._requests.failed(error)
-            raise
 
     async def _records(
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
@@ -216,7 +215,6 @@ class ModelServer:
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:
-            self._requests.failed(error)
             merged.put_nowait(error)
         finally:
             spans.end()
@@ -315,9 +313,12 @@ class ModelServer:
 
 
 def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
-    """The prompt of a chat is called as the client knows it."""
-    if isinstance(error, InvalidRequest) and error.param == "prompt" and request.messages:
-        return type(error)(error.message, "messages")
+    """The prompt of a chat, and a grammar, are called as the client knows them."""
+    names = {"grammar": request.grammar_param}
+    if request.messages:
+        names["prompt"] = "messages"
+    if isinstance(error, InvalidRequest) and error.param in names:
+        return type(error)(error.message, names[error.param])
     return error
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from deployments.metrics import Histogram, Observations, Sample
 from hdserve.core import Sequence, StepOutput
@@ -48,11 +49,16 @@ class RequestMetrics:
         with self._lock:
             self._histograms[name].observe(value)
 
-    def failed(self, error: Exception) -> None:
-        """A sequence was refused, or ended with ``error``."""
-        if isinstance(error, Overloaded):
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Count the request that is answered in the block once if it is refused, for lack of room
+        for one of its sequences or for all."""
+        try:
+            yield
+        except Overloaded:
             with self._lock:
                 self._rejections[_QUEUE_FULL] += 1
+            raise
 
     def samples(self) -> Iterator[Sample]:
         with self._lock:

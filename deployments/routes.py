@@ -125,25 +125,33 @@ def _add_generation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request, response: Response) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
-        body = TokenizeBody.parse(await read_json(request))
-        response.headers.update(ignored_header(gateway.config.gateway, body))
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
-        if body.prompt is not None:
-            tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
-        else:
-            messages = [message.for_template() for message in body.messages or ()]
-            num_bytes = len(await request.body())
-            tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
-        info = await gateway.describe(body.model)
-        return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+        return await gateway.deadline().wait(_tokenize(gateway, request, response))
 
     @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
-        body = DetokenizeBody.parse(await read_json(request))
-        response.headers.update(ignored_header(gateway.config.gateway, body))
-        return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}
+        return await gateway.deadline().wait(_detokenize(gateway, request, response))
+
+
+async def _tokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+    body = TokenizeBody.parse(await read_json(request))
+    response.headers.update(ignored_header(gateway.config.gateway, body))
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
+    if body.prompt is not None:
+        tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
+    else:
+        messages = [message.for_template() for message in body.messages or ()]
+        num_bytes = len(await request.body())
+        tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
+    info = await gateway.describe(body.model)
+    return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+
+
+async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+    body = DetokenizeBody.parse(await read_json(request))
+    response.headers.update(ignored_header(gateway.config.gateway, body))
+    return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}
 
 
 def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -160,7 +168,7 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         }
 
     errors: dict[int | str, dict[str, Any]] = {
-        status: dict(GENERATION_ERRORS[status]) for status in (401, 404, 503)
+        status: dict(GENERATION_ERRORS[status]) for status in (401, 404, 503, 504)
     }
 
     @api.get("/v1/models", responses={401: errors[401]})
@@ -177,7 +185,7 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
     async def model(name: str) -> dict[str, Any]:
         """One model and what its replica runs on."""
         found = entry(name)
-        info = await gateway.describe(name)
+        info = await gateway.deadline().wait(gateway.describe(name))
         return {
             **found,
             "max_model_len": info.max_model_len,

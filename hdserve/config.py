@@ -43,10 +43,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
-    """A frozen pydantic model that refuses unknown keys."""
+    """A frozen pydantic model that refuses unknown keys, and numbers that are not finite."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")

@@ -100,6 +100,8 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: Any) -> str:
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         return f"{words} {context[name]:g}"
+    if kind == "finite_number":
+        return "a finite number"
     is_of_kind = kind.endswith(_KIND_ERRORS)
     return _KINDS.get(kind.split("_")[0], "") if is_of_kind else ""
 

@@ -19,8 +19,8 @@ class CurrentAccess:
     """Looks at the files of the keys when somebody signs in, and reads them when they differ.
 
     Links are followed, so a volume of Kubernetes, whose links change all at once, is seen to
-    change.  Files that cannot be used leave the keys as they are, and say so once in the log.  Of
-    one thread.
+    change.  Files that cannot be used leave the keys as they are, say so once in the log, and are
+    read again with each look until they can.  Of one thread.
 
     Args:
         access: as the files were somewhere, some time ago; they are read again at first.
@@ -33,6 +33,7 @@ class CurrentAccess:
         self._files = [path for path in (access.keys_file, access.admin_key_file) if path]
         self._states: list[_State | None] | None = None
         self._next_check_s = 0.0
+        self._last_error = ""
 
     @property
     def needs_key(self) -> bool:
@@ -51,18 +52,20 @@ class CurrentAccess:
         states = [_state(path) for path in self._files]
         if states == self._states:
             return
-        self._states = states
         try:
             found = self._access.read_again()
         except ConfigError as error:
-            logger.error("the keys stay as they were: %s", error.message)
+            if error.message != self._last_error:
+                logger.error("the keys stay as they were: %s", error.message)
+            self._last_error = error.message
             return
+        self._states, self._last_error = states, ""
         if found != self._access:
             logger.info("the keys have changed; there are %d API keys", len(found.keys))
         self._access = found
 
 
-_State = tuple[int, int, int, int]
+_State = tuple[int, int, int, int, int]
 
 
 def _state(path: Path) -> _State | None:
@@ -71,4 +74,4 @@ def _state(path: Path) -> _State | None:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -26,12 +26,34 @@ def problems(path: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("model_database", "snapshot_interval_s"),
+        ("model_database", "publish_interval_s"),
+        ("model_database", "poll_interval_s"),
+        ("gateway", "request_timeout_s"),
+    ],
+)
+def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
+    """An interval without an end is none."""
+    text = f"{MODEL}{section}:\n  {name}: .inf\ndrain_timeout_s: .inf\n"
+    reason = "a finite number is expected, not inf"
+    assert problems(tmp_path / "config.yaml", text) == [
+        f"line 5, {section}.{name}: {reason}",
+        f"line 6, drain_timeout_s: {reason}",
+    ]
+
+
+@pytest.mark.parametrize(
     ("key", "reason"),
     [
         ("num_replicas: many", "num_replicas: a whole number is expected, not 'many'"),
         ("num_replicas: 1.5", "num_replicas: a whole number is expected, not 1.5"),
         ("num_replicas: 0", "num_replicas: at least 1 is expected, not 0"),
         ("num_cpus: [1]", "num_cpus: a number is expected, not a list"),
+        ("num_cpus: .inf", "num_cpus: a finite number is expected, not inf"),
+        ("num_replicas: .inf", "num_replicas: a finite number is expected, not inf"),
+        ("resources: {rack: .nan}", "resources.rack: a finite number is expected, not nan"),
         ("resources: {rack: x}", "resources.rack: a number is expected, not 'x'"),
         ("aliases: b", "aliases: a list is expected, not 'b'"),
         ("engine: fast", "engine: a mapping is expected, not 'fast'"),

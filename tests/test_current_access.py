@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,53 @@ def test_broken_files_keep_the_old_keys(
     assert [accepts(access, key) for key in (OLD, NEW, ADMIN)] == [True, False, True]
     keys.write_text(NEW)
     assert [accepts(access, key) for key in (OLD, NEW, ADMIN)] == [False, True, True]
+
+
+@contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """Though each can be looked at, as with one that belongs to somebody else."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be readable later without any other change; the log says each time once that it was
+    not."""
+    keys, admin = tmp_path / "keys", tmp_path / "admin"
+    for path, old, new in ((keys, OLD, f"{NEW}-longer"), (admin, ADMIN, f"{ADMIN}-longer")):
+        keys.write_text(OLD)
+        admin.write_text(ADMIN)
+        access = current(tmp_path)
+        assert accepts(access, old)
+        caplog.clear()
+        path.write_text(new)
+        with no_file_can_be_opened():
+            for _ in range(3):
+                assert [accepts(access, key) for key in (old, new)] == [True, False]
+        assert [accepts(access, key) for key in (old, new)] == [False, True]
+        path.write_text(old)
+        with no_file_can_be_opened():
+            assert [accepts(access, key) for key in (old, new)] == [False, True]
+        assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+def test_a_file_that_seems_as_old_as_before_is_read(tmp_path: Path) -> None:
+    """Whoever sets its time, or who may read it, changes it."""
+    keys = tmp_path / "keys"
+    keys.write_text(OLD)
+    before = keys.stat()
+    access = current(tmp_path)
+    assert accepts(access, OLD)
+    while keys.stat().st_ctime_ns == before.st_ctime_ns:
+        keys.write_text(NEW)
+        os.utime(keys, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [accepts(access, key) for key in (OLD, NEW)] == [False, True]
 
 
 def test_files_are_not_looked_at_for_every_request(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def wait_for(text: str, log: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_has_begun_may_end(number: signal.Signals, tmp_path: Path) -> None:
     """For longer than Ray takes to end; one line says how long, and what ends it at once."""
     log = tmp_path / "log"
@@ -146,7 +146,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
         wait_until_gone(mark)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> None:
     """A child that ignores its signal, and its own child, end with the command."""
     log = tmp_path / "log"
@@ -156,6 +156,31 @@ def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> 
         process.send_signal(number)
         assert process.wait(END_S) == 128 + number
         wait_until_gone(mark)
+
+
+def test_it_outlives_its_terminal_where_it_is_told_to(tmp_path: Path) -> None:
+    """As by nohup, which has SIGHUP ignored."""
+    log = tmp_path / "log"
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    with started(log, "-c", ignoring + running(ORDERLY, 60)) as (process, mark):
+        wait_for("ready", log, process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 128 + signal.SIGTERM
+        wait_until_gone(mark)
+    assert "what had begun has ended" in log.read_text()
+
+
+def test_it_ends_in_order_where_nobody_reads(tmp_path: Path) -> None:
+    """What it says goes nowhere once its terminal is closed."""
+    log = tmp_path / "log"
+    deaf = "import sys; sys.stderr = open('/dev/full', 'w'); "
+    with started(log, "-c", deaf + running(ORDERLY, 60)) as (process, mark):
+        wait_for("ready", log, process)
+        process.send_signal(signal.SIGHUP)
+        process.wait(END_S)
+        wait_until_gone(mark)
+    assert "what had begun has ended" in log.read_text()
 
 
 def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ async function call(path, options = {}) {
 export const getJson = async (path) => (await call(path)).json();
 export const getText = async (path) => (await call(path)).text();
 
-// The chunks of a streamed chat; throws what the server reports in mid-stream.
+// The chunks of a streamed chat; throws what the server reports in mid-stream, and when it ends too early.
 export async function* streamChat(body, signal) {
   const response = await call("v1/chat/completions", {
     method: "POST",
@@ -47,6 +47,7 @@ export async function* streamChat(body, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message, 500);
     yield chunk;
   }
+  throw new ApiError("The answer broke off.", 500); // as when a proxy gives up
 }
 
 async function* events(stream) {

@@ -11,23 +11,28 @@ export class Cluster {
     this.say = say;
     this.fail = fail;
     this.timer = null;
+    this.current = null; // the refresh under way
     this.hasFailed = false;
   }
 
   show(isShown) {
     clearInterval(this.timer);
     this.timer = null;
+    this.current = null; // one that was begun with another key says nothing any more
     if (!isShown) return;
     this.#refresh();
-    this.timer = setInterval(() => document.hidden || this.#refresh(), INTERVAL_MS);
+    this.timer = setInterval(() => document.hidden || this.current || this.#refresh(), INTERVAL_MS);
   }
 
   async #refresh() {
+    const own = {};
+    this.current = own;
     try {
       const [{ data }, text] = await Promise.all([getJson("v1/models"), getText("metrics")]);
       const series = parseMetrics(text);
       const roots = [...new Set(data.map((model) => model.root))];
       const infos = await Promise.all(roots.map((name) => getJson(`v1/models/${encodeURI(name)}`).catch(() => null)));
+      if (this.current !== own) return;
       const tops = [...document.querySelectorAll(".scroll")].map((part) => part.scrollLeft);
       byId("cluster").replaceChildren(
         ...roots.map((name, index) => card(name, infos[index], series.filter((item) => item.labels.model_name === name))),
@@ -36,10 +41,13 @@ export class Cluster {
       if (this.hasFailed) this.say("");
       this.hasFailed = false;
     } catch (error) {
+      if (this.current !== own) return;
       // Without a key nothing changes until there is one; a server that restarts comes back.
       if (error instanceof ApiError && (error.status === 401 || error.status === 403)) this.show(false);
       this.hasFailed = true;
       this.fail(error);
+    } finally {
+      if (this.current === own) this.current = null;
     }
   }
 }

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -138,7 +139,7 @@ def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
     def note(number: int, _frame: FrameType | None) -> None:
         signals.put(number)
 
-    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, note) for number in _ending_signals()}
     process = subprocess.Popen(
         command, env={**os.environ, "RAY_ADDRESS": _address()}, start_new_session=True
     )
@@ -148,11 +149,12 @@ def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
         if process.poll() is None:
             number = signals.get()
             process.send_signal(signal.SIGINT)
-            typer.echo(
-                f"ending: what is being answered may take {drain_timeout_s:g} s more; "
-                "Ctrl-C again ends at once",
-                err=True,
-            )
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                typer.echo(
+                    f"ending: what is being answered may take {drain_timeout_s:g} s more; "
+                    "Ctrl-C again ends at once",
+                    err=True,
+                )
             _wait(process, signals, drain_timeout_s + END_TIMEOUT_S)
     finally:
         _kill(process.pid)
@@ -160,6 +162,14 @@ def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
         for each, handler in old.items():
             signal.signal(each, handler)
     return 128 + number if number else status
+
+
+def _ending_signals() -> Iterator[signal.Signals]:
+    """Those that are to end the server.  A terminal that is closed sends SIGHUP, which nohup has
+    ignored."""
+    yield from (signal.SIGTERM, signal.SIGINT)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        yield signal.SIGHUP
 
 
 def _address() -> str:

@@ -1,5 +1,6 @@
 """What the actor answers, called as a plain object; ``test_mirror.py`` runs it in Ray."""
 
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,19 @@ OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
 @pytest.fixture
 def config(tmp_path: Path) -> ModelDatabaseConfig:
     return ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+
+
+@pytest.mark.parametrize("interval_s", [1e300, math.inf])
+def test_no_interval_is_too_long_for_snapshots(
+    config: ModelDatabaseConfig, interval_s: float
+) -> None:
+    """What writes them waits, and does not end."""
+    before = set(threading.enumerate())
+    actor = ModelDatabaseActor(KEY, config.model_copy(update={"snapshot_interval_s": interval_s}))
+    (thread,) = set(threading.enumerate()) - before
+    thread.join(0.2)
+    assert thread.is_alive()
+    actor.close()
 
 
 class Reader:

@@ -45,15 +45,57 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_choices(corpus: Path) -> None:
+def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
+    """What replicas hear of a choice."""
+    actor.choose("m", Choice(directory, uuid4().hex))
+    found = actor.choice("m")
+    assert found is not None
+    return found
+
+
+def test_choices() -> None:
     """The last one counts; what a replica knows counts where the actor has forgotten."""
     actor = StatisticsDatabaseActor()
     assert actor.choice("m") is None
-    first, second = Choice("a", "1"), Choice("b", "2")
-    assert actor.choice("m", first) == first
-    actor.choose("m", second)
-    assert actor.choice("m", first) == second
+    first = chosen(actor, "a")
+    assert first.directory == "a"
+    again = chosen(actor, "a")
+    assert again != first
+    assert actor.choice("m", first) == again
     assert actor.choice("other") is None
+    restarted = StatisticsDatabaseActor()
+    assert restarted.choice("m", again) == again
+
+
+def test_a_restart_takes_no_choice_back() -> None:
+    """Though a replica that has not heard of it asks first, or a clock goes back."""
+    actor = StatisticsDatabaseActor()
+    first, second = chosen(actor, "a"), chosen(actor, "b")
+    restarted = StatisticsDatabaseActor()
+    assert restarted.choice("m", first) == first
+    assert restarted.choice("m", second) == second
+    assert restarted.choice("m", first) == second
+    ahead = second._replace(number=f"{10**20}.ahead")
+    assert restarted.choice("m", ahead) == ahead
+    last = chosen(restarted, "c")
+    assert last.directory == "c"
+    assert restarted.choice("m", ahead) == last
+
+
+def test_choices_of_an_earlier_version() -> None:
+    """Their numbers say nothing of an order: they count where nothing else is known, and as any
+    other when they are chosen."""
+    old, older = Choice("a", uuid4().hex), Choice("b", uuid4().hex)
+    actor = StatisticsDatabaseActor()
+    assert actor.choice("m", old) == old
+    assert actor.choice("m", older) == old
+    known = chosen(StatisticsDatabaseActor(), "c")
+    assert actor.choice("m", known) == known
+    assert actor.choice("m", old) == known
+    assert chosen(actor, "d").directory == "d"
+    found = actor.choice("m", known)
+    assert found is not None
+    assert found.directory == "d"
 
 
 @pytest.fixture

@@ -4,15 +4,70 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from pydantic import SecretStr
 from ray.exceptions import RayActorError
+from starlette.testclient import TestClient
 
+from actors.model_database import ModelDatabaseActor
+from actors.shards import WHOLE
+from deployments import admin
 from deployments.admin import _ask, _Database
-from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.append_log import MAX_RECORD_BYTES
+from deployments.gateway import Gateway
+from deployments.routes import build_api
+from hdserve.access import read_access
+from hdserve.config import AccessConfig, ModelDatabaseConfig, default_config
+from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_record
+from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseGone, InvalidRequest
+
+KEY = DatabaseKey("m", "f")
+ADMIN_KEY = "the-key-of-the-administrator"
+
+
+class Handle:
+    """Of an actor that runs here, and dies after so many records of an export."""
+
+    def __init__(self, actor: ModelDatabaseActor, num_records: int = 1000) -> None:
+        self._actor = actor
+        self._num_records = num_records
+        self.info = SimpleNamespace(remote=self._info)
+        self.import_ = SimpleNamespace(remote=self._import)
+        self.export = SimpleNamespace(remote=self._export)
+
+    async def _info(self) -> Any:
+        return self._actor.info()
+
+    async def _import(self, message: bytes) -> int:
+        return self._actor.import_(message)
+
+    async def _export(self, namespace: str, cursor: int) -> Any:
+        if not self._num_records:
+            raise RayActorError
+        self._num_records -= 1
+        return self._actor.export(namespace, cursor)
+
+
+def database(num_records: int = 1000) -> tuple[ModelDatabaseActor, _Database]:
+    """One with two namespaces, and its actor."""
+    config = ModelDatabaseConfig()
+    actor = ModelDatabaseActor(KEY, config)
+    actor.import_(archive_of("a").encode(KEY))
+    actor.import_(archive_of("b").encode(KEY))
+    return actor, _Database(KEY, config, {WHOLE: Handle(actor, num_records)})
+
+
+def archive_of(namespace: str, num_calibration_bytes: int = 0) -> Publish:
+    outputs = {namespace: Segment.from_outputs("origin", 0, [np.ones(3, np.uint32)])}
+    calibration = bytes(num_calibration_bytes)
+    return Publish("archive", outputs, {namespace: calibration} if calibration else {})
 
 
 def test_a_database_that_is_gone_may_come_back() -> None:
@@ -41,3 +96,47 @@ def test_an_archive_cannot_have_a_record_of_any_length() -> None:
     with pytest.raises(InvalidRequest, match="impossible length"):
         asyncio.run(database.import_(chunks()))
     assert num_read == 0
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES, MAX_CALIBRATION_BYTES + 1])
+def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
+    """Its record is refused, and nothing of it added."""
+    actor, found = database()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(archive_of("new", num_bytes).encode(KEY))
+
+    if num_bytes <= MAX_CALIBRATION_BYTES:
+        assert asyncio.run(found.import_(chunks())) == 1
+        return
+    with pytest.raises(InvalidRequest, match="a calibration of 65537 bytes is over the 65536"):
+        asyncio.run(found.import_(chunks()))
+    assert "new" not in actor.info()["namespaces"]
+
+
+@pytest.mark.parametrize("num_records", [0, 1000])
+def test_an_export_of_a_database_that_is_gone(
+    num_records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is an error, and no archive without an end."""
+    _, found = database(num_records)
+
+    async def opened(*_: Any) -> _Database:
+        return found
+
+    monkeypatch.setattr(admin, "_open", opened)
+    access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
+    api = build_api(Gateway(default_config(), {}, access))
+    with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
+        answer = client.get("/v1/speculation/databases/hdserve-tiny/export")
+    if not num_records:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_gone")
+        return
+    assert answer.status_code == 200
+    namespaces, position = set(), 0
+    while position < len(answer.content):
+        taken = take_record(answer.content, position)
+        assert taken is not None
+        body, position = taken
+        namespaces |= set(Publish.decode(body, KEY.fingerprint, model=None).outputs)
+    assert namespaces == {"a", "b"}

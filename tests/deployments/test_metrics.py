@@ -206,8 +206,9 @@ def test_request_clock() -> None:
         seq.token_ids += token_ids
         reason = FinishReason.STOP if token_ids == (7,) else None
         clock.observe(StepOutput(seq, token_ids, finish_reason=reason))
-    metrics.failed(Overloaded("full"))
-    metrics.failed(InvalidRequest("wrong", "prompt"))
+    for error in (Overloaded("full"), InvalidRequest("wrong", "prompt")):
+        with pytest.raises(type(error)), metrics.refusals():
+            raise error
     values = {sample.name.removeprefix("vllm:"): sample.value for sample in metrics.samples()}
     assert values["admission_rejections"] == 1
     histograms = {key: item for key, item in values.items() if isinstance(item, HistogramValue)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from deployments.metrics_poll import POLL_INTERVAL_S
 from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 
@@ -57,6 +60,37 @@ def test_overload(application: ServedApplication, is_streamed: bool) -> None:
             assert answer.text.endswith("data: [DONE]\n\n")
         else:
             assert answer.json()["usage"]["completion_tokens"] == 300
+
+
+def test_a_refusal_is_counted_once(application: ServedApplication) -> None:
+    """However many answers the request is for, and though room is found to be missing late, as
+    for several long prompts that come together.  A gateway asks twice."""
+    num_requests = 8
+    body = {
+        "model": MODEL,
+        "prompt": "Once " * 1000,
+        "n": NUM_SLOTS + NUM_QUEUED,
+        "max_tokens": 30,
+        "ignore_eos": True,
+    }
+
+    def ask(_: int) -> int:
+        return httpx.post(
+            f"{application.base_url}/v1/completions", json=body, timeout=120
+        ).status_code
+
+    before = rejections(application)
+    with ThreadPoolExecutor(num_requests) as pool:
+        statuses = Counter(pool.map(ask, range(num_requests)))
+    assert set(statuses) == {200, 429}
+    assert 0 < rejections(application) - before <= 2 * num_requests
+
+
+def rejections(application: ServedApplication) -> float:
+    time.sleep(POLL_INTERVAL_S)
+    text = httpx.get(f"{application.base_url}/metrics").text
+    found = re.findall(r"^vllm:admission_rejections_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found))
 
 
 def test_the_queue_is_as_long_as_configured(application: ServedApplication) -> None:

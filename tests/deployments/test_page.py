@@ -333,6 +333,72 @@ def test_reasoning_is_a_block_of_its_own(context: Any, locked_url: str) -> None:
     page.close()
 
 
+def with_key(context: Any, url: str) -> Any:
+    """A new tab, to which the key has been given."""
+    page = context.new_page()
+    page.goto(url)
+    use_key(page)
+    return page
+
+
+def use_key(page: Any) -> None:
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_role("button", name="Use it").click()
+    page.locator("#model option").first.wait_for(state="attached")
+
+
+def test_an_answer_that_breaks_off(context: Any, locked_url: str) -> None:
+    """A stream that ends without its mark is no whole answer, alone and side by side."""
+    delta = {"delta": {"content": "Half"}, "token_sources": [{"text": "Half", "source": "plain"}]}
+    body = f"data: {json.dumps({'choices': [delta]})}\n\n"
+    page = with_key(context, locked_url)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    answer = ask(page)
+    wait_for_end(page)
+    said = page.locator("#status.is-bad", has_text="The answer broke off.")
+    said.wait_for()
+    assert answer.inner_text() == "Half"
+    assert page.locator(".answer-end").inner_text().endswith("failed")
+    page.reload()
+    page.locator("#model option").first.wait_for(state="attached")
+    page.get_by_role("tab", name="Side by side").click()
+    page.get_by_role("button", name="Race").click()
+    said.wait_for()
+    assert page.locator("#verdict").inner_text() == ""
+    page.close()
+
+
+def test_the_databases_are_asked_for_once_at_a_time(context: Any, locked_url: str) -> None:
+    """However long a model takes to answer; a new look begins once it has."""
+    held: list[Any] = []
+    page = context.new_page()
+    page.clock.install()
+    page.route("**/metrics", lambda route: route.fulfill(body=""))
+    page.route("**/v1/models/*", lambda route: held.append(route))
+    page.goto(locked_url)
+    use_key(page)
+    page.get_by_role("tab", name="Databases").click()
+
+    def wait_for_questions(number: int) -> None:
+        for _ in range(TIMEOUT_MS // 100):
+            if len(held) >= number:
+                return
+            page.wait_for_timeout(100)
+
+    wait_for_questions(len(MODELS))
+    page.clock.run_for(20_000)
+    page.wait_for_timeout(500)
+    assert len(held) == len(MODELS)
+    for route in held:
+        route.fulfill(status=503, json={})
+    page.get_by_text("no replica answers").first.wait_for()
+    page.clock.run_for(2_000)
+    wait_for_questions(2 * len(MODELS))
+    assert len(held) == 2 * len(MODELS)
+    page.close()
+
+
 def test_side_by_side(page: Any) -> None:
     """Both lanes show the same text; only one of them drafted."""
     page.get_by_role("tab", name="Side by side").click()
