@@ -21,6 +21,11 @@ CHUNK_BYTES = 2**18
 MIN_CHUNK_BYTES = 2**14
 MAX_CALIBRATION_BYTES = 2**16
 
+CHANGE_BYTES = 216
+"""What the changes of a namespace cost beside outputs, calibration and names: their fields."""
+
+_ORIGIN_BYTES = 3
+
 MergeCalibration = Callable[[bytes, bytes], bytes]
 """``merge(kept, new)`` gives the calibration to keep."""
 
@@ -43,6 +48,17 @@ class Changes:
     is_flushed: bool = False
     calibration: bytes | None = None
     calibration_version: int = 0
+
+    @classmethod
+    def waiting(cls, cursor: int, calibration_version: int) -> Changes:
+        """That there is something, for which there was no room."""
+        return cls(Segment.empty(), cursor, False, calibration_version=calibration_version)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in a message, beside the name of the namespace."""
+        origins = sum(len(origin) + _ORIGIN_BYTES for origin in self.segment.origins)
+        return CHANGE_BYTES + origins + self.segment.num_bytes + len(self.calibration or b"")
 
 
 class OutputLog:
@@ -113,30 +129,40 @@ class OutputLog:
         max_bytes: int,
         exclude_origin: str | None = None,
         calibration_versions: Mapping[str, int] | None = None,
+        takes_one: bool = True,
     ) -> dict[str, Changes]:
         """What a reader has missed, for each namespace it names and where there is anything.
 
+        The first of them that does not fit comes back with ``is_complete=False``, and of those
+        after it nothing is said, so a reader should name them in another order each time.
+
         Args:
             cursors: for each namespace the version the reader wants next.
-            max_bytes: about how much the reply may hold in all; a namespace that does not fit
-                comes back with ``is_complete=False``.
+            max_bytes: about how much the changes may take in a message in all.
             exclude_origin: the reader itself.
             calibration_versions: what calibration the reader has.
+            takes_one: give one output, or calibration, even if it is larger than that.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
         for namespace, cursor in cursors.items():
             partition = self._partitions.get(namespace)
-            if partition is None:
-                continue
             known = (calibration_versions or {}).get(namespace, 0)
-            change = self._changes(
-                partition, cursor, known, exclude_origin, room, is_first=room == max_bytes
-            )
-            room -= change.segment.num_bytes + len(change.calibration or b"")
+            if partition is None or partition.is_current(cursor, known):
+                continue
+            is_first = takes_one and not changes
+            if room < CHANGE_BYTES + len(namespace) and not is_first:
+                change = Changes.waiting(cursor, known)
+            else:
+                change = self._changes(
+                    partition, cursor, known, exclude_origin, room, is_first=is_first
+                )
             is_news = change.cursor != cursor or change.calibration_version != known
             if is_news or not change.is_complete:
                 changes[namespace] = change
+                room -= len(namespace) + change.num_bytes
+            if not change.is_complete:
+                break
         return changes
 
     def flushes_since(self, cursors: Mapping[str, int]) -> dict[str, Changes]:
@@ -159,12 +185,14 @@ class OutputLog:
         *,
         is_first: bool,
     ) -> Changes:
+        if not is_first:
+            room -= CHANGE_BYTES
         calibration = None
         version = partition.calibration_version
         is_own = origin == partition.calibration_origin and not self._merge_calibration
         if version != known_calibration and not is_own:
             if len(partition.calibration) > room and not is_first:
-                return Changes(Segment.empty(), cursor, False, False, None, known_calibration)
+                return Changes.waiting(cursor, known_calibration)
             calibration = partition.calibration
             room -= len(calibration)
             is_first = is_first and not calibration

@@ -145,6 +145,10 @@ class Partition:
         """Whether a reader that stands there has something to forget."""
         return 0 < cursor < self.flushed_version
 
+    def is_current(self, cursor: int, calibration_version: int) -> bool:
+        """Whether a reader that stands there, with that calibration, has missed nothing."""
+        return cursor >= self.next_version and calibration_version == self.calibration_version
+
     def segments(self) -> list[tuple[int, Segment]]:
         """``(first version, outputs)`` of all chunks and of the tail."""
         if len(self._tail) > 1:
