@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,12 @@ MAX_CALIBRATION_BYTES = 2**16
 
 CHANGE_BYTES = 216
 """What the changes of a namespace cost beside outputs, calibration and names: their fields."""
+
+SPARE_SHARE = 64
+"""When all together are too large they give up this part more, so that it happens seldom."""
+
+MIN_CLEARED_PARTITIONS = 2**13
+"""Only where there are so many partitions empty ones are removed."""
 
 _ORIGIN_BYTES = 3
 
@@ -74,6 +81,9 @@ class OutputLog:
             from the beginning, and 0 the same for a reader that has nothing to forget.
         merge_calibration: how calibration state of two replicas becomes one; without it the last
             writer's is kept.
+
+    Attributes:
+        num_bytes: of the outputs kept.
     """
 
     def __init__(
@@ -91,10 +101,8 @@ class OutputLog:
         self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(partition.num_bytes for partition in self._partitions.values())
+        self._max_partitions = MIN_CLEARED_PARTITIONS
+        self.num_bytes = 0
 
     def namespaces(self) -> list[str]:
         return list(self._partitions)
@@ -103,6 +111,7 @@ class OutputLog:
         """The log of ``namespace``, made if there is none."""
         partition = self._partitions.get(namespace)
         if partition is None:
+            self._remove_empty()
             partition = Partition(self._first_version, self._chunk_bytes)
             self._partitions[namespace] = partition
         return partition
@@ -114,12 +123,16 @@ class OutputLog:
             What was new, in parts that each belong to one chunk.
         """
         appended = list(self.partition(namespace).append(segment))
+        self.num_bytes += sum(item.segment.num_bytes for item in appended)
         self._evict(namespace)
         return appended
 
     def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
         """Put a chunk back as it was; only before the first append to ``namespace``."""
-        self.partition(namespace).restore(first_version, segment)
+        partition = self.partition(namespace)
+        self.num_bytes -= partition.num_bytes
+        partition.restore(first_version, segment)
+        self.num_bytes += partition.num_bytes
         self._evict(namespace)
 
     def changes_since(
@@ -229,14 +242,42 @@ class OutputLog:
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and tell its readers to."""
-        self.partition(namespace).flush()
+        partition = self.partition(namespace)
+        self.num_bytes -= partition.num_bytes
+        partition.flush()
 
     def _evict(self, namespace: str) -> None:
         partition = self._partitions[namespace]
         while partition.num_bytes > self._max_bytes:
-            partition.evict()
-        while self.num_bytes > self._max_total_bytes:
-            max(self._partitions.values(), key=lambda largest: largest.num_bytes).evict()
+            self._evict_oldest(partition)
+        if self.num_bytes <= self._max_total_bytes:
+            return
+        limit = self._max_total_bytes - self._max_total_bytes // SPARE_SHARE
+        largest = [(-each.num_bytes, name) for name, each in self._partitions.items()]
+        heapify(largest)
+        while self.num_bytes > limit:
+            _, name = heappop(largest)
+            partition = self._partitions[name]
+            self._evict_oldest(partition)
+            heappush(largest, (-partition.num_bytes, name))
+
+    def _evict_oldest(self, partition: Partition) -> None:
+        self.num_bytes -= partition.num_bytes
+        partition.evict()
+        self.num_bytes += partition.num_bytes
+
+    def _remove_empty(self) -> None:
+        """Where there are many partitions, forget those of which everything was evicted.
+
+        What comes of their namespaces later is numbered above all that was, for readers' cursors.
+        """
+        if len(self._partitions) < self._max_partitions:
+            return
+        for name, partition in list(self._partitions.items()):
+            if partition.is_forgettable:
+                self._first_version = max(self._first_version, partition.next_version)
+                del self._partitions[name]
+        self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
 
 
 def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:
