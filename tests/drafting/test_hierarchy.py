@@ -457,8 +457,8 @@ def test_running_requests_learn_for_the_others_after_an_adoption() -> None:
     running.token_ids.append(4)
     drafter.observe(running, DraftTree(PHRASE[-1], 0), Acceptance((0,), (4,)), None)
     calibration = drafter.calibration("default")
+    assert running.drafter_state[drafter.name].calibration is calibration
     assert calibration.num_tokens == 5001
-    assert calibration.token_bias[4] > 0.0
     assert calibration.token_bias[9] == pytest.approx(2.0, abs=0.01)
 
 
