@@ -308,7 +308,7 @@ class ModelDatabaseActor:
             },
             takes_one=not reply.num_bytes,
         )
-        reply = replace(reply, changes=changes | reply.changes)
+        reply = replace(reply, changes={**changes, **reply.changes})
         return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))
 
     def _is_unknown_epoch(self, epoch: str) -> bool:
