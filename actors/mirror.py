@@ -217,7 +217,12 @@ class Mirror:
     def _used_namespaces(self) -> list[str]:
         """Those to follow: the last ones that were used, no more than fit a poll."""
         since_s = time.monotonic() - self._namespace_idle_s
-        used = [item for item in list(self._last_used.items()) if item[1] >= since_s]
+        items = list(self._last_used.items())
+        used = [item for item in items if item[1] >= since_s]
+        if len(items) > 2 * len(used) + MAX_FOLLOWED_NAMESPACES:
+            for name, at_s in items:
+                if at_s < since_s and self._last_used.get(name) == at_s:
+                    del self._last_used[name]
         latest = heapq.nlargest(MAX_FOLLOWED_NAMESPACES, used, key=lambda item: item[1])
         return [name for name, _ in latest]
 

@@ -24,7 +24,14 @@ from actors.refills import Refills
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
-from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Publish, Reply, Standing
+from hdserve.databases.messages import (
+    MAX_REPLY_BYTES,
+    Poll,
+    Publish,
+    Reply,
+    Standing,
+    refill_bytes,
+)
 from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -40,6 +47,9 @@ MAX_POLLS_PER_S = 200.0
 """Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
 
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
+
+_ROOM = MAX_REPLY_BYTES - 2**10
+"""Of a reply without its envelope."""
 
 _MIN_REPLY_ROOM = 2**12
 
@@ -116,21 +126,21 @@ class ModelDatabaseActor:
             SnapshotError: the message is corrupt, or of another model or tokenizer.
         """
         poll = Poll.decode(message, self._key)
-        now_s = time.monotonic()
         with self._lock:
-            self._readers[poll.reader] = now_s
+            self._readers[poll.reader] = time.monotonic()
             self._note_losses(poll)
-            refill = {
-                name: self._log.partition(name).seen()
-                for name, position in poll.positions.items()
-                if position.num_held and self._refills.ask(name, poll.reader, now_s)
-            }
-            room = MAX_REPLY_BYTES
+            is_reset = self._is_unknown_epoch(poll.epoch)
+            idle = poll.idle
+            if is_reset:
+                idle = {name: min(cursor, 1) for name, cursor in idle.items()}
+            reply = Reply(self._epoch, 0.0, is_reset, self._log.flushes_since(idle))
+            reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
+            room = _ROOM - reply.num_bytes
             while True:
-                data = self._reply(poll, refill, room).encode(self._key)
+                data = self._with_changes(reply, poll, room).encode(self._key)
                 if len(data) <= MAX_REPLY_BYTES or room < _MIN_REPLY_ROOM:
                     return data
-                room = room * 7 // 8
+                room = room * 3 // 4
 
     def count(self, namespace: str, token_ids: Sequence[int]) -> int:
         """How often outputs of ``namespace`` contain ``token_ids``; for tools and tests."""
@@ -275,13 +285,23 @@ class ModelDatabaseActor:
         if self._store:
             self._store.state_changed(namespace)
 
-    def _reply(self, poll: Poll, refill: dict[str, OriginRanges], room: int) -> Reply:
+    def _refill(self, poll: Poll, room: int) -> dict[str, OriginRanges]:
+        """What to ask the reader for: as many namespaces as fit ``room`` bytes, at least one."""
+        now_s = time.monotonic()
+        refill: dict[str, OriginRanges] = {}
+        for name, position in poll.positions.items():
+            if refill and room <= 0:
+                break
+            if position.num_held and self._refills.ask(name, poll.reader, now_s):
+                refill[name] = self._log.partition(name).seen()
+                room -= refill_bytes(name, refill[name])
+        return refill
+
+    def _with_changes(self, reply: Reply, poll: Poll, room: int) -> Reply:
         """Answer with at most ``room`` bytes of outputs and calibration."""
-        is_reset = self._is_unknown_epoch(poll.epoch)
-        positions, idle = poll.positions, poll.idle
-        if is_reset:
+        positions = poll.positions
+        if reply.is_reset:
             positions = {name: position.restarted() for name, position in positions.items()}
-            idle = {name: min(cursor, 1) for name, cursor in idle.items()}
         changes = self._log.changes_since(
             {name: position.cursor for name, position in positions.items()},
             max_bytes=room,
@@ -289,10 +309,10 @@ class ModelDatabaseActor:
             calibration_versions={
                 name: position.calibration_version for name, position in positions.items()
             },
+            takes_one=not reply.num_bytes,
         )
-        changes |= self._log.flushes_since(idle)
-        pace_s = self._next_poll_s(all(change.is_complete for change in changes.values()))
-        return Reply(self._epoch, pace_s, is_reset, changes, refill)
+        reply = replace(reply, changes={**changes, **reply.changes})
+        return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))
 
     def _is_unknown_epoch(self, epoch: str) -> bool:
         """Whether the version numbers of ``epoch`` mean nothing in this run."""

@@ -70,13 +70,15 @@ class OutputQueue:
             return was_used
 
     def take(self, max_bytes: int) -> Batch:
-        """Calibrations and the oldest outputs, up to ``max_bytes`` but at least one item."""
+        """The oldest calibrations and outputs, up to ``max_bytes`` but at least one item."""
         batch = Batch()
         taken: list[tuple[str, TokenIds]] = []
         size = 0
         with self._lock:
-            while self._calibrations and size < max_bytes:
-                namespace, (calibration, standing) = self._calibrations.popitem()
+            for namespace, (calibration, standing) in list(self._calibrations.items()):
+                if size and size + len(calibration) > max_bytes:
+                    break
+                del self._calibrations[namespace]
                 batch.calibrations[namespace] = calibration
                 batch.standings[namespace] = standing
                 size += len(calibration)

@@ -117,7 +117,7 @@ class Subscription:
         data = await self.link.call("changes_since", poll.encode(self.key))
         reply = Reply.decode(data, self.key)
         for name, (_, stop) in published.items():
-            if name not in reply.changes or reply.changes[name].is_complete:
+            if reply.covers(name):
                 self._covered_ends[name] = stop
         self._take(reply)
         self.last_poll_s = time.monotonic()

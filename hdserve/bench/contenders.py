@@ -21,9 +21,6 @@ from hdserve import core
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.steady_batch import SteadyBatch
 from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
-from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.hierarchy import Hierarchy
-from hdserve.drafting.states import pack_states
 from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
@@ -152,9 +149,7 @@ class EngineContender(Contender):
         if self.is_drafting:
             self._host.own_database.clear()
             self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, self._filled)
-            shipped = Calibration.prior(self._host.model.vocab_size).to_bytes()
-            states = pack_states({Hierarchy.name: shipped})
-            self._engine.adopt_drafter_states(core.DEFAULT_NAMESPACE, states)
+            self._engine.forget_drafter_states(core.DEFAULT_NAMESPACE)
 
     def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
         """As many tokens as the answers have; when all prompts have been, the first come again."""

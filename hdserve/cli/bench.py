@@ -102,6 +102,11 @@ def replay(
         drafting = with_min_score(drafting, floor)
     if mode is ReplayMode.WARM and not fill:
         raise ConfigError("--mode warm needs --fill")
+    if mode is ReplayMode.COLD and concurrency > 1:
+        raise ConfigError(
+            "--mode cold replays one request at a time, since those that run feed the model "
+            "database for each other; leave out --concurrency, or choose --mode online or warm"
+        )
     output = JsonOutput(json_path)
     settings: dict[str, Any] = {
         "eval": evaluate.name,

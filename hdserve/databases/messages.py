@@ -190,7 +190,7 @@ class Reply:
         next_poll_s: when to poll again; the actor sets the pace of its readers.
         is_reset: the actor did not know the reader's epoch, so its cursors are void and
             ``changes`` begins at the oldest outputs kept.
-        changes: by namespace; one that is not named has nothing new.
+        changes: by namespace; if all of them are complete, one that is not named has nothing new.
         refill: namespaces to give back, with the sequence numbers the actor has.
     """
 
@@ -204,6 +204,17 @@ class Reply:
     def is_complete(self) -> bool:
         """Whether the reader is up to date."""
         return all(change.is_complete for change in self.changes.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """About what changes and refill take in the message."""
+        changes = sum(len(name) + change.num_bytes for name, change in self.changes.items())
+        return changes + sum(refill_bytes(name, seen) for name, seen in self.refill.items())
+
+    def covers(self, namespace: str) -> bool:
+        """Whether the reader is up to date in ``namespace``, which it asked for."""
+        change = self.changes.get(namespace)
+        return self.is_complete if change is None else change.is_complete
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -234,6 +245,12 @@ class Reply:
             },
             refill={name: _origin_ranges(item) for name, item in refill.items()},
         )
+
+
+def refill_bytes(namespace: str, seen: OriginRanges) -> int:
+    """At most what it takes to ask for what is not among ``seen`` of ``namespace``."""
+    origins = sum(len(origin) + 6 + 19 * len(intervals) for origin, intervals in seen.items())
+    return len(namespace) + 6 + origins
 
 
 class _Fields:

@@ -49,6 +49,10 @@ RECYCLED_SHARE = 16
 LOG_SHARE = 6
 """One part in so many of a partition's bytes is for its log and the index of it."""
 
+KEPT_LOG_SHARE = 4
+"""A log that is there is made smaller only where it takes more than one part in so many: the bound
+of a full partition changes with every text of the others."""
+
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256
 STAMPS_PER_TURNOVER = 128
@@ -117,6 +121,8 @@ class NamespaceTables:
         """
         self.max_bytes = max_bytes
         self._max_log_tokens = _log_tokens(max_bytes)
+        if len(self.log) * LOG_BYTES_PER_TOKEN * KEPT_LOG_SHARE <= max_bytes:
+            self._max_log_tokens = max(self._max_log_tokens, len(self.log))
         if len(self.log) > self._max_log_tokens:
             self._resize_log(self._max_log_tokens)
         num_given_up = self.table.limit(max_bytes - self._log_bytes, self._stamp)

@@ -62,6 +62,10 @@ PREFETCHED_ROWS = 2
 PREFETCH_DISTANCE = 4
 """Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
 
+MAX_COPIED_BYTES = 1 << 22
+"""A table that may become larger than this gets all its address space when it outgrows a quarter of
+it, so that no more is copied while others wait."""
+
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
 
@@ -134,11 +138,16 @@ _MAPPED_BYTES = 1 << 18
 zeroed whole when it is asked for, which takes a millisecond for 16 MiB."""
 
 
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
+"""Address space may be larger than the memory there is."""
+
+
 def new_lines(num_lines: int) -> Rows:
     """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
     num_bytes = num_lines * ROW_BYTES
     if num_bytes >= _MAPPED_BYTES:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED
+        memory = mmap.mmap(-1, num_bytes, flags=flags)
         return np.frombuffer(memory, np.uint32).reshape(-1, ROW_WORDS)
     num_words = num_lines * ROW_WORDS
     buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
@@ -580,8 +589,12 @@ class NgramTable:
         return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
 
     def reserve_more(self) -> None:
-        """Move to rows of four times the size (a plain copy of what is in use)."""
-        rows = new_rows(min(self._most_buckets, self.num_reserved * 4))
+        """Move to rows of four times the size (a plain copy of what is in use), or of all that the
+        table may ever need where that would be more than ``MAX_COPIED_BYTES``."""
+        num_buckets = self.num_reserved * 4
+        if num_buckets * BUCKET_BYTES > MAX_COPIED_BYTES:
+            num_buckets = self._most_buckets
+        rows = new_rows(min(self._most_buckets, num_buckets))
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self.rows[:in_use]
         self._reserve = rows

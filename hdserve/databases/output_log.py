@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,17 @@ from hdserve.errors import DatabaseError
 CHUNK_BYTES = 2**18
 MIN_CHUNK_BYTES = 2**14
 MAX_CALIBRATION_BYTES = 2**16
+
+CHANGE_BYTES = 216
+"""What the changes of a namespace cost beside outputs, calibration and names: their fields."""
+
+SPARE_SHARE = 64
+"""When all together are too large they give up this part more, so that it happens seldom."""
+
+MIN_CLEARED_PARTITIONS = 2**13
+"""Only where there are so many partitions empty ones are removed."""
+
+_ORIGIN_BYTES = 3
 
 MergeCalibration = Callable[[bytes, bytes], bytes]
 """``merge(kept, new)`` gives the calibration to keep."""
@@ -44,6 +56,17 @@ class Changes:
     calibration: bytes | None = None
     calibration_version: int = 0
 
+    @classmethod
+    def waiting(cls, cursor: int, calibration_version: int) -> Changes:
+        """That there is something, for which there was no room."""
+        return cls(Segment.empty(), cursor, False, calibration_version=calibration_version)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in a message, beside the name of the namespace."""
+        origins = sum(len(origin) + _ORIGIN_BYTES for origin in self.segment.origins)
+        return CHANGE_BYTES + origins + self.segment.num_bytes + len(self.calibration or b"")
+
 
 class OutputLog:
     """The logs of all namespaces of one model; no output ever passes from one to another.
@@ -58,6 +81,9 @@ class OutputLog:
             from the beginning, and 0 the same for a reader that has nothing to forget.
         merge_calibration: how calibration state of two replicas becomes one; without it the last
             writer's is kept.
+
+    Attributes:
+        num_bytes: of the outputs kept.
     """
 
     def __init__(
@@ -75,10 +101,8 @@ class OutputLog:
         self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(partition.num_bytes for partition in self._partitions.values())
+        self._max_partitions = MIN_CLEARED_PARTITIONS
+        self.num_bytes = 0
 
     def namespaces(self) -> list[str]:
         return list(self._partitions)
@@ -87,6 +111,7 @@ class OutputLog:
         """The log of ``namespace``, made if there is none."""
         partition = self._partitions.get(namespace)
         if partition is None:
+            self._remove_empty()
             partition = Partition(self._first_version, self._chunk_bytes)
             self._partitions[namespace] = partition
         return partition
@@ -98,12 +123,16 @@ class OutputLog:
             What was new, in parts that each belong to one chunk.
         """
         appended = list(self.partition(namespace).append(segment))
+        self.num_bytes += sum(item.segment.num_bytes for item in appended)
         self._evict(namespace)
         return appended
 
     def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
         """Put a chunk back as it was; only before the first append to ``namespace``."""
-        self.partition(namespace).restore(first_version, segment)
+        partition = self.partition(namespace)
+        self.num_bytes -= partition.num_bytes
+        partition.restore(first_version, segment)
+        self.num_bytes += partition.num_bytes
         self._evict(namespace)
 
     def changes_since(
@@ -113,30 +142,40 @@ class OutputLog:
         max_bytes: int,
         exclude_origin: str | None = None,
         calibration_versions: Mapping[str, int] | None = None,
+        takes_one: bool = True,
     ) -> dict[str, Changes]:
         """What a reader has missed, for each namespace it names and where there is anything.
 
+        The first of them that does not fit comes back with ``is_complete=False``, and of those
+        after it nothing is said, so a reader should name them in another order each time.
+
         Args:
             cursors: for each namespace the version the reader wants next.
-            max_bytes: about how much the reply may hold in all; a namespace that does not fit
-                comes back with ``is_complete=False``.
+            max_bytes: about how much the changes may take in a message in all.
             exclude_origin: the reader itself.
             calibration_versions: what calibration the reader has.
+            takes_one: give one output, or calibration, even if it is larger than that.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
         for namespace, cursor in cursors.items():
             partition = self._partitions.get(namespace)
-            if partition is None:
-                continue
             known = (calibration_versions or {}).get(namespace, 0)
-            change = self._changes(
-                partition, cursor, known, exclude_origin, room, is_first=room == max_bytes
-            )
-            room -= change.segment.num_bytes + len(change.calibration or b"")
+            if partition is None or partition.is_current(cursor, known):
+                continue
+            is_first = takes_one and not changes
+            if room < CHANGE_BYTES + len(namespace) and not is_first:
+                change = Changes.waiting(cursor, known)
+            else:
+                change = self._changes(
+                    partition, cursor, known, exclude_origin, room, is_first=is_first
+                )
             is_news = change.cursor != cursor or change.calibration_version != known
             if is_news or not change.is_complete:
                 changes[namespace] = change
+                room -= len(namespace) + change.num_bytes
+            if not change.is_complete:
+                break
         return changes
 
     def flushes_since(self, cursors: Mapping[str, int]) -> dict[str, Changes]:
@@ -159,12 +198,14 @@ class OutputLog:
         *,
         is_first: bool,
     ) -> Changes:
+        if not is_first:
+            room -= CHANGE_BYTES
         calibration = None
         version = partition.calibration_version
         is_own = origin == partition.calibration_origin and not self._merge_calibration
         if version != known_calibration and not is_own:
             if len(partition.calibration) > room and not is_first:
-                return Changes(Segment.empty(), cursor, False, False, None, known_calibration)
+                return Changes.waiting(cursor, known_calibration)
             calibration = partition.calibration
             room -= len(calibration)
             is_first = is_first and not calibration
@@ -201,14 +242,42 @@ class OutputLog:
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and tell its readers to."""
-        self.partition(namespace).flush()
+        partition = self.partition(namespace)
+        self.num_bytes -= partition.num_bytes
+        partition.flush()
 
     def _evict(self, namespace: str) -> None:
         partition = self._partitions[namespace]
         while partition.num_bytes > self._max_bytes:
-            partition.evict()
-        while self.num_bytes > self._max_total_bytes:
-            max(self._partitions.values(), key=lambda largest: largest.num_bytes).evict()
+            self._evict_oldest(partition)
+        if self.num_bytes <= self._max_total_bytes:
+            return
+        limit = self._max_total_bytes - self._max_total_bytes // SPARE_SHARE
+        largest = [(-each.num_bytes, name) for name, each in self._partitions.items()]
+        heapify(largest)
+        while self.num_bytes > limit:
+            _, name = heappop(largest)
+            partition = self._partitions[name]
+            self._evict_oldest(partition)
+            heappush(largest, (-partition.num_bytes, name))
+
+    def _evict_oldest(self, partition: Partition) -> None:
+        self.num_bytes -= partition.num_bytes
+        partition.evict()
+        self.num_bytes += partition.num_bytes
+
+    def _remove_empty(self) -> None:
+        """Where there are many partitions, forget those of which everything was evicted.
+
+        What comes of their namespaces later is numbered above all that was, for readers' cursors.
+        """
+        if len(self._partitions) < self._max_partitions:
+            return
+        for name, partition in list(self._partitions.items()):
+            if partition.is_forgettable:
+                self._first_version = max(self._first_version, partition.next_version)
+                del self._partitions[name]
+        self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
 
 
 def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:

@@ -34,6 +34,7 @@ from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
     RestoredFile,
     directory_name,
+    encode_chunk,
     encode_log_head,
     read_chunk,
     read_log,
@@ -283,12 +284,27 @@ class OutputStore:
             files = self._files(restored.namespace)
             is_log = path == log
             if restored.flaw:
+                self._rescue(version, restored)
                 self._set_aside(path, SnapshotError(restored.flaw))
-                files.unsaved.add(version)
             else:
                 (files.logs if is_log else files.chunks).add(version)
             files.is_synced = files.is_synced and not is_log
             yield version, restored
+
+    def _rescue(self, version: int, restored: RestoredFile) -> None:
+        """Write what could be used of a file that is about to be set aside."""
+        files = self._files(restored.namespace)
+        files.unsaved.add(version)
+        if not self.is_writable or not len(restored.segment):
+            return
+        try:
+            data = encode_chunk(restored.namespace, restored.segment, self._key)
+            snapshot.write_file(files.chunk_path(version), data)
+        except OSError as error:
+            self._count_failure(error)
+        else:
+            files.unsaved.discard(version)
+            files.chunks.add(version)
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
         """The file that is there, if it is usable.

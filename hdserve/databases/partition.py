@@ -141,9 +141,18 @@ class Partition:
         self.calibration = b""
         self.calibration_version += 1
 
+    @property
+    def is_forgettable(self) -> bool:
+        """Whether nothing is here that a reader would have to hear of."""
+        return not (self.num_bytes or self.flushed_version or self.calibration_version)
+
     def is_flushed_since(self, cursor: int) -> bool:
         """Whether a reader that stands there has something to forget."""
         return 0 < cursor < self.flushed_version
+
+    def is_current(self, cursor: int, calibration_version: int) -> bool:
+        """Whether a reader that stands there, with that calibration, has missed nothing."""
+        return cursor >= self.next_version and calibration_version == self.calibration_version
 
     def segments(self) -> list[tuple[int, Segment]]:
         """``(first version, outputs)`` of all chunks and of the tail."""

@@ -12,8 +12,8 @@ from hdserve.databases.segment import Segment
 OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
-_MAX_ORIGINS = 4096
-"""Beyond this the origin that was met first is forgotten: a replica that is long gone."""
+MAX_ORIGINS = 4096
+"""Beyond this the origin that was last met longest ago is forgotten: a replica that is gone."""
 
 MAX_INTERVALS = 1024
 """Beyond this the two lowest intervals are joined: old gaps count as seen."""
@@ -109,9 +109,10 @@ class SeenOutputs:
         return segment.select(is_new)
 
     def _ranges_of(self, origin: str) -> SequenceRanges:
-        ranges = self._origins.get(origin)
+        ranges = self._origins.pop(origin, None)
         if ranges is None:
-            if len(self._origins) >= _MAX_ORIGINS:
+            if len(self._origins) >= MAX_ORIGINS:
                 del self._origins[next(iter(self._origins))]
-            ranges = self._origins[origin] = SequenceRanges()
+            ranges = SequenceRanges()
+        self._origins[origin] = ranges
         return ranges

@@ -28,7 +28,8 @@ class Checkpoint(Generic[ProgressT]):
 
     def __init__(self, directory: Path, progress_model: type[ProgressT]) -> None:
         self.directory = directory / CHECKPOINT_NAME
-        self._path = self.directory / PROGRESS_NAME
+        self._new = directory / f"{CHECKPOINT_NAME}.new"
+        self._old = directory / f"{CHECKPOINT_NAME}.old"
         self._progress_model = progress_model
 
     def load(self) -> tuple[ProgressT, StatisticsDatabase] | None:
@@ -37,10 +38,11 @@ class Checkpoint(Generic[ProgressT]):
         Raises:
             DatabaseError: it is corrupt, or of another kind of job.
         """
-        if not self._path.is_file():
-            return None
         try:
-            progress = self._progress_model.model_validate_json(self._path.read_bytes())
+            if not self._find():
+                return None
+            written = (self.directory / PROGRESS_NAME).read_bytes()
+            progress = self._progress_model.model_validate_json(written)
             database = StatisticsDatabase.open(self.directory)
             database.verify()
         except (ValidationError, OSError, SnapshotError) as error:
@@ -49,14 +51,43 @@ class Checkpoint(Generic[ProgressT]):
             ) from error
         return progress, database
 
+    def _find(self) -> bool:
+        """Whether anything was saved; puts it in its place, where an interruption kept it from
+        there.
+
+        Raises:
+            OSError: it cannot be put there.
+        """
+        for saved in (self.directory, self._new, self._old):
+            if (saved / PROGRESS_NAME).is_file():
+                if saved != self.directory:
+                    shutil.rmtree(self.directory, ignore_errors=True)
+                    saved.rename(self.directory)
+                return True
+        return False
+
     def save(self, builder: StatisticsBuilder, progress: ProgressT) -> None:
-        """Replace what was saved; an interruption meanwhile leaves nothing to go on with."""
-        self._path.unlink(missing_ok=True)
-        builder.write(self.directory)
-        written = self._path.with_suffix(".new")
-        written.write_text(progress.model_dump_json(), encoding="utf-8")
-        written.replace(self._path)
+        """Replace what was saved; an interruption meanwhile leaves that, or all of the new.
+
+        Raises:
+            DatabaseError: it cannot be written.
+        """
+        shutil.rmtree(self._new, ignore_errors=True)
+        builder.write(self._new)
+        try:
+            path = self._new / PROGRESS_NAME
+            written = path.with_suffix(".new")
+            written.write_text(progress.model_dump_json(), encoding="utf-8")
+            written.replace(path)
+            shutil.rmtree(self._old, ignore_errors=True)
+            if self.directory.exists():
+                self.directory.rename(self._old)
+            self._new.rename(self.directory)
+        except OSError as error:
+            raise DatabaseError(f"{self.directory}: cannot be written: {error}") from error
+        shutil.rmtree(self._old, ignore_errors=True)
 
     def remove(self) -> None:
         """The database is finished."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        for directory in (self.directory, self._new, self._old):
+            shutil.rmtree(directory, ignore_errors=True)

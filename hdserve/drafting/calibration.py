@@ -7,6 +7,7 @@ saved, sent to other replicas and merged.
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from importlib import resources
 from typing import Any, Self
 
@@ -52,6 +53,9 @@ MAX_UNPACKED_BYTES = 2**24
 
 MAX_NUM_TOKENS = 2**53
 
+MIN_NEW_TOKENS = 1000
+"""A calibration is worth sharing when it has learned from so many more tokens."""
+
 _MOST_BIASES = MAX_STATE_BYTES // 3
 """No more would fit: each takes three bytes and a half."""
 
@@ -66,6 +70,9 @@ _SCALE_MEMORY = 0.9995
 _SCALE_PRIOR_TOKENS = 500.0
 _SCALE_BOUND = 2.0
 
+_UNSEEN_COUNT = np.float32(1e-3)
+"""What a cell without observations counts where two states are merged."""
+
 _CLIP = 0.0003
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
@@ -78,7 +85,8 @@ class Calibration:
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
         handles: of the three arrays, for the compiled code that reads and updates them.
-        num_tokens: how many tokens were learned from since the prior.
+        num_tokens: how many tokens were learned from since the prior, by all that took part.
+        base_tokens: how many that were when it was last shared or adopted: what it began with.
         expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
             many of these were accepted, of the last few thousand trees; older ones fade, and so
             does what a state begins with.
@@ -94,6 +102,7 @@ class Calibration:
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
+        self.base_tokens = 0
         self.expected_tokens = _SCALE_PRIOR_TOKENS
         self.accepted_tokens = _SCALE_PRIOR_TOKENS
         self.handles = HandleTable(Learned(self.cells, self.weights, self.token_bias))
@@ -151,10 +160,11 @@ class Calibration:
             "format": FORMAT_VERSION,
             "vocab_size": self.vocab_size,
             "num_tokens": self.num_tokens,
+            "base_tokens": self.base_tokens,
             "expected_tokens": self.expected_tokens,
             "accepted_tokens": self.accepted_tokens,
             "p": self.cells[CELL_P].astype(np.float16).tobytes(),
-            "counts": self.cells[CELL_COUNT].astype(np.uint16).tobytes(),
+            "counts": np.rint(self.cells[CELL_COUNT]).astype(np.uint16).tobytes(),
             "weights": self.weights.astype(np.float16).tobytes(),
             "token_bias": token_bias.tobytes(),
         }
@@ -177,6 +187,8 @@ class Calibration:
             token_bias = _array(message["token_bias"], np.float16, vocab_size)
             state = cls(vocab_size)
             state.num_tokens = min(max(0, int(message["num_tokens"])), MAX_NUM_TOKENS)
+            base_tokens = int(message.get("base_tokens", state.num_tokens - MIN_NEW_TOKENS))
+            state.base_tokens = min(max(0, base_tokens), state.num_tokens)
             state.expected_tokens = _sum_of(message, "expected_tokens")
             state.accepted_tokens = _sum_of(message, "accepted_tokens")
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
@@ -197,14 +209,10 @@ class Calibration:
     @classmethod
     def prior(cls, vocab_size: int) -> Self:
         """The state a new model begins with: what ships with the package, without token biases."""
-        path = resources.files("hdserve.drafting").joinpath(PRIOR_NAME)
-        if not path.is_file():
-            return cls(vocab_size)
-        shipped = cls.from_bytes(path.read_bytes())
         state = cls(vocab_size)
-        state.cells[:] = shipped.cells
-        np.minimum(state.cells[CELL_COUNT], PRIOR_COUNT, out=state.cells[CELL_COUNT])
-        state.weights[:] = shipped.weights
+        shipped = _shipped()
+        if shipped is not None:
+            state.cells[:], state.weights[:] = shipped
         return state
 
     def for_vocabulary(self, vocab_size: int) -> Calibration:
@@ -214,44 +222,66 @@ class Calibration:
         copy.weights[:] = self.weights
         return copy
 
-    def merge(self, others: list[Calibration]) -> None:
-        """Take over what other replicas of the same model have learned.
+    @property
+    def num_new_tokens(self) -> int:
+        """How many tokens were learned from since it was last shared or adopted."""
+        return self.num_tokens - self.base_tokens
 
-        Cells are averaged by their observations, weights and token biases by the number of tokens
-        learned from, what scores were worth by the trees that were verified.
+    def merge(self, other: Calibration, base_tokens: int) -> None:
+        """Take over what ``other`` has learned since the two were one.
+
+        Each counts by the tokens it learned from since then, cells by their observations as well.
+        So one that learned nothing since takes no part, and of several that began with the same
+        state it does not matter in which order they come.
+
+        Args:
+            base_tokens: how many tokens that one state had learned from.
 
         Raises:
-            SnapshotError: a state has another vocabulary.
+            SnapshotError: ``other`` has another vocabulary.
         """
-        states = [self, *others]
-        if any(state.vocab_size != self.vocab_size for state in states):
+        if other.vocab_size != self.vocab_size:
             raise SnapshotError("the calibrations are of different vocabularies")
-        counts = np.stack([state.cells[CELL_COUNT] for state in states])
-        p = np.stack([state.cells[CELL_P] for state in states])
-        shares = np.array([state.num_tokens + 1 for state in states], np.float64)
-        shares /= shares.sum()
-        merged_weights = sum(s * state.weights for s, state in zip(shares, states, strict=True))
-        merged_bias = sum(s * state.token_bias for s, state in zip(shares, states, strict=True))
-        shares_of_cells = (counts + 1e-3) / (counts + 1e-3).sum(0)
-        self.cells[CELL_P] = (p * shares_of_cells).sum(0)
-        self.cells[CELL_COUNT] = counts.max(0)
-        self.weights[:] = merged_weights
-        self.token_bias[:] = merged_bias
-        self.num_tokens = max(state.num_tokens for state in states)
-        self.expected_tokens = sum(state.expected_tokens for state in states) / len(states)
-        self.accepted_tokens = sum(state.accepted_tokens for state in states) / len(states)
+        num_own = max(0, self.num_tokens - base_tokens)
+        num_other = max(0, other.num_tokens - base_tokens)
+        self.num_tokens = min(base_tokens + num_own + num_other, MAX_NUM_TOKENS)
+        share = num_other / (num_own + num_other) if num_own + num_other else 0.5
+        own_counts = (1 - share) * (self.cells[CELL_COUNT] + _UNSEEN_COUNT)
+        other_counts = share * (other.cells[CELL_COUNT] + _UNSEEN_COUNT)
+        counts = own_counts + other_counts
+        self.cells[CELL_P] += (other.cells[CELL_P] - self.cells[CELL_P]) * (other_counts / counts)
+        self.cells[CELL_COUNT] = counts - _UNSEEN_COUNT
+        for own, new in ((self.weights, other.weights), (self.token_bias, other.token_bias)):
+            own += (new - own) * np.float32(share)
+        self.expected_tokens += (other.expected_tokens - self.expected_tokens) * share
+        self.accepted_tokens += (other.accepted_tokens - self.accepted_tokens) * share
         self._update_logits()
 
 
-def merge_states(first: bytes, second: bytes) -> bytes:
-    """One state of two, each as from :meth:`Calibration.to_bytes`.
+def merge_states(kept: bytes, new: bytes) -> bytes:
+    """One state of two, each as from :meth:`Calibration.to_bytes`: ``new`` itself where nothing
+    was merged into ``kept`` since ``new`` was last shared or adopted.
 
     Raises:
         SnapshotError: one is corrupt, of another version or of another vocabulary.
     """
-    merged = Calibration.from_bytes(first)
-    merged.merge([Calibration.from_bytes(second)])
-    return merged.to_bytes()
+    merged, other = Calibration.from_bytes(kept), Calibration.from_bytes(new)
+    is_contained = kept == new or 0 < merged.num_tokens <= other.base_tokens
+    merged.merge(other, other.base_tokens)
+    return new if is_contained else merged.to_bytes()
+
+
+@cache
+def _shipped() -> tuple[Floats, Floats] | None:
+    """Cells and weights of the prior that ships with the package, read once, not to be changed."""
+    path = resources.files("hdserve.drafting").joinpath(PRIOR_NAME)
+    if not path.is_file():
+        return None
+    shipped = Calibration.from_bytes(path.read_bytes())
+    cells, weights = shipped.cells, shipped.weights
+    np.minimum(cells[CELL_COUNT], PRIOR_COUNT, out=cells[CELL_COUNT])
+    cells.flags.writeable = weights.flags.writeable = False
+    return cells, weights
 
 
 def _largest(values: npt.NDArray[np.float16], num: int) -> npt.NDArray[np.float16]:

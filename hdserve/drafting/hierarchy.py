@@ -41,7 +41,7 @@ from hdserve.drafting.arrays import (
     new_scratch,
 )
 from hdserve.drafting.base import Drafter, DraftResources, Forward, Held
-from hdserve.drafting.calibration import Calibration, merge_states
+from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration, merge_states
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.learning import commit
@@ -55,9 +55,6 @@ MAX_CALIBRATIONS = 256
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The tree whose time is measured by source."""
-
-MIN_NEW_TOKENS = 1000
-"""A calibration is worth sharing when it has learned from so many more tokens."""
 
 NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, so many, the last ones, are learned
@@ -160,7 +157,6 @@ class Hierarchy(Drafter):
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
         self._contexts: set[ContextDatabase] = set()
-        self._num_shared_tokens: dict[str, int] = {}
 
     def _available_levels(self) -> int:
         resources, options = self._resources, self.options
@@ -192,30 +188,38 @@ class Hierarchy(Drafter):
 
     def state(self, namespace: str) -> bytes | None:
         calibration = self.calibration(namespace)
-        if calibration.num_tokens - self._num_shared_tokens.get(namespace, 0) < MIN_NEW_TOKENS:
+        if calibration.num_new_tokens < MIN_NEW_TOKENS:
             return None
-        self._num_shared_tokens[namespace] = calibration.num_tokens
-        return calibration.to_bytes()
+        state = calibration.to_bytes()
+        calibration.base_tokens = calibration.num_tokens
+        return state
 
     @classmethod
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
         return merge_states(kept, new)
 
     def adopt(self, namespace: str, state: bytes) -> None:
-        """Take over a state from :meth:`Calibration.to_bytes`, for sequences started from now on.
+        """Take over a state from :meth:`Calibration.to_bytes`, for running sequences, too; what
+        was learned here since the last one, or since it was shared, is merged into it.
 
         Raises:
             SnapshotError: it is corrupt, of another version or of another vocabulary.
         """
-        calibration = Calibration.from_bytes(state)
-        if calibration.vocab_size != self._resources.vocab_size:
+        adopted = Calibration.from_bytes(state)
+        if adopted.vocab_size != self._resources.vocab_size:
             raise SnapshotError("the calibration is of another vocabulary")
+        calibration, base_tokens = adopted, adopted.num_tokens
+        known = self._calibrations.get(namespace)
+        if known is not None:
+            calibration, base_tokens = known, max(known.base_tokens, base_tokens)
+            if adopted.num_tokens > known.base_tokens:
+                known.merge(adopted, known.base_tokens)
+        calibration.base_tokens = base_tokens
         self._keep(namespace, calibration)
-        self._num_shared_tokens[namespace] = calibration.num_tokens
 
     def forget(self, namespace: str) -> None:
         self._calibrations.pop(namespace, None)
-        self._num_shared_tokens.pop(namespace, None)
+        self._sources.forget(namespace)
 
     def warm_up(self) -> None:
         """Compile, or load what an earlier run of this machine compiled."""

@@ -90,6 +90,7 @@ class DraftSources:
         self._nothing = NamespaceTables(1 << 14)
         self._known: dict[str, NamespaceSources] = {}
         self._num_replaced = 0
+        self._known_version = 0
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         """Have another corpus, or none, in the sources of every namespace."""
@@ -108,14 +109,29 @@ class DraftSources:
 
     def of(self, namespace: str) -> NamespaceSources:
         """The arrays as they are now."""
-        partitions = self._partitions(namespace)
+        self._forget_replaced()
         known = self._known.get(namespace)
-        if known is None or not known.are(partitions):
+        if known is None:
             if len(self._known) >= MAX_NAMESPACES:
                 self._known.clear()
+            partitions = self._partitions(namespace)
             known = NamespaceSources(partitions, self._databases(partitions))
             self._known[namespace] = known
         return known
+
+    def forget(self, namespace: str) -> None:
+        """Hold on to nothing of a namespace."""
+        self._known.pop(namespace, None)
+
+    def _forget_replaced(self) -> None:
+        """Let go of arrays that are no longer those of a namespace: they hold its text."""
+        version = self.version
+        if version == self._known_version:
+            return
+        self._known_version = version
+        for namespace, known in list(self._known.items()):
+            if not known.are(self._partitions(namespace)):
+                del self._known[namespace]
 
     def _partitions(self, namespace: str) -> _Partitions:
         database = self._resources.model_database

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -496,3 +497,72 @@ def test_a_reply_stays_inline_when_every_output_has_another_origin_and_namespace
             actor.publish(message(0, 30, namespace=name, sender=sender))
             actor.publish(message(0, 30, namespace="n", sender=sender))
     assert len(Reader(actor, "r", *names, "n").read()) == 2000
+
+
+def many_namespaces(num: int) -> list[str]:
+    return [f"tenant-{number:05}" for number in range(num)]
+
+
+def publish_to_all(actor: ModelDatabaseActor, names: list[str], first: int = 0) -> None:
+    part = Segment.from_outputs("w", first, [np.ones(100, np.uint32)])
+    actor.publish(Publish("w", dict.fromkeys(names, part)).encode(KEY))
+
+
+def test_replies_stay_inline_and_full_however_many_namespaces_wait(config):
+    """That one waits is said once, for what was not reached costs room that outputs need."""
+    names = many_namespaces(3000)
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    publish_to_all(actor, names)
+    reader = Reader(actor, "r", *names)
+    num_polls = num_read = 0
+    while num_read < len(names):
+        reply = reader.poll()
+        num_polls += 1
+        num_read += sum(len(change.segment) for change in reply.changes.values())
+        assert sum(not change.is_complete for change in reply.changes.values()) <= 1
+        assert reply.is_complete == (num_read == len(names))
+    assert num_polls <= len(names) * 700 // MAX_REPLY_BYTES + 1
+
+
+def test_every_namespace_is_served_beside_one_that_never_ends():
+    """A reader names them in another order each time."""
+    names = many_namespaces(1000)
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    publish_to_all(actor, names)
+    reader, order, found = Reader(actor, "r", *names, "n"), random.Random(0), set()
+    for number in range(200):
+        actor.publish(message(2 * number, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS))
+        shuffled = order.sample(list(reader.positions), len(reader.positions))
+        reader.positions = {name: reader.positions[name] for name in shuffled}
+        found |= reader.poll().changes.keys()
+    assert found == {*names, "n"}
+    assert all(reader.positions[name].num_held == 1 for name in names)
+
+
+def test_what_is_wanted_back_of_many_namespaces_is_asked_for_little_by_little():
+    names = many_namespaces(4000)
+    old, actor = (ModelDatabaseActor(KEY, ModelDatabaseConfig()) for _ in range(2))
+    publish_to_all(old, names)
+    reader = Reader(old, "r", *names)
+    reader.read()
+    publish_to_all(actor, names, 1)
+    reader.actor, asked = actor, []
+    for _ in range(10):
+        for name, position in reader.positions.items():
+            reader.positions[name] = Position(max(position.cursor, 1), 0, num_held=1)
+        asked += reader.poll().refill
+    assert set(asked) == set(names)
+
+
+def test_many_flushes_come_before_what_is_new():
+    names = many_namespaces(256)
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    for name in names:
+        actor.flush(name)
+    actor.publish(message(0, MAX_OUTPUT_TOKENS))
+    poll = Poll("r", "", {"n": Position(1)}, idle=dict.fromkeys(names, 1))
+    data = actor.changes_since(poll.encode(KEY))
+    assert len(data) <= MAX_REPLY_BYTES
+    reply = Reply.decode(data, KEY)
+    assert all(reply.changes[name].is_flushed for name in names)
+    assert len(reply.changes["n"].segment) == reply.changes["n"].is_complete

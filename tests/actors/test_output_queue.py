@@ -86,9 +86,9 @@ def test_a_flushed_namespace_is_dropped_and_the_others_stay_in_order():
 
 def test_calibrations_share_the_room_of_a_message():
     queue = OutputQueue(10**6)
-    for name in "abc":
-        queue.put_calibration(name, bytes(60), Standing())
+    for name, size in zip("abcd", (60, 60, 30, 200), strict=True):
+        queue.put_calibration(name, bytes(size), Standing())
     queue.put("a", [1] * 100)
-    batches = [queue.take(100) for _ in range(3)]
-    assert [len(batch.calibrations) for batch in batches] == [2, 1, 0]
-    assert [len(batch.outputs) for batch in batches] == [0, 0, 1]
+    batches = [queue.take(100) for _ in range(4)]
+    assert ["".join(batch.calibrations) for batch in batches] == ["a", "bc", "d", ""]
+    assert [len(batch.outputs) for batch in batches] == [0, 0, 0, 1]

@@ -1,6 +1,7 @@
 """What a reader keeps and forgets, with an actor that is called directly."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -262,6 +263,16 @@ def test_only_the_namespaces_used_last_are_followed():
     for name in [*names, names[0]]:
         mirror.use(name)
     assert set(mirror._used_namespaces()) == {names[0], *names[11:]}
+    mirror.close()
+
+
+def test_namespaces_that_were_not_used_for_long_are_forgotten_where_there_are_many():
+    mirror = Mirror(KEY, ModelDatabaseConfig(), Replica(None), namespace_idle_s=0.0)
+    for number in range(MAX_FOLLOWED_NAMESPACES + 1):
+        mirror.use(f"n{number}")
+    time.sleep(0.01)
+    assert mirror._used_namespaces() == []
+    assert mirror._last_used == {}
     mirror.close()
 
 

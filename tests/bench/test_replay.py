@@ -199,6 +199,16 @@ def test_warm_needs_a_fill_file(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError)
 
 
+def test_cold_takes_one_request_at_a_time(tmp_path: Path) -> None:
+    """Others that run would feed the database for it."""
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    command = ["bench", "replay", "--eval", str(evaluate), "--concurrency", "2"]
+    result = CliRunner().invoke(app, [*command, "--mode", "cold"])
+    assert isinstance(result.exception, ConfigError)
+    assert "one request at a time" in str(result.exception)
+    assert CliRunner().invoke(app, [*command, "--mode", "online"]).exit_code == 0
+
+
 class _Stop(BaseException):
     """Ends a replay where a signal could."""
 

@@ -80,6 +80,13 @@ def test_reply_comes_back():
     assert change.segment.num_tokens == 3
 
 
+def test_a_namespace_of_which_nothing_is_said_is_covered_by_a_complete_reply_alone():
+    done, waiting = Changes(SEGMENT, 1, True), Changes.waiting(1, 0)
+    assert Reply("e", 1.0, changes={"n": done}).covers("m")
+    reply = Reply("e", 1.0, changes={"n": done, "o": waiting})
+    assert [reply.covers(name) for name in "nom"] == [True, False, False]
+
+
 @settings(max_examples=200)
 @given(kind=st.sampled_from(["publish", "poll", "reply"]), payload=junk, data=st.data())
 def test_a_valid_envelope_around_junk_raises_nothing_but_a_snapshot_error(kind, payload, data):

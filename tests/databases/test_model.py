@@ -274,3 +274,20 @@ def test_log_survives_growth_and_wrapping() -> None:
     kept = partition.texts_since(0)
     assert 1 < len(kept) < len(texts)
     assert kept[1:] == texts[-len(kept) + 1 :]
+
+
+def test_the_log_of_a_full_namespace_is_kept_until_others_need_much() -> None:
+    """Its bound changes with every text of theirs, and its size is a power of two."""
+    database = ModelDatabase(4 << 20)
+    _feed(database, "first", 400, 1)
+    partition = database.partition("first")
+    assert partition is not None
+    log = partition.log
+    texts = partition.texts_since(0)
+    _feed(database, "second", 1, 2)
+    assert partition.max_bytes < database.max_bytes * 15 // 16
+    assert partition.log is log
+    assert partition.texts_since(0) == texts
+    _feed(database, "second", 400, 3)
+    assert len(partition.log) == len(log) // 2
+    assert database.num_bytes <= 4 << 20

@@ -200,3 +200,13 @@ def test_old_stamps_are_rebased() -> None:
     ngram.rebase_stamps(table.rows, table.num_buckets, 100)
     stamps = {row.stamp for bucket in read_table(table.rows, table.num_buckets) for row in bucket}
     assert stamps == {0, 400}
+
+
+def test_a_large_table_is_copied_only_while_it_is_small() -> None:
+    table = NgramTable(64 << 20, 1 << 15)
+    num_copied = []
+    while table.num_reserved < table.max_buckets:
+        num_copied.append(table.num_reserved * ngram.BUCKET_BYTES)
+        table.reserve_more()
+    assert len(num_copied) > 2
+    assert max(num_copied) <= ngram.MAX_COPIED_BYTES

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
-from hdserve.databases.seen_outputs import MAX_INTERVALS, SeenOutputs, SequenceRanges
+from hdserve.databases.output_log import (
+    MAX_CALIBRATION_BYTES,
+    MIN_CLEARED_PARTITIONS,
+    OutputLog,
+)
+from hdserve.databases.seen_outputs import (
+    MAX_INTERVALS,
+    MAX_ORIGINS,
+    SeenOutputs,
+    SequenceRanges,
+)
 from hdserve.databases.segment import (
     BYTES_PER_OUTPUT,
     MAX_OUTPUT_TOKENS,
@@ -120,6 +129,8 @@ class LogMachine(RuleBasedStateMachine):
         if not hasattr(self, "log"):
             return
         assert self.log.num_bytes <= 2 * self.max_bytes - 100
+        partitions = [self.log.partition(namespace) for namespace in self.log.namespaces()]
+        assert self.log.num_bytes == sum(partition.num_bytes for partition in partitions)
         for namespace in self.log.namespaces():
             assert self.log.partition(namespace).num_bytes <= self.max_bytes
 
@@ -305,6 +316,36 @@ def test_sequence_ranges_are_bounded():
     ranges = SequenceRanges((2 * n, 2 * n + 1) for n in range(2 * MAX_INTERVALS))
     assert len(ranges.intervals()) == MAX_INTERVALS
     assert 4 * MAX_INTERVALS - 2 in ranges
+
+
+def test_the_origin_that_was_met_last_longest_ago_is_forgotten():
+    """Not the first one, which may be the busiest."""
+    seen = SeenOutputs()
+    for number in range(MAX_ORIGINS):
+        seen.add(segment(f"r{number}", 0, output(1)))
+    seen.add(segment("r0", 1, output(2)))
+    seen.add(segment("new", 0, output(1)))
+    assert set(seen.ranges()) == {"new", *(f"r{number}" for number in range(MAX_ORIGINS))} - {"r1"}
+
+
+def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():
+    """Not those that were flushed, or have calibration; readers go on behind what they had."""
+    log = OutputLog(10**6, 400_000)
+    log.set_calibration("learned", "a", b"state")
+    log.append("flushed", segment("a", 0, output(1)))
+    log.flush("flushed")
+    log.append("n", segment("a", 0, output(*range(40)), output(2)))
+    cursor = log.changes_since({"n": 0}, max_bytes=1000)["n"].cursor
+    for number in range(2 * MIN_CLEARED_PARTITIONS):
+        log.append(f"tenant-{number}", segment("a", 0, output(*range(20))))
+    assert log.num_bytes == sum(log.partition(name).num_bytes for name in log.namespaces())
+    assert log.num_bytes <= 400_000
+    assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
+    assert {"learned", "flushed"} <= set(log.namespaces())
+    assert "n" not in log.namespaces()
+    log.append("n", segment("a", 2, output(3)))
+    change = log.changes_since({"n": cursor}, max_bytes=1000)["n"]
+    assert (texts(change.segment), change.is_flushed) == ([(3,)], False)
 
 
 def test_seen_outputs_are_told_apart_by_origin():

@@ -1,5 +1,6 @@
 """What was appended is there after a restart, whatever happened to the process or the files."""
 
+import contextlib
 import logging
 import os
 import random
@@ -263,6 +264,32 @@ def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, cap
     assert path.with_name(f"{path.name}.refused").exists()
     assert database.numbers("n") == [1, 2]
     assert database.restart().numbers("n") == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["_set_aside", "sync"])
+def test_the_intact_part_of_a_log_outlives_a_kill_while_it_is_restored(tmp_path, monkeypatch, call):
+    """It is written elsewhere before the log is set aside."""
+
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    database = Database(tmp_path)
+    database.append("n", 1, 2, 3)
+    database.store.close()
+    (path,) = database.files(".log")
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(bytes(data))
+    store = OutputStore(tmp_path, KEY)
+    log = OutputLog(10**6, 10**6, first_version=store.first_version)
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(store, call, be_killed)
+        store.restore(log)
+    store.close()
+    database = Database(tmp_path)
+    assert database.numbers("n") == [1, 2]
+    database.append("n", 4)
+    assert database.restart().numbers("n") == [1, 2, 4]
 
 
 @pytest.mark.parametrize("num_zeros", [1, 8, 4096])

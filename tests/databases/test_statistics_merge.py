@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +138,53 @@ def test_half_a_progress_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(builder, progress)
     assert checkpoint.load() is None
+
+
+@pytest.mark.parametrize("num_calls", range(8))
+def test_one_checkpoint_is_whole_wherever_the_next_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    """Before each of the changes that it makes to what lies on the disk; then it is saved again."""
+    checkpoint = Checkpoint(tmp_path / "merged", MergeProgress)
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+
+    def save(number: int) -> None:
+        builder.add("corpus", TEXT)
+        checkpoint.save(builder, MergeProgress(sources=(), max_bytes=1, num_merged=number))
+
+    def num_saved() -> tuple[int, int]:
+        found = checkpoint.load()
+        assert found is not None
+        return found[0].num_merged, found[1].info.num_tokens // len(TEXT)
+
+    save(1)
+    save(2)
+    calls = iter(range(100))
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        for owner, name in (
+            (Path, "replace"),
+            (Path, "rename"),
+            (Path, "unlink"),
+            (shutil, "rmtree"),
+        ):
+            patch.setattr(owner, name, _interrupted_at(num_calls, calls, getattr(owner, name)))
+        save(3)
+    assert num_saved() in ((2, 2), (3, 3))
+    save(4)
+    assert num_saved() == (4, 4)
+    checkpoint.remove()
+    assert list((tmp_path / "merged").iterdir()) == []
+
+
+def _interrupted_at(
+    number: int, calls: Iterator[int], function: Callable[..., object]
+) -> Callable[..., object]:
+    def call(*arguments: object, **options: object) -> object:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return call
 
 
 def test_the_command_goes_on(tmp_path: Path) -> None:

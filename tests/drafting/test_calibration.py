@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from functools import reduce
+from itertools import permutations
 
 import msgpack
 import numpy as np
@@ -13,6 +15,7 @@ from hdserve.drafting.calibration import (
     MAX_STATE_BYTES,
     MAX_WEIGHT,
     Calibration,
+    _shipped,
     merge_states,
 )
 from hdserve.drafting.hierarchy import Hierarchy
@@ -109,9 +112,111 @@ def test_merge_weighs_by_observations() -> None:
     first, second = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
     first.cells[[CELL_P, CELL_COUNT], 5] = 0.2, 30
     second.cells[[CELL_P, CELL_COUNT], 5] = 0.8, 90
-    first.merge([second])
+    first.merge(second, 0)
     assert first.cells[CELL_P, 5] == pytest.approx(0.65, abs=0.01)
-    assert first.cells[CELL_COUNT, 5] == 90
+    assert first.cells[CELL_COUNT, 5] == pytest.approx(60, abs=0.01)
+
+
+def _moved(state: bytes, seed: int, num_tokens: int) -> Calibration:
+    """What a replica that began with a shared state has learned since."""
+    rng = np.random.default_rng(seed)
+    moved = Calibration.from_bytes(state)
+    moved.base_tokens = moved.num_tokens
+    cells = moved.cells
+    p = cells[CELL_P, :1000] + rng.normal(0, 0.05, 1000)
+    cells[CELL_P, :1000] = np.clip(p, 0.01, 0.99)
+    cells[CELL_COUNT, :1000] = rng.integers(0, 1001, 1000)
+    moved.weights[:50] += rng.normal(0, 0.1, moved.weights[:50].shape).astype(np.float32)
+    moved.token_bias += rng.normal(0, 1.0, moved.vocab_size).astype(np.float32)
+    moved.expected_tokens += 100.0 * rng.random()
+    moved.count_tokens(num_tokens)
+    return moved
+
+
+def _assert_equal(one: Calibration, other: Calibration) -> None:
+    """Up to what half precision, several times, and whole counts leave of them."""
+    assert np.allclose(one.cells[CELL_P], other.cells[CELL_P], atol=4e-3)
+    assert np.allclose(one.cells[CELL_COUNT], other.cells[CELL_COUNT], atol=2)
+    assert np.allclose(one.weights, other.weights, atol=4e-3)
+    assert np.allclose(one.token_bias, other.token_bias, atol=8e-3)
+    assert one.expected_tokens == pytest.approx(other.expected_tokens)
+    assert one.num_tokens == other.num_tokens
+
+
+@pytest.mark.parametrize("num_before", [0, 100_000])
+def test_a_replica_alone_loses_nothing_by_sharing(num_before: int) -> None:
+    """However much was learned before, and whatever it goes on to learn meanwhile."""
+    drafter, kept = Hierarchy(make_resources()), b""
+    calibration = drafter.calibration("default")
+    calibration.num_tokens = calibration.base_tokens = num_before
+    for cycle in range(1, 7):
+        calibration.token_bias[7] += 1.0
+        calibration.count_tokens(2000)
+        state = drafter.state("default")
+        assert state is not None
+        kept = merge_states(kept, state) if kept else state
+        assert kept == state
+        calibration.weights[0, 0] = cycle
+        calibration.count_tokens(1)
+        drafter.adopt("default", kept)
+        assert drafter.calibration("default") is calibration
+        assert (calibration.token_bias[7], calibration.weights[0, 0]) == (cycle, cycle)
+        assert calibration.num_tokens == num_before + 2001 * cycle
+
+
+def test_two_with_equal_evidence_become_their_mean() -> None:
+    base = _moved(Calibration.prior(VOCAB_SIZE).to_bytes(), 0, 5000).to_bytes()
+    first, second = _moved(base, 1, 3000), _moved(base, 2, 3000)
+    second.cells[CELL_COUNT] = first.cells[CELL_COUNT]
+    mean = Calibration(VOCAB_SIZE)
+    mean.cells[:] = (first.cells + second.cells) / 2
+    mean.weights[:] = (first.weights + second.weights) / 2
+    mean.token_bias[:] = (first.token_bias + second.token_bias) / 2
+    mean.expected_tokens = (first.expected_tokens + second.expected_tokens) / 2
+    mean.num_tokens = 11_000
+    kept = merge_states(base, first.to_bytes())
+    _assert_equal(Calibration.from_bytes(merge_states(kept, second.to_bytes())), mean)
+
+
+def test_the_order_of_replicas_does_not_matter() -> None:
+    """Of those that began with the same state, each counts by what it learned since."""
+    base = _moved(Calibration.prior(VOCAB_SIZE).to_bytes(), 0, 50_000).to_bytes()
+    numbers = ((1, 1000), (2, 8000), (3, 3000))
+    states = [_moved(base, seed, num_tokens).to_bytes() for seed, num_tokens in numbers]
+    merged = [
+        Calibration.from_bytes(reduce(merge_states, order, base)) for order in permutations(states)
+    ]
+    for other in merged[1:]:
+        _assert_equal(merged[0], other)
+    assert merged[0].num_tokens == 62_000
+    parts = [Calibration.from_bytes(state) for state in states]
+    weights = sum(part.weights * part.num_new_tokens for part in parts) / 12_000
+    assert np.allclose(merged[0].weights, weights, atol=4e-3)
+
+
+def test_a_cell_that_one_replica_observed_is_as_that_one_has_it() -> None:
+    first, second = Calibration(VOCAB_SIZE), Calibration(VOCAB_SIZE)
+    first.num_tokens = second.num_tokens = 1000
+    first.cells[[CELL_P, CELL_COUNT], 5] = 0.9, 40
+    first.merge(second, 0)
+    assert first.cells[CELL_P, 5] == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_state_that_does_not_say_what_it_began_with_counts_by_what_is_worth_sharing() -> None:
+    """Those of earlier releases."""
+    message = msgpack.unpackb(zlib.decompress(_moved(_learned(0).to_bytes(), 1, 9000).to_bytes()))
+    del message["base_tokens"]
+    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).num_new_tokens == 1000
+    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message | {"num_tokens": 7})))
+
+
+def test_the_prior_is_read_once_and_every_namespace_has_its_own() -> None:
+    first, second = Calibration.prior(8), Calibration.prior(9)
+    before = second.to_bytes()
+    first.cells[:] = 0.5
+    first.weights[:] = 7.0
+    assert second.to_bytes() == before == Calibration.prior(9).to_bytes()
+    assert _shipped() is _shipped()
 
 
 def test_merging_equal_states_changes_nothing() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -62,6 +64,7 @@ def test_same_databases_and_state_give_the_same_trees(
     generate(used, make_sequence(earlier), output)
     results = []
     for drafter in (used, Hierarchy(make_resources(earlier))):
+        drafter.forget("default")
         drafter.adopt("default", fresh_state)
         results.append(trees(drafter))
     assert results[0] == results[1]
@@ -441,6 +444,62 @@ def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
     assert drafter.calibration("b").num_tokens == len(PHRASE)
     with pytest.raises(SnapshotError, match="vocabulary"):
         drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
+
+
+def test_running_requests_learn_for_the_others_after_an_adoption() -> None:
+    drafter = Hierarchy(make_resources(PHRASE))
+    running = make_sequence(PHRASE)
+    drafter.start(running)
+    other = Calibration.prior(VOCAB_SIZE)
+    other.token_bias[9] = 2.0
+    other.count_tokens(5000)
+    drafter.adopt("default", other.to_bytes())
+    running.token_ids.append(4)
+    drafter.observe(running, DraftTree(PHRASE[-1], 0), Acceptance((0,), (4,)), None)
+    calibration = drafter.calibration("default")
+    assert running.drafter_state[drafter.name].calibration is calibration
+    assert calibration.num_tokens == 5001
+    assert calibration.token_bias[9] == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_slow_replica_shares_in_the_end() -> None:
+    """What it learned between two states of the others is neither lost nor counted anew."""
+    drafter, kept = Hierarchy(make_resources()), Calibration.prior(VOCAB_SIZE)
+    calibration = drafter.calibration("default")
+    for _ in range(10):
+        assert drafter.state("default") is None
+        calibration.token_bias[7] += 1.0
+        calibration.count_tokens(100)
+        kept.count_tokens(2000)
+        drafter.adopt("default", kept.to_bytes())
+        assert calibration.token_bias[7] > 0.0
+    shared = drafter.state("default")
+    assert shared is not None
+    assert Calibration.from_bytes(shared).num_new_tokens == 1000
+    assert Calibration.from_bytes(shared).num_tokens == 21_000
+
+
+def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
+    """Nor of one whose text was dropped for others; the replica may have nothing to do since."""
+    resources = make_resources(PHRASE)
+    database = resources.model_database
+    assert database is not None
+    drafter = Hierarchy(resources)
+
+    def log_of(namespace: str) -> weakref.ref[object]:
+        database.insert(namespace, PHRASE)
+        generate(drafter, make_sequence(PHRASE, namespace=namespace), PHRASE)
+        partition = database.partition(namespace)
+        assert partition is not None
+        return weakref.ref(partition.log)
+
+    flushed, dropped = log_of("a"), log_of("b")
+    database.clear("a")
+    drafter.forget("a")
+    database.clear("b")
+    generate(drafter, make_sequence(PHRASE, namespace="c"), PHRASE)
+    gc.collect()
+    assert (flushed(), dropped()) == (None, None)
 
 
 def test_the_calibrations_of_namespaces_are_bounded() -> None:
