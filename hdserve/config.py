@@ -143,12 +143,12 @@ class EngineConfig(StrictModel):
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
-    prompts."""
+    prompts, as it mostly does once a model is compiled on a CPU."""
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU: ``true``
     compiles it before the first request; ``auto`` compiles it beside the first requests of a
-    server on a CPU that has a C++ compiler, unless forwards run at exact shapes already."""
+    server on a CPU that has a C++ compiler.  Forwards that are exact stay so."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
