@@ -113,26 +113,33 @@ class LLM:
         added = []
         try:
             for seq in sequences:
-                self._engine.add(seq)
-                self._outputs[seq.request_id] = deque()
                 added.append(seq)
+                self._outputs[seq.request_id] = deque()
+                self._engine.add(seq)
             for seq in added:
                 yield from self._outputs_of(seq)
         finally:
             for seq in added:
-                del self._outputs[seq.request_id]
-                if seq.finish_reason is None:
-                    self._engine.abort(seq.request_id)
+                self._outputs.pop(seq.request_id, None)
+                self._engine.abort(seq.request_id)
 
     def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
         """Those of one sequence; what a step gives others waits for whoever asks for it."""
         outputs = self._outputs[seq.request_id]
-        while outputs or seq.finish_reason is None:
-            if not outputs:
-                for output in self._engine.step():
-                    self._outputs[output.sequence.request_id].append(output)
+        while outputs or self._engine.has_work:
+            if outputs:
+                output = outputs.popleft()
+                yield output
+                if output.finish_reason is not None:
+                    return
             else:
-                yield outputs.popleft()
+                self._step()
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            outputs = self._outputs.get(output.sequence.request_id)
+            if outputs is not None:  # whoever asked for it may have been interrupted
+                outputs.append(output)
 
     def _sequence(
         self,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
@@ -61,6 +65,40 @@ def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:
     for tokens, stream in zip(found, (first, second), strict=True):
         tokens += [token for output in stream for token in output.token_ids]
     assert [*found, third.token_ids] == alone
+
+
+def test_after_an_interruption_answers_are_what_they_were() -> None:
+    """Ctrl-C within a step: a stream that was open ends with the reason, and later answers, also to
+    what begins like the one that was interrupted, are those of a new model."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    prompt = [5, 300, 41, 7] * 10
+    (wanted,) = llm.generate([prompt], params)
+    stream = llm.stream([9, 8], params)
+    next(stream)
+    with _interrupted_by_next_step(), pytest.raises(KeyboardInterrupt):
+        llm.generate([prompt], params)
+    *_, last = stream
+    assert (last.finish_reason, type(last.error)) == ("error", HdserveError)
+    (again,) = llm.generate([prompt], params)
+    assert again.token_ids == wanted.token_ids
+    half = len(wanted.token_ids) // 2
+    (rest,) = llm.generate([[*prompt, *wanted.token_ids[:half]]], params)
+    assert rest.token_ids[: len(wanted.token_ids) - half] == wanted.token_ids[half:]
+
+
+@contextmanager
+def _interrupted_by_next_step() -> Iterator[None]:
+    """``KeyboardInterrupt`` while the model runs, as a signal raises it."""
+
+    def interrupt(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    hook = register_module_forward_pre_hook(interrupt)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def test_what_is_remembered_is_drafted_from() -> None:

@@ -83,11 +83,13 @@ class Engine:
         """Of this step."""
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
+        self._ended: list[StepOutput] = []
+        """Of sequences that ended outside a step, for the next one."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return bool(self._ended) or self._scheduler.has_work
 
     def drafter_states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if it is worth sharing."""
@@ -170,7 +172,9 @@ class Engine:
         self._scheduler.add(seq)
 
     def abort(self, request_id: str) -> None:
-        """End a sequence now; its slot and its drafter state are free at once."""
+        """End a sequence now; its slot and its drafter state are free at once.  One that has ended
+        stays as it is, and no step tells of it any more."""
+        self._ended = [out for out in self._ended if out.sequence.request_id != request_id]
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
                 self._scheduler.waiting.remove(seq)
@@ -186,9 +190,33 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one forward over everything that is scheduled.
 
+        When it is interrupted, by ``KeyboardInterrupt`` or an exception, the sequences that run
+        end, as the next step says; those that wait go on, and nothing of the cache is reused.
+
         Returns:
-            One output per sequence that got tokens.
+            One output per sequence that got tokens, or ended.
         """
+        ended, self._ended = self._ended, []
+        try:
+            return ended + self._step()
+        except BaseException:
+            self._ended = ended
+            self._end_running()
+            raise
+
+    def _end_running(self) -> None:
+        """How far the tokens of each have come, and which rows hold them, is not known."""
+        waiting = {seq.request_id for seq in self._scheduler.waiting}
+        self._scheduler.reset()
+        for request_id, decoder in [*self._decoders.items()]:
+            if request_id not in waiting:
+                seq = decoder.seq
+                seq.finish_reason = FinishReason.ERROR
+                error = HdserveError("this request was decoded in a step that was interrupted")
+                self._ended.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
+                self._finish(seq)
+
+    def _step(self) -> list[StepOutput]:
         started = time.perf_counter()
         if self._faster is not None and self._faster.done():
             self._change_over(self._faster)
@@ -368,9 +396,12 @@ class Engine:
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)
-        if self._drafters.has_started(slot.seq):
-            self._drafters.finish(slot.seq)
-        self._forget(slot.seq)
+        self._finish(slot.seq)
+
+    def _finish(self, seq: core.Sequence) -> None:
+        if self._drafters.has_started(seq):
+            self._drafters.finish(seq)
+        self._forget(seq)
 
     def _forget(self, seq: core.Sequence) -> None:
         del self._decoders[seq.request_id]

@@ -147,6 +147,11 @@ class Scheduler:
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
+    def reset(self) -> None:
+        """Nothing runs any more and the cache is empty, in whatever state they are."""
+        self.running.clear()
+        self._prefixes.reset()
+
     def _compact(self, num_rows: int) -> None:
         """Move the sequences so that ``num_rows`` free rows lie together."""
         running = [(slot.segment, slot.seq.num_cached_tokens) for slot in self.running]

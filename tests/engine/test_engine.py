@@ -21,7 +21,7 @@ from hdserve.engine.stats import add_counts
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
+from tests.drafters import InterruptedDrafter, JunkDrafter, OracleDrafter, SlowLearner
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
@@ -729,3 +729,46 @@ def test_prefill_steps_give_no_output() -> None:
     (output,) = engine.step()
     assert len(output.token_ids) == 1
     assert engine.stats.num_prompt_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("call", "num_before"),
+    [("start", 1), ("propose", 3), ("observe", 2), ("observe", 3), ("finish", 0), ("finish", 1)],
+)
+def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) -> None:
+    """What ran ends, and says so in the next step; what waits is answered; and what begins like
+    the text whose step was interrupted gets the tokens it gets by itself."""
+    prompts = {name: make_prompt(40, seed) for seed, name in enumerate("abc")}
+    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    drafter = InterruptedDrafter(futures, call, num_before)
+    engine = make([drafter], max_num_sequences=2)
+    sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
+    first, second, third = sequences
+    for seq in sequences:
+        engine.add(seq)
+    with pytest.raises(KeyboardInterrupt):
+        while engine.has_work:
+            engine.step()
+    for seq in (first, second):
+        if seq.finish_reason is None:
+            engine.abort(seq.request_id)
+    ended = {}
+    while engine.has_work:
+        outputs = engine.step()
+        ended |= {out.sequence.request_id: out for out in outputs if out.finish_reason}
+    if third.finish_reason == "length":
+        assert third.token_ids == futures["c"]
+    assert engine.stats.num_running == 0
+    assert engine.stats.num_drafter_sequences == 0
+    for name, seq in zip("ab", (first, second), strict=True):
+        assert seq.finish_reason in ("error", "length")
+        if seq.finish_reason == "error":
+            assert isinstance(ended[name].error, HdserveError)
+        prompt = [*seq.token_ids[:-1], 3]
+        (output,) = {id(out.sequence): out.sequence for out in _run_again(engine, prompt)}.values()
+        assert output.token_ids == plain(prompt, **GREEDY).token_ids
+
+
+def _run_again(engine: Engine, prompt: list[int]) -> list[StepOutput]:
+    off = SpeculationParams(is_enabled=False)
+    return run(engine, [make_sequence("again", prompt, off, **GREEDY)])
