@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
-from hdserve.errors import ConfigError, HdserveError
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 
 
 def test_an_unknown_option_is_named() -> None:
@@ -38,6 +38,36 @@ def test_prompts_have_log_probabilities() -> None:
     assert wanted.prompt_logprobs is None
     assert found.prompt_logprobs is not None
     assert found.token_ids == wanted.token_ids
+
+
+def test_one_prompt_alone_is_refused() -> None:
+    """It is not taken for a list of prompts; the reason says what to write."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    message = {"role": "user", "content": "a"}
+    prompts: list[Any] = ["one text", [5, 300, 41], message, [message], [["a", "b"]]]
+    for prompt in prompts:
+        with pytest.raises(InvalidRequest, match=r"generate\(\[prompt\]\)"):
+            llm.generate(prompt)
+
+
+def test_a_stream_that_cannot_be_is_refused_at_the_call() -> None:
+    """Not where its first output is read; nothing is left of it."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    for prompt in ([10**9], []):
+        with pytest.raises(InvalidRequest):
+            llm.stream(prompt)
+    llm.stream([5])  # never read
+    (answer,) = llm.generate([[5]], SamplingParams(temperature=0.0, max_tokens=3))
+    assert len(answer.token_ids) == 3
+
+
+def test_equal_prompts_with_one_seed_get_equal_answers() -> None:
+    """An answer does not depend on what else is asked; without parameters each has its own seed."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(seed=7, max_tokens=12)
+    (alone,) = llm.generate([[5, 300]], params)
+    first, second = llm.generate([[5, 300], [5, 300]], params)
+    assert alone.token_ids == first.token_ids == second.token_ids
 
 
 def test_an_answer_that_fails_says_why() -> None:

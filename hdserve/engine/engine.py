@@ -163,13 +163,33 @@ class Engine:
             InvalidRequest: it can never be answered; nothing was queued.
             ArithmeticError, TypeError, ValueError: a value nobody checked; nothing was queued.
         """
-        self._check(seq)
+        self.check(seq)
         seq.max_total_tokens = self._max_total_tokens
         if seq.params.max_tokens is not None:
             wanted = seq.num_prompt_tokens + seq.params.max_tokens
             seq.max_total_tokens = min(wanted, self._max_total_tokens)
         self._decoders[seq.request_id] = self._decoder(seq)
         self._scheduler.add(seq)
+
+    def check(self, seq: core.Sequence) -> None:
+        """
+        Raises:
+            InvalidRequest: ``seq`` can never be answered.
+        """
+        if seq.request_id in self._decoders:
+            raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
+        if not seq.token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
+        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
+        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        if seq.params.grammar is not None:
+            if self._grammars is None:
+                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
+            self._grammars.check(seq.params.grammar)
+        num_ending = len(self._ending_token_ids(seq.params))
+        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
+            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its slot and its drafter state are free at once.  One that has ended
@@ -429,22 +449,6 @@ class Engine:
         is_eos_ignored = params.ignore_eos and params.grammar is None
         eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
         return eos | frozenset(params.stop_token_ids)
-
-    def _check(self, seq: core.Sequence) -> None:
-        if seq.request_id in self._decoders:
-            raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
-        if not seq.token_ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
-        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
-        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
-        if seq.params.grammar is not None:
-            if self._grammars is None:
-                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
-            self._grammars.check(seq.params.grammar)
-        num_ending = len(self._ending_token_ids(seq.params))
-        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
-            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def _count_step(
         self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]
