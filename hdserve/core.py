@@ -66,14 +66,15 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; ``None`` is what the context leaves.  0 computes the
             prompt alone, which needs ``prompt_logprobs``.
-        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens, unless
+            ``grammar`` allows nothing else.
         seed: with the choice index and the position, the only source of randomness.
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         prompt_logprobs: the same for the tokens of the prompt.
         stop: strings that end the output; they are not part of it unless
             ``include_stop_str_in_output``.
         grammar: what the output must match, made by :mod:`hdserve.grammar`; its end ends the
-            output.
+            output, before ``min_tokens`` too.
 
     Raises:
         InvalidRequest: a value is out of range or of a wrong type; ``param`` names it.
@@ -161,7 +162,7 @@ def _check_range(
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
+def _check_stop(stop: tuple[str, ...] | str) -> None:
     if isinstance(stop, str):
         reason = "stop must be a tuple of strings: of a string each character would end the output"
         raise InvalidRequest(reason, "stop")

@@ -78,9 +78,9 @@ class LLM:
         """Answer all ``prompts``, decoded together, in their order.
 
         Args:
-            params: default: the model's own, with a random seed for each prompt.  Given ones hold for
-                all, the seed among them, so that an answer does not depend on what else is asked:
-                equal prompts get equal answers.
+            params: default: the model's own, with a random seed for each prompt.  Given ones hold
+                for all, the seed among them, so that an answer does not depend on what else is
+                asked: equal prompts get equal answers.
 
         Raises:
             InvalidRequest: a prompt or parameter cannot be used; nothing was generated.

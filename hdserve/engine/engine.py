@@ -353,8 +353,8 @@ class Engine:
     ) -> StepOutput | None:
         """What to tell the request; nothing inside its prompt.
 
-        A value of the request that its decoder fails on ends this sequence alone: with the tokens,
-        and the rows of the cache, from before the step.
+        A value of the request that its decoder fails on, or logits that are no numbers, end this
+        sequence alone: with the tokens from before the step, and nothing left in the cache.
 
         Args:
             moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
@@ -370,6 +370,7 @@ class Engine:
             acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
         except SequenceFault:
             logger.exception("the request %s failed alone", seq.request_id)
+            work.slot.leaves_nothing = True
             return _failed(seq, num_tokens)
         moves += _moves(work.slot.segment.start + num_tokens - 1, acceptance)
         seq.num_cached_tokens = len(seq.token_ids) - 1

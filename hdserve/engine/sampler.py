@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 import torch
 
@@ -60,6 +61,12 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> in
     if params.is_greedy or not can_be_read(logits):
         return int(choose(logits, params, [noise]))
     return _drawn(logits, params, [noise])[0]
+
+
+def is_finite(logits: torch.Tensor, token_id: int) -> bool:
+    """Whether the logit of ``token_id``, of one row, is a number that a token can be chosen by."""
+    row = logits[0] if logits.device.type != "cpu" else logits.numpy()[0]
+    return isfinite(row[token_id])
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
@@ -154,8 +161,12 @@ class HistoryTerms:
         self._bias[biased] = torch.tensor(list(params.logit_bias.values()), device=device)
         self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of the next token, ``[1, vocab_size]``, as a new tensor."""
+    def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
+        """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
+
+        Args:
+            may_end: whatever ``min_tokens`` says.
+        """
         params = self._params
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty
@@ -164,7 +175,7 @@ class HistoryTerms:
         logits = logits - params.frequency_penalty * self._counts
         logits = logits - params.presence_penalty * (self._counts > 0)
         logits = logits + self._bias
-        if self._num_output_tokens < params.min_tokens:
+        if self._num_output_tokens < params.min_tokens and not may_end:
             logits[:, self._ending] = -torch.inf
         return logits
 
