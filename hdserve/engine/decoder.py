@@ -17,7 +17,7 @@ from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.sampler import (
     HistoryTerms,
     choose_one,
-    is_finite,
+    may_be_chosen,
     token_logprob,
     uniform,
 )
@@ -107,10 +107,10 @@ class SequenceDecoder:
         noise = uniform(params.seed, self.seq.choice_index, position)
         shaped = self._shaped(logits)
         token_id = choose_one(shaped, params, noise)
-        if not is_finite(shaped, token_id) and not self._has_failed_grammar:
+        if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
             token_id = choose_one(shaped, params, noise)
-            if not is_finite(shaped, token_id):
+            if not may_be_chosen(token_id, logits, shaped):
                 raise _no_token()
         if self.history is not None:
             self.history.push(token_id)

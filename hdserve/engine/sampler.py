@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 
@@ -63,10 +63,15 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> in
     return _drawn(logits, params, [noise])[0]
 
 
-def is_finite(logits: torch.Tensor, token_id: int) -> bool:
-    """Whether the logit of ``token_id``, of one row, is a number that a token can be chosen by."""
+def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
+    """Whether the raw logit of ``token_id``, of one row, is a number, and what was made of it
+    forbids it not; a penalty may make it infinite."""
+    return isfinite(_at(logits, token_id)) and _at(shaped, token_id) > -inf
+
+
+def _at(logits: torch.Tensor, token_id: int) -> float:
     row = logits[0] if logits.device.type != "cpu" else logits.numpy()[0]
-    return isfinite(row[token_id])
+    return float(row[token_id])
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
