@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from hdserve.errors import InvalidRequest
@@ -65,17 +66,18 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; ``None`` is what the context leaves.  0 computes the
             prompt alone, which needs ``prompt_logprobs``.
-        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens, unless
+            ``grammar`` allows nothing else.
         seed: with the choice index and the position, the only source of randomness.
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         prompt_logprobs: the same for the tokens of the prompt.
         stop: strings that end the output; they are not part of it unless
             ``include_stop_str_in_output``.
         grammar: what the output must match, made by :mod:`hdserve.grammar`; its end ends the
-            output.
+            output, before ``min_tokens`` too.
 
     Raises:
-        InvalidRequest: a value is out of range; ``param`` names it.
+        InvalidRequest: a value is out of range or of a wrong type; ``param`` names it.
     """
 
     max_tokens: int | None = None
@@ -106,17 +108,17 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
-        _check_range("min_tokens", self.min_tokens, 0, MAX_INTEGER)
+        _check_count("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_count("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         if self.max_tokens is not None:
             fewest = 1 if self.prompt_logprobs is None else 0
-            _check_range("max_tokens", self.max_tokens, fewest, MAX_INTEGER)
+            _check_count("max_tokens", self.max_tokens, fewest, MAX_INTEGER)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest("min_tokens is larger than max_tokens", "min_tokens")
         if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+            _check_count("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         if self.prompt_logprobs is not None:
-            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+            _check_count("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
         if len(self.logit_bias) > MAX_LOGIT_BIASES:
             raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
@@ -140,17 +142,30 @@ class SamplingParams:
         )
 
 
+def _check_count(name: str, value: int, low: int, high: int) -> None:
+    try:
+        _check_range(name, index(value), low, high)
+    except TypeError as error:
+        raise InvalidRequest(f"{name} must be an integer", name) from error
+
+
 def _check_range(
     name: str, value: float, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
-    is_above = low < value if is_low_open else low <= value
-    if is_above and value <= high:
-        return
+    try:
+        is_above = low < value if is_low_open else low <= value
+        if is_above and value <= high:
+            return
+    except TypeError as error:
+        raise InvalidRequest(f"{name} must be a number", name) from error
     bound = f"{'above' if is_low_open else 'at least'} {low}"
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
+def _check_stop(stop: tuple[str, ...] | str) -> None:
+    if isinstance(stop, str):
+        reason = "stop must be a tuple of strings: of a string each character would end the output"
+        raise InvalidRequest(reason, "stop")
     if any(not text for text in stop):
         raise InvalidRequest("a stop string is empty", "stop")
     if any(len(text) > MAX_STOP_CHARACTERS for text in stop):
@@ -181,7 +196,7 @@ class SpeculationParams:
     def __post_init__(self) -> None:
         if self.max_draft_tokens is not None:
             name = "speculation.max_draft_tokens"
-            _check_range(name, self.max_draft_tokens, 0, MAX_INTEGER)
+            _check_count(name, self.max_draft_tokens, 0, MAX_INTEGER)
 
     def allows(self, source: Source) -> bool:
         """Whether this request may be drafted for from ``source``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from hdserve import core
@@ -18,9 +19,15 @@ from hdserve.core import (
     TokenLogprob,
 )
 from hdserve.engine.host import ModelHost
+from hdserve.errors import InvalidRequest
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its token ids, or the messages of a chat."""
+
+_NO_PROMPT = (
+    "a prompt is a text, a list of token ids or a list of messages; generate takes a list of "
+    "prompts: generate([prompt])"
+)
 
 
 @dataclass(slots=True)
@@ -71,11 +78,15 @@ class LLM:
         """Answer all ``prompts``, decoded together, in their order.
 
         Args:
-            params: default: the model's own, with a random seed.
+            params: default: the model's own, with a random seed for each prompt.  Given ones hold
+                for all, the seed among them, so that an answer does not depend on what else is
+                asked: equal prompts get equal answers.
 
         Raises:
             InvalidRequest: a prompt or parameter cannot be used; nothing was generated.
         """
+        if isinstance(prompts, str | Mapping):
+            raise InvalidRequest("put the prompt into a list: generate([prompt])", "prompts")
         sequences = [self._sequence(prompt, params, speculation) for prompt in prompts]
         outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
         for output in self._decode(sequences):
@@ -93,9 +104,11 @@ class LLM:
         Closing the iterator early ends the answer.
 
         Raises:
-            InvalidRequest: the prompt or a parameter cannot be used.
+            InvalidRequest: the prompt or a parameter cannot be used; at the call.
         """
-        return self._decode([self._sequence(prompt, params, speculation)])
+        seq = self._sequence(prompt, params, speculation)
+        self._engine.check(seq)
+        return self._decode([seq])
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: ``chosen`` over the model's own defaults, with a random seed.
@@ -113,26 +126,33 @@ class LLM:
         added = []
         try:
             for seq in sequences:
-                self._engine.add(seq)
-                self._outputs[seq.request_id] = deque()
                 added.append(seq)
+                self._outputs[seq.request_id] = deque()
+                self._engine.add(seq)
             for seq in added:
                 yield from self._outputs_of(seq)
         finally:
             for seq in added:
-                del self._outputs[seq.request_id]
-                if seq.finish_reason is None:
-                    self._engine.abort(seq.request_id)
+                self._outputs.pop(seq.request_id, None)
+                self._engine.abort(seq.request_id)
 
     def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
         """Those of one sequence; what a step gives others waits for whoever asks for it."""
         outputs = self._outputs[seq.request_id]
-        while outputs or seq.finish_reason is None:
-            if not outputs:
-                for output in self._engine.step():
-                    self._outputs[output.sequence.request_id].append(output)
+        while outputs or self._engine.has_work:
+            if outputs:
+                output = outputs.popleft()
+                yield output
+                if output.finish_reason is not None:
+                    return
             else:
-                yield outputs.popleft()
+                self._step()
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            outputs = self._outputs.get(output.sequence.request_id)
+            if outputs is not None:  # whoever asked for it may have been interrupted
+                outputs.append(output)
 
     def _sequence(
         self,
@@ -151,9 +171,12 @@ class LLM:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self._host.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             return self._host.tokenizer.encode_chat(prompt, {})  # type: ignore[arg-type]
-        return list(prompt)  # type: ignore[arg-type]
+        try:
+            return [index(token) for token in prompt]  # type: ignore[arg-type]
+        except TypeError as error:
+            raise InvalidRequest(_NO_PROMPT, "prompt") from error
 
 
 def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:

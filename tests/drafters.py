@@ -44,6 +44,43 @@ class SlowLearner(OracleDrafter):
             time.sleep(0.2)
 
 
+class InterruptedDrafter(OracleDrafter):
+    """Is always right; once it is interrupted in a call, as by Ctrl-C.
+
+    Args:
+        call: ``start``, ``propose``, ``observe`` or ``finish``.
+        num_before: calls of this kind that go well before.
+    """
+
+    name = "interrupted"
+
+    def __init__(self, futures: dict[str, list[int]], call: str, num_before: int = 0) -> None:
+        super().__init__(futures)
+        self._call = call
+        self._num_before = num_before
+
+    def start(self, seq: core.Sequence) -> None:
+        self._count("start")
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        self._count("propose")
+        super().propose(seq, tree)
+
+    def observe(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        self._count("observe")
+
+    def finish(self, seq: core.Sequence) -> None:
+        self._count("finish")
+
+    def _count(self, call: str) -> None:
+        if call == self._call:
+            self._num_before -= 1
+            if self._num_before == -1:
+                raise KeyboardInterrupt
+
+
 def _other(token_id: int) -> int:
     """Another token of the vocabulary."""
     return token_id - 1 if token_id else 1

@@ -55,6 +55,23 @@ def test_ranges(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 2.5) for name in ("max_tokens", "min_tokens", "seed", "logprobs")),
+        *((name, "3") for name in ("max_tokens", "seed", "prompt_logprobs", "temperature")),
+        *((name, None) for name in ("seed", "min_tokens", "top_k", "temperature", "top_p")),
+        ("max_tokens", [3]),
+        ("stop", "###"),
+    ],
+)
+def test_values_of_wrong_types_are_refused(name: str, value: Any) -> None:
+    """By name, before they are read as something else."""
+    with pytest.raises(InvalidRequest, match=f"{name} must be") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
     ("options", "param"),
     [
         ({"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs"),

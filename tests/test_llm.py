@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
-from hdserve.errors import ConfigError, HdserveError
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 
 
 def test_an_unknown_option_is_named() -> None:
@@ -34,6 +38,36 @@ def test_prompts_have_log_probabilities() -> None:
     assert wanted.prompt_logprobs is None
     assert found.prompt_logprobs is not None
     assert found.token_ids == wanted.token_ids
+
+
+def test_one_prompt_alone_is_refused() -> None:
+    """It is not taken for a list of prompts; the reason says what to write."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    message = {"role": "user", "content": "a"}
+    prompts: list[Any] = ["one text", [5, 300, 41], message, [message], [["a", "b"]]]
+    for prompt in prompts:
+        with pytest.raises(InvalidRequest, match=r"generate\(\[prompt\]\)"):
+            llm.generate(prompt)
+
+
+def test_a_stream_that_cannot_be_is_refused_at_the_call() -> None:
+    """Not where its first output is read; nothing is left of it."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    for prompt in ([10**9], []):
+        with pytest.raises(InvalidRequest):
+            llm.stream(prompt)
+    llm.stream([5])  # never read
+    (answer,) = llm.generate([[5]], SamplingParams(temperature=0.0, max_tokens=3))
+    assert len(answer.token_ids) == 3
+
+
+def test_equal_prompts_with_one_seed_get_equal_answers() -> None:
+    """An answer does not depend on what else is asked; without parameters each has its own seed."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(seed=7, max_tokens=12)
+    (alone,) = llm.generate([[5, 300]], params)
+    first, second = llm.generate([[5, 300], [5, 300]], params)
+    assert alone.token_ids == first.token_ids == second.token_ids
 
 
 def test_an_answer_that_fails_says_why() -> None:
@@ -61,6 +95,40 @@ def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:
     for tokens, stream in zip(found, (first, second), strict=True):
         tokens += [token for output in stream for token in output.token_ids]
     assert [*found, third.token_ids] == alone
+
+
+def test_after_an_interruption_answers_are_what_they_were() -> None:
+    """Ctrl-C within a step: a stream that was open ends with the reason, and later answers, also to
+    what begins like the one that was interrupted, are those of a new model."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    prompt = [5, 300, 41, 7] * 10
+    (wanted,) = llm.generate([prompt], params)
+    stream = llm.stream([9, 8], params)
+    next(stream)
+    with _interrupted_by_next_step(), pytest.raises(KeyboardInterrupt):
+        llm.generate([prompt], params)
+    *_, last = stream
+    assert (last.finish_reason, type(last.error)) == ("error", HdserveError)
+    (again,) = llm.generate([prompt], params)
+    assert again.token_ids == wanted.token_ids
+    half = len(wanted.token_ids) // 2
+    (rest,) = llm.generate([[*prompt, *wanted.token_ids[:half]]], params)
+    assert rest.token_ids[: len(wanted.token_ids) - half] == wanted.token_ids[half:]
+
+
+@contextmanager
+def _interrupted_by_next_step() -> Iterator[None]:
+    """``KeyboardInterrupt`` while the model runs, as a signal raises it."""
+
+    def interrupt(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    hook = register_module_forward_pre_hook(interrupt)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def test_what_is_remembered_is_drafted_from() -> None:

@@ -201,7 +201,8 @@ def _difference(
 
 
 def _gap(engine: Engine, token_ids: list[int], choices: Sequence[int | None]) -> float | None:
-    """Difference in log probability of two tokens after ``token_ids``."""
+    """Difference in log probability of two tokens after ``token_ids``; ``None`` where one is not
+    among the likeliest, or nothing can be chosen."""
     seq = core.Sequence(
         "gap",
         list(token_ids),
@@ -209,11 +210,9 @@ def _gap(engine: Engine, token_ids: list[int], choices: Sequence[int | None]) ->
         SpeculationParams(is_enabled=False, is_output_shared=False),
     )
     engine.add(seq)
-    while True:
+    found: dict[int, float] = {}
+    while seq.finish_reason is None:
         for output in engine.step():
-            if output.logprobs:
-                found = dict(output.logprobs[0].top)
-                values = [found.get(choice) for choice in choices if choice is not None]
-                if len(values) == 2 and values[0] is not None and values[1] is not None:
-                    return abs(values[0] - values[1])
-                return None
+            found |= output.logprobs[0].top if output.logprobs else ()
+    values = [found[choice] for choice in choices if choice in found]
+    return abs(values[0] - values[1]) if len(values) == 2 else None

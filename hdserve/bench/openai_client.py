@@ -18,6 +18,8 @@ Api = Literal["chat", "completions"]
 _PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _END = b"[DONE]"
 _MAX_ERROR_CHARACTERS = 300
+_ODD_ANSWERS = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading JSON of another shape raises."""
 
 
 class OpenAIClient:
@@ -99,7 +101,7 @@ class OpenAIClient:
         record = RequestRecord(name, time.monotonic())
         try:
             await self._stream({**self._body, **asked, **fields}, record)
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (aiohttp.ClientError, TimeoutError, *_ODD_ANSWERS) as error:
             record.outcome = Outcome.FAILED
             record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
         record.ended_s = time.monotonic()
@@ -164,7 +166,8 @@ def _text(choice: dict[str, Any]) -> str:
     delta = choice.get("delta") or {}
     called = delta.get("tool_calls") or ()
     arguments = "".join(call["function"].get("arguments") or "" for call in called)
-    return (delta.get("reasoning_content") or "") + (delta.get("content") or "") + arguments
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    return reasoning + (delta.get("content") or "") + arguments
 
 
 async def _note_refusal(response: aiohttp.ClientResponse, record: RequestRecord) -> None:

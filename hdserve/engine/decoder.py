@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from math import isfinite
 
 import torch
 
@@ -13,7 +14,13 @@ from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
-from hdserve.engine.sampler import HistoryTerms, choose_one, token_logprob, uniform
+from hdserve.engine.sampler import (
+    HistoryTerms,
+    choose_one,
+    may_be_chosen,
+    token_logprob,
+    uniform,
+)
 from hdserve.engine.verifier import verify
 from hdserve.tree import Acceptance, DraftTree
 
@@ -84,9 +91,8 @@ class SequenceDecoder:
         params = self.seq.params
         is_free = self.history is None and self.grammar is None
         if params.is_greedy and is_free and params.logprobs is None:
-            tokens, _ = outputs.top_tokens(1)
-            choices: list[int] = tokens[:, 0].tolist()
-            return choices.__getitem__
+            tokens, logits = outputs.top_tokens(1)
+            return _likeliest(tokens[:, 0].tolist(), logits[:, 0].tolist())
         positions = count(len(self.seq.token_ids))
         return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))
 
@@ -98,11 +104,14 @@ class SequenceDecoder:
 
     def _chosen(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params
-        shaped = logits if self.history is None else self.history.apply(logits)
-        if self.grammar is not None:
-            shaped = self.grammar.apply(shaped)
         noise = uniform(params.seed, self.seq.choice_index, position)
+        shaped = self._shaped(logits)
         token_id = choose_one(shaped, params, noise)
+        if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
+            shaped = self._shaped(logits, may_end=self.grammar is not None)
+            token_id = choose_one(shaped, params, noise)
+            if not may_be_chosen(token_id, logits, shaped):
+                raise _no_token()
         if self.history is not None:
             self.history.push(token_id)
         if self.grammar is not None:
@@ -111,6 +120,20 @@ class SequenceDecoder:
         if params.logprobs is not None:
             self._logprobs.append(token_logprob(logits[0], token_id, params.logprobs))
         return token_id
+
+    def _shaped(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
+        """``[1, vocab_size]``: what the history and the grammar make of ``logits``.
+
+        Args:
+            may_end: whatever ``min_tokens`` says.
+        """
+        if self.history is not None:
+            logits = self.history.apply(logits, may_end=may_end)
+        return logits if self.grammar is None else self.grammar.apply(logits)
+
+    @property
+    def _has_failed_grammar(self) -> bool:
+        return self.grammar is not None and self.grammar.error is not None
 
     def commit(self, tree: DraftTree, acceptance: Acceptance) -> tuple[Acceptance, StepOutput]:
         """Append the chosen tokens up to the end of the sequence, if it comes among them.
@@ -181,6 +204,21 @@ class SequenceDecoder:
     @property
     def _may_stop(self) -> bool:
         return self.seq.num_output_tokens >= self.seq.params.min_tokens
+
+
+def _likeliest(token_ids: list[int], logits: list[float]) -> Callable[[int], int]:
+    """The token of each node, if its logit is a number."""
+
+    def choose(node: int) -> int:
+        if not isfinite(logits[node]):
+            raise SequenceFault from _no_token()
+        return token_ids[node]
+
+    return choose
+
+
+def _no_token() -> FloatingPointError:
+    return FloatingPointError("no token can be chosen: its logit is not finite")
 
 
 def _end_of(grammar: GrammarState) -> FinishReason | None:

@@ -30,10 +30,12 @@ class Detokenizer:
         self._includes_stop = params.include_stop_str_in_output
         self._undecoded: list[int] = []
         self._held = ""
+        self._num_deaf = 0
+        """Of the first characters that are held, in which no stop string may end."""
         self.is_stopped = False
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token; what can be shown now.  Sets ``is_stopped`` when a stop string is complete
+        """Add a token; what can be shown now.  Sets ``is_stopped`` when a stop string ends with it
         and ``may_stop``, after which nothing may be pushed."""
         assert not self.is_stopped
         self._undecoded.append(token_id)
@@ -92,12 +94,7 @@ class Detokenizer:
         return text
 
     def _take(self, may_stop: bool) -> str:
-        if not may_stop:
-            shown, self._held = self._held, ""
-            return shown
-        found = min(
-            ((at, text) for text in self._stop if (at := self._held.find(text)) >= 0), default=None
-        )
+        found = self._find_stop() if may_stop else None
         if found is not None:
             at, stop = found
             self.is_stopped = True
@@ -107,7 +104,16 @@ class Detokenizer:
         num_held = max((_overlap(self._held, text) for text in self._stop), default=0)
         split = len(self._held) - num_held
         shown, self._held = self._held[:split], self._held[split:]
+        self._num_deaf = max(0, self._num_deaf - split) if may_stop else num_held
         return shown
+
+    def _find_stop(self) -> tuple[int, str] | None:
+        """Where the first stop string begins, and which it is."""
+        places = (
+            (self._held.find(text, max(0, self._num_deaf - len(text) + 1)), text)
+            for text in self._stop
+        )
+        return min(((at, text) for at, text in places if at >= 0), default=None)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -83,11 +83,13 @@ class Engine:
         """Of this step."""
         self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
         self._decoders: dict[str, SequenceDecoder] = {}
+        self._ended: list[StepOutput] = []
+        """Of sequences that ended outside a step, for the next one."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return bool(self._ended) or self._scheduler.has_work
 
     def drafter_states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if it is worth sharing."""
@@ -161,7 +163,7 @@ class Engine:
             InvalidRequest: it can never be answered; nothing was queued.
             ArithmeticError, TypeError, ValueError: a value nobody checked; nothing was queued.
         """
-        self._check(seq)
+        self.check(seq)
         seq.max_total_tokens = self._max_total_tokens
         if seq.params.max_tokens is not None:
             wanted = seq.num_prompt_tokens + seq.params.max_tokens
@@ -169,8 +171,30 @@ class Engine:
         self._decoders[seq.request_id] = self._decoder(seq)
         self._scheduler.add(seq)
 
+    def check(self, seq: core.Sequence) -> None:
+        """
+        Raises:
+            InvalidRequest: ``seq`` can never be answered.
+        """
+        if seq.request_id in self._decoders:
+            raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
+        if not seq.token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
+        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
+        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
+        if seq.params.grammar is not None:
+            if self._grammars is None:
+                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
+            self._grammars.check(seq.params.grammar)
+        num_ending = len(self._ending_token_ids(seq.params))
+        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
+            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
+
     def abort(self, request_id: str) -> None:
-        """End a sequence now; its slot and its drafter state are free at once."""
+        """End a sequence now; its slot and its drafter state are free at once.  One that has ended
+        stays as it is, and no step tells of it any more."""
+        self._ended = [out for out in self._ended if out.sequence.request_id != request_id]
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
                 self._scheduler.waiting.remove(seq)
@@ -186,9 +210,33 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one forward over everything that is scheduled.
 
+        When it is interrupted, by ``KeyboardInterrupt`` or an exception, the sequences that run
+        end, as the next step says; those that wait go on, and nothing of the cache is reused.
+
         Returns:
-            One output per sequence that got tokens.
+            One output per sequence that got tokens, or ended.
         """
+        ended, self._ended = self._ended, []
+        try:
+            return ended + self._step()
+        except BaseException:
+            self._ended = ended
+            self._end_running()
+            raise
+
+    def _end_running(self) -> None:
+        """How far the tokens of each have come, and which rows hold them, is not known."""
+        waiting = {seq.request_id for seq in self._scheduler.waiting}
+        self._scheduler.reset()
+        for request_id, decoder in [*self._decoders.items()]:
+            if request_id not in waiting:
+                seq = decoder.seq
+                seq.finish_reason = FinishReason.ERROR
+                error = HdserveError("this request was decoded in a step that was interrupted")
+                self._ended.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
+                self._finish(seq)
+
+    def _step(self) -> list[StepOutput]:
         started = time.perf_counter()
         if self._faster is not None and self._faster.done():
             self._change_over(self._faster)
@@ -308,8 +356,8 @@ class Engine:
     ) -> StepOutput | None:
         """What to tell the request; nothing inside its prompt.
 
-        A value of the request that its decoder fails on ends this sequence alone: with the tokens,
-        and the rows of the cache, from before the step.
+        A value of the request that its decoder fails on, or logits that are no numbers, end this
+        sequence alone: with the tokens from before the step, and nothing left in the cache.
 
         Args:
             moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
@@ -325,6 +373,7 @@ class Engine:
             acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
         except SequenceFault:
             logger.exception("the request %s failed alone", seq.request_id)
+            work.slot.leaves_nothing = True
             return _failed(seq, num_tokens)
         moves += _moves(work.slot.segment.start + num_tokens - 1, acceptance)
         seq.num_cached_tokens = len(seq.token_ids) - 1
@@ -371,9 +420,12 @@ class Engine:
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)
-        if self._drafters.has_started(slot.seq):
-            self._drafters.finish(slot.seq)
-        self._forget(slot.seq)
+        self._finish(slot.seq)
+
+    def _finish(self, seq: core.Sequence) -> None:
+        if self._drafters.has_started(seq):
+            self._drafters.finish(seq)
+        self._forget(seq)
 
     def _forget(self, seq: core.Sequence) -> None:
         del self._decoders[seq.request_id]
@@ -401,22 +453,6 @@ class Engine:
         is_eos_ignored = params.ignore_eos and params.grammar is None
         eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
         return eos | frozenset(params.stop_token_ids)
-
-    def _check(self, seq: core.Sequence) -> None:
-        if seq.request_id in self._decoders:
-            raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
-        if not seq.token_ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
-        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
-        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
-        if seq.params.grammar is not None:
-            if self._grammars is None:
-                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
-            self._grammars.check(seq.params.grammar)
-        num_ending = len(self._ending_token_ids(seq.params))
-        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
-            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def _count_step(
         self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]

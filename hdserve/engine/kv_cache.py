@@ -136,6 +136,10 @@ class KVCache:
         """Give the rows back; adjacent gaps become one."""
         self._free = _merge([*self._free, segment])
 
+    def free_all(self) -> None:
+        """Give all rows back, whoever has them."""
+        self._free = [Segment(0, self.num_rows)]
+
     def compact(self, owned: Sequence[tuple[Segment, int]]) -> list[Segment]:
         """Move all segments to the beginning, so that the free rows lie together.
 

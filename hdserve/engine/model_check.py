@@ -10,6 +10,7 @@ from hdserve.core import Source
 from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import Segment
+from hdserve.engine.mask_check import check_masks
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
@@ -56,6 +57,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
             f"{name} gives other results in packed forwards (by {difference:.1%}); its attention "
             "does something that is not known here"
         )
+    check_masks(model.module, min(model.max_model_len, cache.num_rows))
 
 
 def _packed_logits(

@@ -131,6 +131,12 @@ class PrefixCache:
             else:
                 self._evict(entry)
 
+    def reset(self) -> None:
+        """Forget everything, the segments of running sequences too, in whatever state it is."""
+        self._entries.clear()
+        self._by_key.clear()
+        self.cache.free_all()
+
     def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
         """A sequence has ended whose columns hold ``token_ids``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from math import inf, isfinite
 
 import torch
 
@@ -60,6 +61,17 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> in
     if params.is_greedy or not can_be_read(logits):
         return int(choose(logits, params, [noise]))
     return _drawn(logits, params, [noise])[0]
+
+
+def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
+    """Whether the raw logit of ``token_id``, of one row, is a number, and what was made of it
+    forbids it not; a penalty may make it infinite."""
+    return isfinite(_at(logits, token_id)) and _at(shaped, token_id) > -inf
+
+
+def _at(logits: torch.Tensor, token_id: int) -> float:
+    row = logits[0] if logits.device.type != "cpu" else logits.numpy()[0]
+    return float(row[token_id])
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
@@ -154,8 +166,12 @@ class HistoryTerms:
         self._bias[biased] = torch.tensor(list(params.logit_bias.values()), device=device)
         self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of the next token, ``[1, vocab_size]``, as a new tensor."""
+    def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
+        """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
+
+        Args:
+            may_end: whatever ``min_tokens`` says.
+        """
         params = self._params
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty
@@ -164,7 +180,7 @@ class HistoryTerms:
         logits = logits - params.frequency_penalty * self._counts
         logits = logits - params.presence_penalty * (self._counts > 0)
         logits = logits + self._bias
-        if self._num_output_tokens < params.min_tokens:
+        if self._num_output_tokens < params.min_tokens and not may_end:
             logits[:, self._ending] = -torch.inf
         return logits
 

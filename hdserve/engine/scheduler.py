@@ -46,6 +46,11 @@ class Scheduled:
     is_choosing: bool
     num_scored_tokens: int = 0
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether one token was pending; one token of a longer prompt is a chunk of it."""
+        return self.num_tokens == 1 and self.is_choosing
+
 
 class Scheduler:
     """Admits sequences in the order of arrival and splits prompts into chunks.
@@ -147,6 +152,11 @@ class Scheduler:
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
+    def reset(self) -> None:
+        """Nothing runs any more and the cache is empty, in whatever state they are."""
+        self.running.clear()
+        self._prefixes.reset()
+
     def _compact(self, num_rows: int) -> None:
         """Move the sequences so that ``num_rows`` free rows lie together."""
         running = [(slot.segment, slot.seq.num_cached_tokens) for slot in self.running]
@@ -181,8 +191,8 @@ class Scheduler:
 
     def took(self, scheduled: list[Scheduled], seconds: float) -> None:
         """Learn how long the step took."""
-        num_prompt_tokens = sum(work.num_tokens for work in scheduled if work.num_tokens > 1)
-        if any(work.num_tokens == 1 for work in scheduled):
+        num_prompt_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)
+        if any(work.is_decoding for work in scheduled):
             self._pace.observe(num_prompt_tokens, seconds)
 
     def offer(self, slot: Slot) -> None:

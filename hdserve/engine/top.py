@@ -26,15 +26,26 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
 
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
-    equals where there is a kernel, and everywhere where ``k`` is 1."""
+    equals where there is a kernel, and everywhere in column 0, so that the likeliest token is the
+    same whatever ``k`` is."""
     if not can_be_read(rows):
-        found = rows.max(dim=-1, keepdim=True) if k == 1 else rows.topk(k, dim=-1)
-        return found.values, found.indices
+        return _topk_of_torch(rows, k)
     num_rows, num_columns = rows.shape
     values = torch.empty((num_rows, k))
     indices = torch.empty((num_rows, k), dtype=torch.int64)
     addresses = values.data_ptr(), indices.data_ptr()
     find_largest(rows.data_ptr(), num_rows, num_columns, *addresses, k)
+    return values, indices
+
+
+def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its ``topk`` begins with any of several largest ones; its ``max`` with the first."""
+    first = rows.max(dim=-1, keepdim=True)
+    if k == 1:
+        return first.values, first.indices
+    values, indices = rows.topk(k, dim=-1)
+    indices = torch.where(indices == first.indices, indices[:, :1], indices)
+    indices[:, :1] = first.indices
     return values, indices
 
 

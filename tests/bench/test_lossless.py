@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from hdserve.bench.lossless import LosslessCheck, SettingResult
+from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
 from hdserve.cli import app
 from hdserve.config import ModelConfig
@@ -18,7 +19,9 @@ from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow
+from tests.engines import make_engine
 from tests.interruption import interrupt_after, units
+from tests.models import make_model
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.", "Any trains?")
 NUM_SEQUENCES = 2 * 3 * len(TEXTS)
@@ -108,3 +111,13 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
     assert not journal.exists()
     found = json.loads(out.read_text())["results"]
     assert [(row["identical"], row["total"]) for row in found] == [(6, 6), (6, 6)]
+
+
+def test_the_gap_of_two_tokens() -> None:
+    """Where the model gives no numbers there is none, and looking for it ends."""
+    model = make_model()
+    engine = make_engine(model=model, max_draft_tokens=0)
+    assert _gap(engine, [5, 7], [3, 3]) is None or _gap(engine, [5, 7], [3, 3]) == 0.0
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = float("nan")
+    assert _gap(engine, [5, 7], [1, 2]) is None

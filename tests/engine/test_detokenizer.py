@@ -177,18 +177,62 @@ def test_what_is_held_shows_at_the_end() -> None:
     assert shown + detokenizer.finish() == "abc"
 
 
-@given(text=STOPPING_TEXTS, num_deaf=st.integers(0, 12))
-def test_stop_strings_before_the_minimum_are_text(text: str, num_deaf: int) -> None:
-    """As long as the sequence may not stop, a stop string is text like any other and shows at
-    once; from then on it stops."""
+def cut_after_deaf(
+    token_ids: list[int], stop: tuple[str, ...], num_deaf: int, *, includes: bool
+) -> tuple[str, bool]:
+    """The text up to the first stop string of the first token after ``num_deaf`` with which one
+    ends."""
+    for end in range(num_deaf + 1, len(token_ids) + 1):
+        text, before = complete_text(token_ids[:end]), complete_text(token_ids[: end - 1])
+        found = [
+            (at, item)
+            for item in stop
+            for at in range(len(text))
+            if text.startswith(item, at) and at + len(item) > len(before)
+        ]
+        if found:
+            at, item = min(found)
+            return text[: at + len(item)] if includes else text[:at], True
+    return BUNDLED.decode(token_ids), False
+
+
+@settings(max_examples=150)
+@given(
+    text=STOPPING_TEXTS,
+    stop=st.lists(st.text(alphabet="ab c.", min_size=1, max_size=4), min_size=1, max_size=3),
+    num_deaf=st.integers(0, 12),
+    includes=st.booleans(),
+)
+def test_a_stop_string_counts_by_where_it_ends(
+    text: str, stop: list[str], num_deaf: int, includes: bool
+) -> None:
+    """As long as the sequence may not stop, a stop string that ends is text like any other; one
+    that ends later stops, wherever it begins, and nothing of it was shown."""
     token_ids = [token for letter in text for token in BUNDLED.encode(letter)]
-    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=("a",)))
+    params = SamplingParams(stop=tuple(stop), include_stop_str_in_output=includes)
+    wanted, is_stopped = cut_after_deaf(token_ids, params.stop, num_deaf, includes=includes)
+    detokenizer = Detokenizer(BUNDLED.backend, params)
     pieces, rest = push_all(detokenizer, token_ids, num_deaf=num_deaf)
-    deaf, rest_of_ids = token_ids[:num_deaf], token_ids[num_deaf:]
-    assert "".join(pieces[:num_deaf]) == complete_text(deaf)
-    assert detokenizer.is_stopped == (BUNDLED.backend.token_to_id("a") in rest_of_ids)
-    if not detokenizer.is_stopped:
-        assert "".join(pieces) + rest == text
+    assert ("".join(pieces) + rest, detokenizer.is_stopped) == (wanted, is_stopped)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "num_deaf", "pieces"),
+    [
+        ("abcd", ("bcd",), 1, ["a", "", "", ""]),
+        ("abcd", ("bcd",), 3, ["a", "", "", ""]),
+        ("abcd", ("bcd",), 4, ["a", "", "", "bcd"]),
+        ("abd", ("b", "abc"), 2, ["", "", "abd"]),
+        ("abbd", ("b", "abc"), 2, ["", "", "ab"]),
+        ("bcab", ("b", "ab"), 2, ["b", "c", "", ""]),
+    ],
+)
+def test_a_stop_string_of_several_tokens_at_the_minimum(
+    text: str, stop: tuple[str, ...], num_deaf: int, pieces: list[str]
+) -> None:
+    detokenizer = Detokenizer(BUNDLED.backend, SamplingParams(stop=stop))
+    token_ids = [token for letter in text for token in BUNDLED.encode(letter)]
+    assert push_all(detokenizer, token_ids, num_deaf=num_deaf)[0] == pieces
 
 
 def test_special_tokens() -> None:

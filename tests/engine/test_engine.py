@@ -21,7 +21,7 @@ from hdserve.engine.stats import add_counts
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
+from tests.drafters import InterruptedDrafter, JunkDrafter, OracleDrafter, SlowLearner
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
@@ -406,6 +406,29 @@ def test_an_overflow_harms_nobody_else(exact: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
+)
+def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -> None:
+    """A sequence whose logits overflow ends with an error, whatever it would have been given; the
+    one beside it does not."""
+    model, poison = make_model(), 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    biased = {} if options == GREEDY else {"logit_bias": {poison: -100.0}}
+    params: dict[str, Any] = {**options, **biased, "max_tokens": 8}
+    wanted = plain(clean, **params)
+    assert poison not in wanted.output_token_ids
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    good = make_sequence("good", clean, **params)
+    bad = make_sequence("bad", [*clean, poison], **params)
+    outputs = run(make(model=model), [bad, good])
+    assert good.token_ids == wanted.token_ids
+    (output,) = (output for output in outputs if output.sequence is bad)
+    assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
+    assert isinstance(output.error, HdserveError)
+
+
+@pytest.mark.parametrize(
     "options",
     [{"logprobs": 1.5}, {"stop": (("a",),)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
     ids=["to choose", "to show", "with a history"],
@@ -422,10 +445,10 @@ def test_what_fails_for_one_sequence_ends_it_alone(
     drafters = [OracleDrafter(futures)] if has_drafts else []
     engine = make(drafters, tokenizer=TOKENIZER, kv_cache_tokens=96, max_num_sequences=2)
     good = [make_sequence(str(number), make_prompt(9, number), **GREEDY) for number in wanted]
-    bad = [
-        make_sequence(f"bad {number}", make_prompt(9, number), **GREEDY, **options)
-        for number in wanted
-    ]
+    bad = [make_sequence(f"bad {number}", make_prompt(9, number), **GREEDY) for number in wanted]
+    for seq in bad:
+        for name, value in options.items():
+            object.__setattr__(seq.params, name, value)
     outputs = run(engine, [seq for pair in zip(good, bad, strict=True) for seq in pair])
     for number, seq in enumerate(good):
         assert seq.token_ids == wanted[number].token_ids
@@ -729,3 +752,45 @@ def test_prefill_steps_give_no_output() -> None:
     (output,) = engine.step()
     assert len(output.token_ids) == 1
     assert engine.stats.num_prompt_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("call", "num_before"),
+    [("start", 1), ("propose", 3), ("observe", 2), ("observe", 3), ("finish", 0), ("finish", 1)],
+)
+def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) -> None:
+    """What ran ends, and says so in the next step; what waits is answered; and what begins like
+    the text whose step was interrupted gets the tokens it gets by itself."""
+    prompts = {name: make_prompt(40, seed) for seed, name in enumerate("abc")}
+    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    drafter = InterruptedDrafter(futures, call, num_before)
+    engine = make([drafter], max_num_sequences=2)
+    sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
+    first, second, third = sequences
+    for seq in sequences:
+        engine.add(seq)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, [])
+    for seq in (first, second):
+        if seq.finish_reason is None:
+            engine.abort(seq.request_id)
+    ended = {}
+    while engine.has_work:
+        outputs = engine.step()
+        ended |= {out.sequence.request_id: out for out in outputs if out.finish_reason}
+    if third.finish_reason == "length":
+        assert third.token_ids == futures["c"]
+    assert engine.stats.num_running == 0
+    assert engine.stats.num_drafter_sequences == 0
+    for name, seq in zip("ab", (first, second), strict=True):
+        assert seq.finish_reason in ("error", "length")
+        if seq.finish_reason == "error":
+            assert isinstance(ended[name].error, HdserveError)
+        prompt = [*seq.token_ids[:-1], 3]
+        (output,) = {id(out.sequence): out.sequence for out in _run_again(engine, prompt)}.values()
+        assert output.token_ids == plain(prompt, **GREEDY).token_ids
+
+
+def _run_again(engine: Engine, prompt: list[int]) -> list[StepOutput]:
+    off = SpeculationParams(is_enabled=False)
+    return run(engine, [make_sequence("again", prompt, off, **GREEDY)])

@@ -22,7 +22,7 @@ from hdserve.core import FinishReason
 from hdserve.drafting.base import Drafter
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import Tokenizer
-from hdserve.errors import InvalidRequest
+from hdserve.errors import HdserveError, InvalidRequest
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
@@ -199,6 +199,33 @@ def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
     assert "too complex" in error.message
     assert other.num_output_tokens > failing.num_output_tokens
     assert other.finish_reason is not FinishReason.ERROR
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_wins_over_the_minimum(temperature: float) -> None:
+    """Where it allows nothing but tokens that may not come before ``min_tokens``, they come; what
+    the answer is does not change."""
+    options: dict[str, Any] = {"temperature": temperature, "min_tokens": 20}
+    for stop_token_ids in ((), tuple(b"yn"), tuple(range(256))):
+        sequences, texts = answers(
+            (), grammar.choice(["yes", "no"]), stop_token_ids=stop_token_ids, **options
+        )
+        assert set(texts) <= {"yes", "no"}
+        assert {seq.finish_reason for seq in sequences} == {FinishReason.STOP}
+
+
+def test_what_the_model_breaks_is_no_fault_of_the_grammar() -> None:
+    """Logits that are no numbers end the sequence with an error that is not the client's."""
+    model = make_byte_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = float("nan")
+    seq = make_sequence("a", [5, 7], grammar=grammar.choice(["yes", "no"]), min_tokens=2)
+    other = make_sequence("b", [5, 6], grammar=grammar.choice(["yes", "no"]))
+    outputs = run(make_engine(model=model, tokenizer=TOKENIZER), [seq, other])
+    assert (seq.finish_reason, other.finish_reason) == (FinishReason.ERROR, FinishReason.STOP)
+    (error,) = [output.error for output in outputs if output.error is not None]
+    assert isinstance(error, HdserveError)
+    assert not isinstance(error, InvalidRequest)
 
 
 def test_masks_are_of_the_model() -> None:

@@ -12,11 +12,19 @@ from transformers import (
     DeepseekV3ForCausalLM,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
+    DogeConfig,
+    DogeForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
 )
 
 from hdserve.config import EngineConfig, ModelConfig
@@ -57,6 +65,29 @@ def _deepseek() -> PreTrainedModel:
     )
 
 
+def _qwen2_moe(window: int = 32) -> PreTrainedModel:
+    sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 2}
+    options = {"use_sliding_window": True, "sliding_window": window, "num_key_value_heads": 2}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SMALL, **sizes, **options, num_experts_per_tok=1))
+
+
+def _phimoe() -> PreTrainedModel:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return PhimoeForCausalLM(
+        PhimoeConfig(**SMALL, **experts, **tokens, num_key_value_heads=2, sliding_window=32)
+    )
+
+
+def _doge() -> PreTrainedModel:
+    return DogeForCausalLM(DogeConfig(**SMALL, num_key_value_heads=2, sliding_window=32))
+
+
+def _qwen2_with_window() -> PreTrainedModel:
+    options = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+    return Qwen2ForCausalLM(Qwen2Config(**SMALL, **options, num_key_value_heads=2))
+
+
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "gpt_neo": (_gpt_neo, "does not call the attention function"),
     "gpt_oss": (_gpt_oss, "other results in packed forwards"),
@@ -65,6 +96,9 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         "other results|does not call",
     ),
     "deepseek": (_deepseek, "cannot be run in packed forwards"),
+    "qwen2_moe": (_qwen2_moe, "by masks alone.*max_model_len of at most 32"),
+    "phimoe": (_phimoe, "by masks alone.*max_model_len of at most 32"),
+    "doge": (_doge, "changes the masks"),
 }
 
 
@@ -85,6 +119,17 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
 def test_models_that_are_right_are_served(architecture: str, dtype: torch.dtype) -> None:
     """The check does not take rounding for a difference, in any type."""
     make_engine(model=make_model(architecture, dtype), exact=False)
+
+
+def test_a_window_that_attention_is_told_of_is_served() -> None:
+    """In the layers that have it."""
+    make_engine(model=_qwen2_with_window().eval(), exact=False)
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 32}, {"kv_cache_tokens": 32}], ids=str)
+def test_a_window_that_no_sequence_exceeds_is_served(options: dict[str, int]) -> None:
+    """Then the mask hides nothing."""
+    make_engine(model=_qwen2_moe().eval(), exact=False, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

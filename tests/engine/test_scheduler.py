@@ -175,6 +175,15 @@ def test_free_rows_need_not_lie_together() -> None:
     assert [slot.seq.request_id for slot in scheduler.running] == ["long", "large"]
 
 
+def test_a_chunk_of_one_token_is_no_measure_of_decoding() -> None:
+    """The first step in which a sequence decodes leaves the prompts out, however short the chunks
+    before it were."""
+    scheduler, _ = make_scheduler(prefill_chunk_tokens=1)
+    scheduler.add(make_sequence("a", 2))
+    scheduler.add(make_sequence("b", 20))
+    assert [step(scheduler) for _ in range(3)] == [["a"], ["a"], ["a", "b"]]
+
+
 def test_no_more_than_the_slots() -> None:
     """At most ``max_num_sequences`` run at a time, however much room there is."""
     scheduler, cache = make_scheduler(num_rows=3200)

@@ -39,6 +39,23 @@ def test_others_are_left_to_torch() -> None:
         assert torch.equal(topk(other, 4)[1], other.topk(4).indices)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("num_values", [2, 40])
+def test_the_likeliest_is_the_first_among_equals_without_the_kernel(
+    dtype: torch.dtype, num_values: int
+) -> None:
+    """Whatever ``k`` is, so that what is chosen does not depend on whether drafters asked."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randint(0, num_values, (60, 500), generator=generator).to(dtype)
+    first = [row.index(max(row)) for row in rows.tolist()]
+    for k in (1, 2, 8):
+        values, indices = topk(rows, k)
+        assert indices[:, 0].tolist() == first
+        assert torch.equal(rows.gather(1, indices), values)
+        assert torch.equal(values, rows.topk(k).values)
+        assert all(len(set(row)) == k for row in indices.tolist())
+
+
 def test_few_numbers_leave_the_rest_empty() -> None:
     rows = torch.full((1, 100), -torch.inf)
     rows[0, 70], rows[0, 99] = 1.0, 2.0
