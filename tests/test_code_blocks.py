@@ -204,15 +204,24 @@ def test_kubectl_asks_for_a_cluster(tmp_path: Path) -> None:
         assert has_asked or (found.returncode == 0 and arguments[0] == "kustomize"), found.stderr
 
 
-def test_named_tests_can_be_collected() -> None:
+class Collected:
+    """A plugin that remembers the names of the tests of a run."""
+
+    names: str = ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = "\n".join(item.nodeid for item in session.items)
+
+
+def test_named_tests_can_be_collected(capsys: pytest.CaptureFixture[str]) -> None:
     """With the options that are shown."""
     options = [word for words in shell_commands() if words[0] == "pytest" for word in words[1:]]
     assert len(options) > 4
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *options]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+    found = Collected()
+    status = pytest.main(["--collect-only", "-qq", *options], plugins=[found])
+    assert status == pytest.ExitCode.OK, capsys.readouterr().out
     for path in options:
-        assert not path.startswith("tests/") or path in found.stdout
+        assert not path.startswith("tests/") or path in found.names
 
 
 PROGRAMS = [words[1:] for words in shell_commands() if words[0] == "python"]
