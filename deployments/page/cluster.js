@@ -117,11 +117,23 @@ function values(series, metric, labels) {
     .map((item) => item.value);
 }
 
+// Where it is narrow each row stands by itself, its cells with their heads; the roles stay.
 function table(caption, heads, rows) {
-  const head = element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text)));
+  const head = element("tr", { role: "row" }, ...heads.map((text) => element("th", { scope: "col", role: "columnheader" }, text)));
   const body = rows.map(([first, ...rest]) =>
-    element("tr", {}, element("th", { scope: "row" }, ...first), ...rest.map((text) => element("td", {}, text))),
+    element(
+      "tr",
+      { role: "row" },
+      element("th", { scope: "row", role: "rowheader" }, ...first),
+      ...rest.map((text, index) => element("td", { role: "cell", "data-head": heads[index + 1] }, text)),
+    ),
   );
-  const made = element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body));
+  const made = element(
+    "table",
+    { role: "table" },
+    element("caption", {}, caption),
+    element("thead", { role: "rowgroup" }, head),
+    element("tbody", { role: "rowgroup" }, ...body),
+  );
   return element("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, made);
 }

@@ -13,7 +13,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.compilation import BeginToCompile
-from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost
@@ -55,7 +55,8 @@ def build_engine(
 
     Args:
         compiled: the model, if it has been compiled.
-        begin_to_compile: compiles it beside the first requests.
+        begin_to_compile: compiles it beside the first requests; not used where answers have to be
+            exact and are, since they would be others then.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
@@ -97,7 +98,8 @@ def build_engine(
         cache.num_rows,
     )
     faster = None
-    if changes_over:
+    stays_as_it_is = config.engine.exact is True and runner.shapes.is_exact
+    if changes_over and (can_pack(model.module) or not stays_as_it_is):
         assert begin_to_compile is not None
         faster = begin_to_compile(model, config.engine, 1 + max_draft_tokens, budget is not None)
     return Engine(

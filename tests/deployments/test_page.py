@@ -505,13 +505,15 @@ def hit_rate(guesses: str, accepted: str) -> str:
 
 @pytest.mark.parametrize("view", ["Chat", "Side by side", "Databases"])
 def test_a_narrow_window_does_not_scroll_sideways(page: Any, view: str) -> None:
-    """On a phone every view fits the width."""
+    """On a phone every view fits the width, and each table its place."""
     page.set_viewport_size({"width": 360, "height": 740})
     page.get_by_role("tab", name=view).click()
     if view == "Databases":
         page.get_by_role("table").first.wait_for()
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 360
+    for place in page.locator(".scroll").all():
+        assert place.evaluate("place => place.scrollWidth <= place.clientWidth")
 
 
 def test_dark_and_light(page: Any) -> None:

@@ -192,6 +192,19 @@ def test_exact_from_the_change_over_on(model: torch.nn.Module, faster: Future[Fa
     assert again.token_ids == wanted["d"]
 
 
+def test_an_exact_engine_changes_over_to_nothing_else(
+    model: torch.nn.Module, faster: Future[Faster], caplog: pytest.LogCaptureFixture
+) -> None:
+    later: Future[Faster] = Future()
+    later.set_result(replace(faster.result(), shapes=Shapes()))
+    engine = make_engine(model=model, exact="auto", faster=later)
+    engine._runner.shapes = Shapes(is_exact=True)
+    run(engine, [make_sequence("a", make_prompt(5))])
+    assert engine.is_exact
+    assert not engine.is_compiled
+    assert "would not be exact" in caplog.text
+
+
 def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:
     """The engine goes on when the compiler fails."""
     broken: Future[Faster] = Future()
