@@ -21,6 +21,9 @@ from hdserve.engine.workers import Workers
 
 _OPERATOR: Final = "hdserve::row_linear"
 
+_BY_PLAN: Final = "hdserve::multiply_rows_by_plan"
+"""The same for operators of C++, which leave to it what they do not know."""
+
 MIN_WEIGHTS_PER_THREAD = 1 << 18
 
 
@@ -202,9 +205,10 @@ def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.T
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
 
 
-torch.library.define(
-    _OPERATOR,
-    "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
-)
-torch.library.impl(_OPERATOR, "default", multiply_rows_by_plan)
-torch.library.register_fake(_OPERATOR, _like_products)
+for name in (_OPERATOR, _BY_PLAN):
+    torch.library.define(
+        name,
+        "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
+    )
+    torch.library.impl(name, "default", multiply_rows_by_plan)
+    torch.library.register_fake(name, _like_products)

@@ -97,13 +97,22 @@ bool are_paired(const at::Tensor &rows, const at::Tensor &weight,
          (!bias || (is_paired(*bias) && bias->is_contiguous()));
 }
 
+// The operator of Python with this name, which takes and gives what `Operator` does.
+template <typename Operator>
+auto in_python(const char *name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Operator>();
+}
+
 at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at::Tensor &others,
                       const std::optional<at::Tensor> &bias, const at::Tensor &max_rows) {
   const int64_t num_inputs = weight.size(1), num_outputs = weight.size(0);
   const int64_t num_rows = rows.numel() / num_inputs;
+  if (!step) {
+    static const auto by_plan = in_python<decltype(row_linear)>("hdserve::multiply_rows_by_plan");
+    return by_plan.call(rows, weight, others, bias, max_rows);
+  }
   const bool are_few = num_rows <= *max_rows.const_data_ptr<int64_t>();
-  if (!step || !num_rows || !(are_few || step->is_exact))
-    return at::linear(rows, others, bias);
+  if (!num_rows || !(are_few || step->is_exact)) return at::linear(rows, others, bias);
   const bool is_paired = are_paired(rows, weight, bias);
   const at::Tensor inputs = (is_paired ? rows : rows.to(at::kFloat)).contiguous();
   auto sizes = rows.sizes().vec();
@@ -138,20 +147,13 @@ void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows) {
                   source + (head * whole.stride(1) + row * whole.stride(2)) * item, num_bytes);
 }
 
-at::Tensor attend_by_plan(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
-                          int64_t layer, std::optional<double> scaling,
-                          std::optional<int64_t> sliding_window, std::optional<double> softcap) {
-  static const auto in_python = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("hdserve::attend_by_plan", "")
-                                    .typed<decltype(attend_by_plan)>();
-  return in_python.call(query, key, value, layer, scaling, sliding_window, softcap);
-}
-
 at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                             int64_t layer, std::optional<double> scaling,
                             std::optional<int64_t> sliding_window, std::optional<double> softcap) {
-  if (!step || !step->listed)
-    return attend_by_plan(query, key, value, layer, scaling, sliding_window, softcap);
+  if (!step || !step->listed) {
+    static const auto by_plan = in_python<decltype(packed_attention)>("hdserve::attend_by_plan");
+    return by_plan.call(query, key, value, layer, scaling, sliding_window, softcap);
+  }
   const int64_t *stored = step->layers[layer];
   write(key, stored[0], stored[3]);
   write(value, stored[1], stored[3]);

@@ -123,6 +123,19 @@ def test_outside_a_step_layers_are_those_of_pytorch() -> None:
     assert torch.equal(found, F.linear(rows, weight))
 
 
+@pytest.mark.usefixtures("operators")
+@torch.inference_mode()
+def test_a_step_they_were_not_told_of_is_left_to_python() -> None:
+    """That of a compiled model that does without them."""
+    generator = torch.Generator().manual_seed(5)
+    rows, weight = (torch.randn(*size, generator=generator) for size in ((5, 512), (256, 512)))
+    arguments = (rows, weight, torch.zeros_like(weight), None, torch.tensor(32))
+    with running(make_plan(make_cache(torch.float32, 1), make_chunks(1, 1, 0))):
+        found = torch.ops.hdserve.row_linear(*arguments)
+        assert torch.equal(found, multiply_rows_by_plan(*arguments))
+    assert found.any()
+
+
 def make_states(dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
     """Query, key and value as models give them: the heads of one row lie together."""
     generator = torch.Generator().manual_seed(4)
