@@ -106,9 +106,11 @@ def wait_for_line(log: Path, line: str) -> None:
         time.sleep(0.1)
 
 
-def running(child: str, drain_timeout_s: float) -> str:
-    """A program that runs ``child`` as the command runs its server."""
+def running(child: str, drain_timeout_s: float, on_hangup: str = "SIG_DFL") -> str:
+    """A program that runs ``child`` as the command runs its server, whatever these tests were
+    started by does with SIGHUP."""
     return (
+        f"import signal; signal.signal(signal.SIGHUP, signal.{on_hangup});"
         "import sys; from hdserve.cli import serve; serve.END_TIMEOUT_S = 0.2;"
         f"sys.exit(serve.run_until_signal([sys.executable, '-c', {child!r}], {drain_timeout_s}))"
     )
@@ -161,8 +163,7 @@ def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> 
 def test_it_outlives_its_terminal_where_it_is_told_to(tmp_path: Path) -> None:
     """As by nohup, which has SIGHUP ignored."""
     log = tmp_path / "log"
-    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-    with started(log, "-c", ignoring + running(ORDERLY, 60)) as (process, mark):
+    with started(log, "-c", running(ORDERLY, 60, "SIG_IGN")) as (process, mark):
         wait_for("ready", log, process)
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ from hdserve.core import FinishReason, StepOutput, TokenLogprob
 from hdserve.engine.engine import Engine
 from hdserve.engine.prompt_scorer import token_logprobs
 from hdserve.engine.sampler import token_logprob
+from hdserve.errors import InvalidRequest
 from hdserve.errors import HdserveError, PromptTooLong
 from hdserve.models import resolve_model
 from tests.drafters import JunkDrafter, OracleDrafter
@@ -282,7 +283,7 @@ def test_ranks_of_equals_are_those_of_their_order() -> None:
 def test_a_number_that_is_none_is_refused() -> None:
     """What nobody checked is refused when it is queued, and others go on."""
     engine = make_engine()
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidRequest, match="prompt_logprobs must be an integer"):
         engine.add(make_sequence("a", make_prompt(5), prompt_logprobs=1.5))
     assert len(run(engine, [make_sequence("a", make_prompt(5))])) > 0
 
