@@ -15,8 +15,7 @@ from hdserve.core import FinishReason, StepOutput, TokenLogprob
 from hdserve.engine.engine import Engine
 from hdserve.engine.prompt_scorer import token_logprobs
 from hdserve.engine.sampler import token_logprob
-from hdserve.errors import InvalidRequest
-from hdserve.errors import HdserveError, PromptTooLong
+from hdserve.errors import HdserveError, InvalidRequest, PromptTooLong
 from hdserve.models import resolve_model
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
