@@ -30,7 +30,8 @@ _NUM_COST_ROUNDS = 7
 _MAX_COST_S = 2.0
 """After which no other round begins: large models are slow, and their times differ less."""
 
-_CHUNK_TOKENS = 64
+_CHUNKS_TOKENS = (64, 256)
+"""Of prompts.  What a short chunk gains a long one may lose, where threads share it."""
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
@@ -211,19 +212,20 @@ def _token(vocab_size: int, index: int) -> int:
 
 def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether forwards at ``shapes`` take about as long as others, for one row after some context
-    and for a chunk of a prompt."""
+    and for chunks of a prompt."""
     are_same_rows = replace(runner.shapes, is_exact=True) == shapes
     if are_same_rows and runner.always_attends:
         return True  # they are no other forwards
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
-    num_tokens = min(_CHUNK_TOKENS, runner.cache.num_rows, runner.model.max_model_len)
-    segment = runner.cache.allocate(max(cached + 1, num_tokens))
+    longest = min(runner.cache.num_rows, runner.model.max_model_len)
+    lengths = {min(number, longest) for number in _CHUNKS_TOKENS}
+    segment = runner.cache.allocate(max(cached + 1, *lengths))
     if segment is None:
         return True
-    row = Chunk(segment, cached, [0], DraftTree(0, 0))
-    chunk = Chunk(segment, 0, [0] * num_tokens, None)
+    tried = [Chunk(segment, 0, [0] * length, None) for length in sorted(lengths)]
     is_native = runner.compiled is not None and runner.compiled.is_native
-    tried = [chunk] if are_same_rows and is_native else [row, chunk]  # one row is no other forward
+    if not (are_same_rows and is_native):  # then one row is no other forward
+        tried.insert(0, Chunk(segment, cached, [0], DraftTree(0, 0)))
     try:
         return all(_cost(runner, shapes, each) <= _AFFORDABLE_COST for each in tried)
     finally:
