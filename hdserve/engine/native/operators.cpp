@@ -34,7 +34,7 @@ using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t
                         double scale, double softcap, int64_t window, int64_t first, int64_t stop);
 using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
 
-// As library.py fills it.  `multiply_pairs` is null where the processor has no such products.
+// As operators.py fills it.  `multiply_pairs` is null where the processor has no such products.
 struct Kernels {
   Multiply multiply;
   MultiplyPairs multiply_pairs;
@@ -50,13 +50,14 @@ struct Kernels {
   int64_t no_window;
 };
 
-// As library.py fills it.  `listed` is null where Python attends.
+// As operators.py fills it.  `listed` is null where Python attends.
 struct Step {
   int64_t num_threads;
   int64_t is_exact;
   const int64_t *kv_rows;
   const int64_t *listed;
-  const int64_t (*layers)[6];
+  const int64_t (*layers)[6];  // keys, values, heads, rows, size of a key, size of a value
+  int64_t item_bytes;
   int64_t num_spans;
   int64_t most_visible;
   int64_t num_visible;
@@ -136,9 +137,11 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
 }
 
 // Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
-void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows) {
+void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t size) {
   const at::Tensor whole = rows.stride(3) == 1 ? rows : rows.contiguous();
-  const int64_t item = whole.element_size(), num_bytes = whole.size(3) * item;
+  const int64_t item = whole.element_size(), num_bytes = size * item;
+  TORCH_CHECK(whole.size(3) == size && item == step->item_bytes,
+              "keys and values are not of the size and dtype of the cache");
   const char *source = static_cast<const char *>(whole.data_ptr());
   char *target = reinterpret_cast<char *>(stored);
   for (int64_t head = 0; head < whole.size(1); ++head)
@@ -155,8 +158,8 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
     return by_plan.call(query, key, value, layer, scaling, sliding_window, softcap);
   }
   const int64_t *stored = step->layers[layer];
-  write(key, stored[0], stored[3]);
-  write(value, stored[1], stored[3]);
+  write(key, stored[0], stored[3], stored[4]);
+  write(value, stored[1], stored[3], stored[5]);
   const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];
   const at::Tensor queries = query.transpose(1, 2).to(at::kFloat).contiguous();
   at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)}, queries.options());

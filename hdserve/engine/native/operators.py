@@ -74,6 +74,7 @@ class _Step(ctypes.Structure):
         ("kv_rows", ctypes.c_void_p),
         ("listed", ctypes.c_void_p),
         ("layers", ctypes.c_void_p),
+        ("item_bytes", ctypes.c_int64),
         ("num_spans", ctypes.c_int64),
         ("most_visible", ctypes.c_int64),
         ("num_visible", ctypes.c_int64),
@@ -152,6 +153,7 @@ def _describe(plan: StepPlan) -> _Step:
     columns = plan.listed.columns
     step.listed = address_of(columns.addresses)
     step.layers = address_of(plan.listed.kernel.layers)
+    step.item_bytes = plan.cache.dtype.itemsize
     step.num_spans = len(columns.spans)
     step.most_visible = columns.most_visible
     step.num_visible = columns.num_visible

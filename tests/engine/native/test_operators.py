@@ -179,6 +179,21 @@ def test_attention(
     assert all(map(torch.equal, *kept))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float64, KEY_SIZE), (torch.float32, KEY_SIZE + 8)]
+)
+@torch.inference_mode()
+def test_what_does_not_fit_the_cache_is_refused(
+    operators: NativeOperators, dtype: torch.dtype, size: int
+) -> None:
+    cache = make_cache(torch.float32, 1)
+    chunks = make_chunks(1, 1, seed=1)
+    query, key, value = make_states(torch.float32, chunks[0].num_rows)
+    odd = torch.zeros((*key.shape[:3], size), dtype=dtype)
+    with natively(operators, make_plan(cache, chunks)), pytest.raises(RuntimeError, match="size"):
+        torch.ops.hdserve.packed_attention(query, odd, value, 0, None, None, None)
+
+
 @pytest.mark.skipif(not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles")
 @torch.inference_mode()
 def test_tiles_are_left_to_python(operators: NativeOperators) -> None:
