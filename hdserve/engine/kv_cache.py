@@ -140,6 +140,11 @@ class KVCache:
         """Give all rows back, whoever has them."""
         self._free = [Segment(0, self.num_rows)]
 
+    def clear(self, segment: Segment) -> None:
+        """Make its rows zero, which may hold what is no number."""
+        for stored in (self._keys, self._values):
+            stored.narrow(2, segment.start, segment.num_rows).zero_()
+
     def compact(self, owned: Sequence[tuple[Segment, int]]) -> list[Segment]:
         """Move all segments to the beginning, so that the free rows lie together.
 

@@ -21,7 +21,7 @@ class Slot:
 
     Attributes:
         is_offered: whether others may reuse what its prompt left in the cache, or never will.
-        leaves_nothing: whether nobody may reuse what it leaves.
+        leaves_nothing: whether nobody may reuse what it leaves, which may be no numbers.
     """
 
     seq: Sequence
@@ -209,6 +209,8 @@ class Scheduler:
         seq = slot.seq
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
         namespace = seq.namespace if is_kept else None
+        if slot.leaves_nothing:
+            self._prefixes.cache.clear(slot.segment)
         self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
 
 

@@ -428,6 +428,22 @@ def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -
     assert isinstance(output.error, HdserveError)
 
 
+def test_rows_that_hold_no_numbers_reach_nobody_else() -> None:
+    """A masked column counts for nothing, but nothing times what is no number is none."""
+    model, poison = make_model(), 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    wanted = plain(clean, **GREEDY, max_tokens=8)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make(model=model, kv_cache_tokens=64, max_num_sequences=1)
+    for number in range(2):
+        run(engine, [make_sequence(f"bad {number}", [poison] * 40, **GREEDY, max_tokens=8)])
+    good = make_sequence("good", clean, **GREEDY, max_tokens=8)
+    run(engine, [good])
+    assert good.finish_reason is not FinishReason.ERROR
+    assert good.token_ids == wanted.token_ids
+
+
 @pytest.mark.parametrize(
     "options",
     [{"logprobs": 1.5}, {"stop": (("a",),)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
