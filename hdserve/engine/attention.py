@@ -11,17 +11,11 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from hdserve.engine.batch import Span
 from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.python_operator import define_operator
 from hdserve.engine.step_context import current_plan
 
 ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""
-
-_OPERATOR: Final = "hdserve::packed_attention"
-"""What a compiled model calls: an operator takes tensors and numbers, so it cannot be given the
-plan, and finds it where the eager function does."""
-
-_BY_PLAN: Final = "hdserve::attend_by_plan"
-"""The same for operators of C++, which leave to it what they do not know."""
 
 
 def register_attention() -> None:
@@ -76,7 +70,11 @@ def attend_by_plan(
     sliding_window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """As :func:`packed_attention`, of the layer with a number: what its operator does in Python."""
+    """As :func:`packed_attention`, of the layer with a number: what its operator does in Python.
+
+    An operator takes tensors and numbers, so it cannot be given the plan, and finds it where the
+    eager function does.
+    """
     plan = current_plan()
     assert plan is not None, "attention is called within a step"
     plan.cache.write(layer, plan.kv_rows, key, value)
@@ -103,14 +101,13 @@ def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor,
     return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-for name in (_OPERATOR, _BY_PLAN):
-    torch.library.define(
-        name,
-        "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
-        "float? softcap) -> Tensor",
-    )
-    torch.library.impl(name, "default", attend_by_plan)
-    torch.library.register_fake(name, _like_attended)
+define_operator(
+    "packed_attention",
+    "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
+    "float? softcap) -> Tensor",
+    attend_by_plan,
+    _like_attended,
+)
 
 
 def _attend(

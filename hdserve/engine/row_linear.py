@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,9 @@ from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
+from hdserve.engine.python_operator import define_operator
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
-
-_OPERATOR: Final = "hdserve::row_linear"
-
-_BY_PLAN: Final = "hdserve::multiply_rows_by_plan"
-"""The same for operators of C++, which leave to it what they do not know."""
 
 MIN_WEIGHTS_PER_THREAD = 1 << 18
 
@@ -205,10 +201,9 @@ def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.T
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
 
 
-for name in (_OPERATOR, _BY_PLAN):
-    torch.library.define(
-        name,
-        "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
-    )
-    torch.library.impl(name, "default", multiply_rows_by_plan)
-    torch.library.register_fake(name, _like_products)
+define_operator(
+    "row_linear",
+    "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
+    multiply_rows_by_plan,
+    _like_products,
+)

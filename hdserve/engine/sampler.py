@@ -66,7 +66,9 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> in
 def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
     """Whether the raw logit of ``token_id``, of one row, is a number, and what was made of it
     forbids it not; a penalty may make it infinite."""
-    return isfinite(_at(logits, token_id)) and _at(shaped, token_id) > -inf
+    if not isfinite(_at(logits, token_id)):
+        return False
+    return shaped is logits or _at(shaped, token_id) > -inf
 
 
 def _at(logits: torch.Tensor, token_id: int) -> float:

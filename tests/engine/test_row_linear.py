@@ -140,14 +140,6 @@ def test_weights_that_only_look_like_numbers_stay() -> None:
     assert not can_multiply(layer)
 
 
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_models_need_no_row_counts(dtype: Literal["float32", "bfloat16"]) -> None:

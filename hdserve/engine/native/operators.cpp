@@ -109,8 +109,8 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
   const int64_t num_inputs = weight.size(1), num_outputs = weight.size(0);
   const int64_t num_rows = rows.numel() / num_inputs;
   if (!step) {
-    static const auto by_plan = in_python<decltype(row_linear)>("hdserve::multiply_rows_by_plan");
-    return by_plan.call(rows, weight, others, bias, max_rows);
+    static const auto found = in_python<decltype(row_linear)>("hdserve::row_linear_in_python");
+    return found.call(rows, weight, others, bias, max_rows);
   }
   const bool are_few = num_rows <= *max_rows.const_data_ptr<int64_t>();
   if (!num_rows || !(are_few || step->is_exact)) return at::linear(rows, others, bias);
@@ -154,8 +154,9 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
                             int64_t layer, std::optional<double> scaling,
                             std::optional<int64_t> sliding_window, std::optional<double> softcap) {
   if (!step || !step->listed) {
-    static const auto by_plan = in_python<decltype(packed_attention)>("hdserve::attend_by_plan");
-    return by_plan.call(query, key, value, layer, scaling, sliding_window, softcap);
+    static const auto found =
+        in_python<decltype(packed_attention)>("hdserve::packed_attention_in_python");
+    return found.call(query, key, value, layer, scaling, sliding_window, softcap);
   }
   const int64_t *stored = step->layers[layer];
   write(key, stored[0], stored[3], stored[4]);

@@ -45,14 +45,6 @@ def operators() -> NativeOperators:
     return found
 
 
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def make_cache(dtype: torch.dtype, num_sequences: int) -> KVCache:
     """Full of the same random numbers each time."""
     shape = KVShape(NUM_LAYERS, NUM_KV_HEADS, KEY_SIZE, VALUE_SIZE)

@@ -1,0 +1,25 @@
+"""Operators of PyTorch that are functions of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def define_operator(
+    name: str,
+    signature: str,
+    function: Callable[..., torch.Tensor],
+    like: Callable[..., torch.Tensor],
+) -> None:
+    """Define ``hdserve::name``, which compiled models call, and ``hdserve::name_in_python``, which
+    it stays where it has code of its own for a device (``native/operators.cpp``).
+
+    Args:
+        like: gives a tensor of the shape, dtype and strides of what ``function`` gives.
+    """
+    for each in (f"hdserve::{name}", f"hdserve::{name}_in_python"):
+        torch.library.define(each, signature)
+        torch.library.impl(each, "default", function)
+        torch.library.register_fake(each, like)
