@@ -108,11 +108,12 @@ def visible_in(buffers: RowBuffers, window: int | None) -> MaskFunction:
         node = torch.where(is_node, node, 0)
         bits = ancestors[node // WORD_BITS, row] >> (node % WORD_BITS)
         is_ancestor = is_node & (bits % 2 != 0)
-        visible = ((key >= starts[row]) & (key < stops[row])) | is_ancestor
+        is_committed = (key >= starts[row]) & (key < stops[row])
         if window is None:
-            return visible
-        behind = positions[first_node_rows[row] + node]
-        position = torch.where(is_node, behind, key - starts[row])
-        return visible & (positions[row] - position < window)
+            return torch.logical_or(is_committed, is_ancestor)
+        among_nodes = positions[first_node_rows[row] + node]
+        position = torch.where(is_node, among_nodes, key - starts[row])
+        is_near = positions[row] - position < window
+        return torch.logical_and(is_committed | is_ancestor, is_near)
 
     return is_visible
