@@ -9,7 +9,7 @@ step is read from tensors, so that a CUDA graph can hold it (docs/adr/0024).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -18,6 +18,8 @@ from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, WORD_BITS
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreFunction = Callable[..., torch.Tensor]
+
+_SMALLEST_TILE: Final = 16
 
 
 class BlockAttention:
@@ -55,6 +57,7 @@ class BlockAttention:
         Returns:
             ``[1, num_rows, num_heads, value_size]``; zeros in rows that see nothing.
         """
+        num_groups = query.shape[1] // keys.shape[1]
         found = self._attend(
             query,
             keys,
@@ -62,7 +65,8 @@ class BlockAttention:
             score_mod=None if softcap is None else self._score(softcap),
             block_mask=self._mask(window),
             scale=scale,
-            enable_gqa=keys.shape[1] != query.shape[1],
+            enable_gqa=num_groups > 1,
+            kernel_options=_kernel_options(query.shape[2], num_groups),
         )
         return found.transpose(1, 2).contiguous()
 
@@ -89,6 +93,15 @@ class BlockAttention:
 
             found = self._scores[softcap] = score
         return found
+
+
+def _kernel_options(num_rows: int, num_groups: int) -> Any:
+    """For few rows all heads that share keys are in one tile, by default however large; what is
+    beyond half of ``ROWS_PER_BLOCK`` goes to more tiles."""
+    if num_rows >= ROWS_PER_BLOCK:
+        return None
+    together = 1 << (num_rows * num_groups - 1).bit_length()
+    return {"BLOCK_M": min(max(together, _SMALLEST_TILE), ROWS_PER_BLOCK // 2)}
 
 
 def visible_in(buffers: RowBuffers, window: int | None) -> MaskFunction:
