@@ -30,6 +30,7 @@ def make_engine(
     adapts_budget: bool = False,
     grammars: Grammars | None = None,
     faster: Future[Faster] | None = None,
+    uses_blocks: bool | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine in float64 around a tiny Llama, or around ``model``."""
@@ -50,6 +51,7 @@ def make_engine(
         tokenizer,
         grammars=grammars,
         begin_to_compile=None if faster is None else lambda *_: faster,
+        uses_blocks=uses_blocks,
     )
 
 

@@ -41,9 +41,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Write the rows' keys and values to the cache and attend, each row to its own sequence.
 
-    Sequences of few rows are attended for in one call of the compiled kernel, the others one by
-    one: a mask over the concatenation would cost the square of the batch.  To be called within
-    :func:`~hdserve.engine.step_context.running`.
+    On a CPU sequences of few rows are attended for in one call of the compiled kernel, the others
+    one by one: a mask over the concatenation would cost the square of the batch.  On a GPU all are
+    in one call.  To be called within :func:`~hdserve.engine.step_context.running`.
 
     Args:
         query: ``[1, num_heads, num_rows, head_size]``.
@@ -79,6 +79,9 @@ def attend_by_plan(
     assert plan is not None, "attention is called within a step"
     plan.cache.write(layer, plan.kv_rows, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if plan.by_blocks is not None:
+        whole = plan.cache.read_all(layer)
+        return plan.by_blocks(query, *whole, scale, sliding_window, softcap)
     if plan.listed is None:
         attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,13 +11,18 @@ import torch
 
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.packed_rows import pack_rows, positions
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.tree_attention import TreeAttention
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
 BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
+
+AttendByBlocks = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor
+]
+"""See :class:`~hdserve.engine.block_attention.BlockAttention`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,11 @@ class Span:
         visible = _visible(self.chunk, self.num_keys)
         if sliding_window is None:
             return visible
-        positions = _positions(self.chunk)
+        own = positions(self.chunk)
         key_positions = np.arange(self.num_keys, dtype=np.int64)
         first = self.chunk.first_column
-        key_positions[first : first + self.chunk.num_rows] = positions
-        return visible & (positions[:, None] - key_positions[None, :] < sliding_window)
+        key_positions[first : first + self.chunk.num_rows] = own
+        return visible & (own[:, None] - key_positions[None, :] < sliding_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class StepPlan:
         spans: of the other sequences.
         is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
+        by_blocks: attends for all sequences, if it is not ``None``.
     """
 
     cache: KVCache
@@ -70,6 +76,7 @@ class StepPlan:
     spans: list[Span]
     is_exact: bool
     workers: Workers
+    by_blocks: AttendByBlocks | None = None
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
@@ -91,6 +98,7 @@ class ForwardBatch:
         logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
             for a chunk without a tree.
         num_nodes: of all trees; as many of ``logit_rows`` come first.
+        is_fixed: whether the tensors, all of them, are those of every such batch of as many rows.
         scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
     """
 
@@ -101,6 +109,7 @@ class ForwardBatch:
     num_nodes: int
     scored_slices: dict[int, slice]
     plan: StepPlan
+    is_fixed: bool = False
 
 
 def build_batch(
@@ -113,56 +122,21 @@ def build_batch(
 ) -> ForwardBatch:
     """Pack ``chunks`` into one forward of an allowed shape.
 
-    Padding rows repeat token 0 at position 0, write to the scratch row and are read by nothing.
-
     Args:
         kernel: attends for all sequences if shapes are exact, and else for those of as many rows as
             it is fast for.
     """
-    num_rows = shapes.pad_rows(sum(chunk.num_rows for chunk in chunks))
-    token_ids = np.zeros(num_rows, np.int64)
-    position_ids = np.zeros(num_rows, np.int64)
-    kv_rows = np.full(num_rows, cache.scratch_row, np.int64)
-    logit_rows: list[int] = []
-    logit_slices: list[slice] = []
-    placed: list[tuple[int, Chunk]] = []
-    row = 0
-    for chunk in chunks:
-        rows = slice(row, row + chunk.num_rows)
-        token_ids[rows] = [*chunk.token_ids, *(chunk.tree.token_ids[1:] if chunk.tree else ())]
-        position_ids[rows] = _positions(chunk)
-        first_kv_row = chunk.segment.start + chunk.first_column
-        kv_rows[rows] = np.arange(first_kv_row, first_kv_row + chunk.num_rows)
-        placed.append((row, chunk))
-        first_logit = len(logit_rows)
-        if chunk.tree is not None:
-            logit_rows.extend(range(row + len(chunk.token_ids) - 1, rows.stop))
-        logit_slices.append(slice(first_logit, len(logit_rows)))
-        row = rows.stop
-    num_nodes = len(logit_rows)
-    scored_slices = _append_scored(logit_rows, placed)
-    if logit_rows:  # the head is a linear layer like the others
-        logit_rows += [0] * (shapes.pad_rows(len(logit_rows)) - len(logit_rows))
+    packed = pack_rows(chunks, shapes, cache.scratch_row)
+    kv_rows = torch.from_numpy(packed.kv_rows).to(device)
     return ForwardBatch(
-        token_ids=torch.from_numpy(token_ids).to(device).unsqueeze(0),
-        position_ids=torch.from_numpy(position_ids).to(device).unsqueeze(0),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        logit_slices=logit_slices,
-        num_nodes=num_nodes,
-        scored_slices=scored_slices,
-        plan=_plan(placed, cache, torch.from_numpy(kv_rows).to(device), shapes, kernel, workers),
+        token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
+        position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
+        logit_rows=torch.tensor(packed.logit_rows, dtype=torch.int64, device=device),
+        logit_slices=packed.logit_slices,
+        num_nodes=packed.num_nodes,
+        scored_slices=packed.scored_slices,
+        plan=_plan(packed.placed, cache, kv_rows, shapes, kernel, workers),
     )
-
-
-def _append_scored(logit_rows: list[int], placed: Sequence[tuple[int, Chunk]]) -> dict[int, slice]:
-    """Append the rows of scored tokens; which are those of each chunk that has some."""
-    slices = {}
-    for index, (row, chunk) in enumerate(placed):
-        if chunk.num_scored_tokens:
-            first = len(logit_rows)
-            logit_rows.extend(range(row, row + chunk.num_scored_tokens))
-            slices[index] = slice(first, len(logit_rows))
-    return slices
 
 
 def _plan(
@@ -180,14 +154,6 @@ def _plan(
     if kernel is not None and few:
         listed = Listed(kernel, list_columns(few, len(kv_rows)))
     return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
-
-
-def _positions(chunk: Chunk) -> IntArray:
-    last = chunk.first_column + len(chunk.token_ids) - 1
-    chain = np.arange(chunk.first_column, last + 1, dtype=np.int64)
-    if chunk.tree is None or not chunk.tree.num_draft_tokens:
-        return chain
-    return np.concatenate([chain, last + np.array(chunk.tree.depths[1:], np.int64)])
 
 
 def _visible(chunk: Chunk, num_keys: int) -> BoolArray:

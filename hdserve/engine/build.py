@@ -28,7 +28,7 @@ from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.sampler import choose_one
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, UnsupportedModel
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def build_engine(
     on_finish: Callable[[core.Sequence], None] | None = None,
     compiled: CompiledForward | None = None,
     begin_to_compile: BeginToCompile | None = None,
+    uses_blocks: bool | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
 
@@ -60,6 +61,7 @@ def build_engine(
         compiled: the model, if it has been compiled.
         begin_to_compile: compiles it beside the first requests; not used where answers have to be
             exact and are, since they would be others then.
+        uses_blocks: see :class:`~hdserve.engine.model_runner.ModelRunner`.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory.
@@ -70,8 +72,14 @@ def build_engine(
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
     cache = _make_cache(config.engine, model, max_draft_tokens)
-    runner = ModelRunner(model, cache, needs_hidden=guarded.needs_hidden)
-    _prepare(runner, config.engine, compiled, max_draft_tokens)
+    runner = ModelRunner(
+        model,
+        cache,
+        needs_hidden=guarded.needs_hidden,
+        max_draft_tokens=max_draft_tokens,
+        uses_blocks=uses_blocks,
+    )
+    _prepare(runner, config.engine, compiled, _max_rows(config.engine, max_draft_tokens))
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
         budget = DraftBudget(
@@ -107,19 +115,37 @@ def _prepare(
     runner: ModelRunner,
     config: EngineConfig,
     compiled: CompiledForward | None,
-    max_draft_tokens: int,
+    max_rows: int,
 ) -> None:
     """Check the model, and choose how its forwards run.
+
+    Args:
+        max_rows: of the largest forward.
 
     Raises:
         UnsupportedModel: it gives other results in packed forwards.
     """
-    check_packed_forward(runner)
+    runner.warm_up(max_rows)
+    _check(runner)
     if compiled is not None and runner.needs_hidden:
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compile_with(None if runner.needs_hidden else compiled)
     _compile_kernels(runner)
-    runner.shapes = choose_shapes(runner, _max_rows(config, max_draft_tokens), config.exact)
+    runner.shapes = choose_shapes(runner, max_rows, config.exact)
+
+
+def _check(runner: ModelRunner) -> None:
+    """
+    Raises:
+        UnsupportedModel: the model gives other results in packed forwards, however it attends.
+    """
+    try:
+        check_packed_forward(runner)
+    except UnsupportedModel as error:
+        if not runner.attends_by_blocks:
+            raise
+        runner.attend_one_by_one(str(error))
+        check_packed_forward(runner)
 
 
 def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:

@@ -10,6 +10,7 @@ from math import isfinite
 import torch
 
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
+from hdserve.engine.batched_choices import NO_TOKEN, Nodes
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
@@ -66,15 +67,29 @@ class SequenceDecoder:
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
 
-    def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
+    def nodes(self, tree: DraftTree, outputs: NodeOutputs) -> Nodes | None:
+        """Those of ``tree``, if what is sampled at each depends on its logits alone."""
+        params = self.seq.params
+        if params.is_greedy or not self._is_free or params.logprobs is not None:
+            return None
+        root = len(self.seq.token_ids)
+        noise = [uniform(params.seed, self.seq.choice_index, root + d) for d in tree.depths]
+        return Nodes(outputs.logits, params, noise)
+
+    def decide(
+        self, tree: DraftTree, outputs: NodeOutputs, chosen: list[int] | None = None
+    ) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them.
+
+        Args:
+            chosen: the choice at every node of :meth:`nodes`, where they were made together.
 
         Raises:
             SequenceFault: no token can be chosen.
         """
         self._logprobs.clear()
         self._grammar_ends.clear()
-        choose_next = self._chooser(outputs)
+        choose_next = self._chooser(outputs) if chosen is None else _chosen_at(chosen)
         recorded = self.seq.recorded_token_ids
         if recorded is None:
             return verify(tree, choose_next)
@@ -89,12 +104,16 @@ class SequenceDecoder:
     def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
         """The model's choice at a node; to be called along one path from the root."""
         params = self.seq.params
-        is_free = self.history is None and self.grammar is None
-        if params.is_greedy and is_free and params.logprobs is None:
+        if params.is_greedy and self._is_free and params.logprobs is None:
             tokens, logits = outputs.top_tokens(1)
             return _likeliest(tokens[:, 0].tolist(), logits[:, 0].tolist())
         positions = count(len(self.seq.token_ids))
         return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a choice depends on nothing chosen before."""
+        return self.history is None and self.grammar is None
 
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         try:
@@ -204,6 +223,17 @@ class SequenceDecoder:
     @property
     def _may_stop(self) -> bool:
         return self.seq.num_output_tokens >= self.seq.params.min_tokens
+
+
+def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:
+    """The token of each node, if there is one."""
+
+    def choose(node: int) -> int:
+        if token_ids[node] == NO_TOKEN:
+            raise SequenceFault from _no_token()
+        return token_ids[node]
+
+    return choose
 
 
 def _likeliest(token_ids: list[int], logits: list[float]) -> Callable[[int], int]:

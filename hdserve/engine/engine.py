@@ -15,6 +15,7 @@ from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Held
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.batched_choices import Nodes, choose_together
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
 from hdserve.engine.decoder import SequenceDecoder, SequenceFault
@@ -332,12 +333,13 @@ class Engine:
     ) -> Iterator[StepOutput]:
         moves: list[tuple[int, int]] = []
         finished: list[Slot] = []
+        chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._stats.num_prompt_tokens += max(
                 0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
             )
-            output = self._decide(work, tree, outputs, moves)
+            output = self._decide(work, tree, outputs, moves, chosen.get(seq.request_id))
             if output is None:
                 continue
             if seq.finish_reason is not None:
@@ -347,12 +349,30 @@ class Engine:
         for slot in finished:
             self._release(slot)
 
+    def _choose_together(
+        self,
+        scheduled: Sequence[Scheduled],
+        trees: Sequence[DraftTree | None],
+        forwarded: Sequence[NodeOutputs | None],
+    ) -> dict[str, list[int]]:
+        """The choices at all nodes of the sequences whose choices can be made so, by request."""
+        found: dict[str, Nodes] = {}
+        if self._runner.chooses_together:
+            for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
+                if tree is not None and outputs is not None:
+                    request_id = work.slot.seq.request_id
+                    nodes = self._decoders[request_id].nodes(tree, outputs)
+                    if nodes is not None:
+                        found[request_id] = nodes
+        return dict(zip(found, choose_together([*found.values()]), strict=True))
+
     def _decide(
         self,
         work: Scheduled,
         tree: DraftTree | None,
         outputs: NodeOutputs | None,
         moves: list[tuple[int, int]],
+        chosen: list[int] | None,
     ) -> StepOutput | None:
         """What to tell the request; nothing inside its prompt.
 
@@ -361,6 +381,7 @@ class Engine:
 
         Args:
             moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
+            chosen: the choices at all nodes of ``tree``, if they were made with those of others.
         """
         seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
@@ -370,7 +391,7 @@ class Engine:
             if tree is None or outputs is None:
                 seq.num_cached_tokens += work.num_tokens
                 return None
-            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
+            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs, chosen))
         except SequenceFault:
             logger.exception("the request %s failed alone", seq.request_id)
             work.slot.leaves_nothing = True

@@ -14,6 +14,9 @@ from hdserve.engine.kernels.moves import BYTES_AT_ONCE, move_rows
 ROW_ALIGNMENT = 32
 """Segments begin and end at multiples of this."""
 
+STORED_ALIGNMENT = 128
+"""Of the number of rows there are, so that attention may read them in blocks."""
+
 
 def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
     """``number`` rounded up to a multiple of ``alignment``."""
@@ -75,8 +78,9 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.num_rows = align(num_rows)
-        rows = self.num_rows + ROW_ALIGNMENT  # the last ones are scratch
-        size = (shape.num_layers, shape.num_heads, rows)
+        with_scratch = self.num_rows + ROW_ALIGNMENT
+        self.num_stored_rows = align(with_scratch, STORED_ALIGNMENT)
+        size = (shape.num_layers, shape.num_heads, self.num_stored_rows)
         self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
         self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)
         self._layers = [*zip(self._keys.unsqueeze(1), self._values.unsqueeze(1), strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ import torch
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
+from hdserve.engine.forward_graphs import ForwardGraphs
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
@@ -21,6 +24,10 @@ from hdserve.engine.step_context import running
 from hdserve.engine.top import topk
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
 from hdserve.engine.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+_MAX_DRAFT_TOKENS = 64
 
 
 class TopTokens:
@@ -40,10 +47,19 @@ class TopTokens:
     def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
         if k > self._found[0].shape[1]:
-            values, tokens = topk(self._logits, max(k, self._num_at_once))
-            self._found = tokens.cpu().numpy(), values.cpu().numpy()
+            self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
         tokens_found, logits_found = self._found
         return tokens_found[:, :k], logits_found[:, :k]
+
+
+def _to_host(
+    values: torch.Tensor, tokens: torch.Tensor
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Tokens and values as arrays, which come from a GPU in one piece."""
+    if values.device.type == "cpu":
+        return tokens.numpy(), values.numpy()
+    together = torch.stack((tokens.double(), values.double())).cpu().numpy()
+    return together[0].astype(np.int64), together[1].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +100,16 @@ class ModelRunner:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
         shapes: to what the sizes of a forward are padded.
+        max_draft_tokens: most drafted tokens of a sequence for which a GPU has fixed batches.
+        uses_blocks: whether all rows attend in one call, by FlexAttention; ``None`` where it is
+            compiled, on a GPU.
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
         shapes: of the next forwards.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
+        chooses_together: whether to sample at all nodes of a forward at once: to wait for one
+            choice after the other takes longer on a GPU.
     """
 
     def __init__(
@@ -98,12 +119,20 @@ class ModelRunner:
         *,
         needs_hidden: bool = False,
         shapes: Shapes | None = None,
+        max_draft_tokens: int = _MAX_DRAFT_TOKENS,
+        uses_blocks: bool | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.needs_hidden = needs_hidden
-        self.shapes = shapes or Shapes()
         self._workers = Workers()
+        is_gpu = cache.device.type == "cuda"
+        self._fixed: FixedBatches | None = None
+        if is_gpu if uses_blocks is None else uses_blocks:
+            self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
+        self.chooses_together = is_gpu or self._fixed is not None
+        self._graphs = ForwardGraphs(self._logits) if self._fixed and is_gpu else None
+        self.shapes = shapes or self._own_shapes
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
@@ -113,7 +142,37 @@ class ModelRunner:
     def compile_with(self, compiled: CompiledForward | None) -> None:
         """Run the model by ``compiled``, or by its own modules, at the shapes that go with it."""
         self.compiled = compiled
-        self.shapes = Shapes() if compiled is None else compiled.shapes
+        self.shapes = self._own_shapes if compiled is None else compiled.shapes
+
+    @property
+    def _own_shapes(self) -> Shapes:
+        """Of the model not compiled."""
+        return Shapes() if self._fixed is None else FIXED_SHAPES
+
+    @torch.inference_mode()
+    def warm_up(self, max_rows: int) -> None:
+        """Compile what forwards of up to ``max_rows`` need, and make their graphs, on a GPU; where
+        that fails, sequences attend one by one from now on."""
+        if self._fixed is None:
+            return
+        try:
+            for num_rows in FIXED_SHAPES.row_counts:
+                self._run(self._fixed.build([], Shapes(row_counts=(num_rows,))))
+                if num_rows >= max_rows:
+                    break
+        except Exception as error:  # of a compiler, any
+            self.attend_one_by_one(str(error))
+
+    def attend_one_by_one(self, reason: str) -> None:
+        """Do without attention by blocks, and the graphs that need it."""
+        logger.warning("sequences attend one by one: %s", reason.partition("\n")[0])
+        self._fixed = self._graphs = None
+        self.shapes = self._own_shapes
+
+    @property
+    def attends_by_blocks(self) -> bool:
+        """Whether the rows of all sequences attend in one call, unless they are to be exact."""
+        return self._fixed is not None
 
     @property
     def always_attends(self) -> bool:
@@ -131,10 +190,10 @@ class ModelRunner:
             Per chunk the outputs at its tree's nodes, and of its scored tokens; ``None`` for a
             chunk without either.
         """
-        batch = build_batch(
-            chunks, self.cache, self.model.device, self.shapes, self._attention, self._workers
-        )
+        batch = self._batch(chunks)
         logits, hidden = self._run(batch)
+        if logits.device.type == "cuda":
+            torch.cuda.synchronize()  # whoever times a forward times all of it
         top = TopTokens(logits[: batch.num_nodes], num_top)
         outputs = [
             None
@@ -147,20 +206,38 @@ class ModelRunner:
             outputs[index] = replace(nodes, prompt_logits=logits[part])
         return outputs
 
+    def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
+        fixed, shapes = self._fixed, self.shapes
+        if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
+            return fixed.build(chunks, shapes)
+        return build_batch(
+            chunks, self.cache, self.model.device, shapes, self._attention, self._workers
+        )
+
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with running(batch.plan):
-            if self.compiled is not None:
+        if self.compiled is not None:
+            with running(batch.plan):
                 return self.compiled(batch).float(), None
-            with _one_thread() if batch.plan.is_exact else nullcontext():
-                output = cast("Any", self.model.module)(
-                    input_ids=batch.token_ids,
-                    position_ids=batch.position_ids,
-                    use_cache=False,
-                    logits_to_keep=batch.logit_rows,
-                    output_hidden_states=self.needs_hidden,
-                )
-        hidden = output.hidden_states[-1][0, batch.logit_rows] if self.needs_hidden else None
-        return output.logits[0].float(), hidden
+        if not self.needs_hidden:
+            graphs = self._graphs
+            return (self._logits if graphs is None else graphs)(batch), None
+        output = self._output(batch)
+        return output.logits[0].float(), output.hidden_states[-1][0, batch.logit_rows]
+
+    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+        logits: torch.Tensor = self._output(batch).logits[0].float()
+        return logits
+
+    def _output(self, batch: ForwardBatch) -> Any:
+        """What the model's own modules make of ``batch``."""
+        with running(batch.plan), _one_thread() if batch.plan.is_exact else nullcontext():
+            return cast("Any", self.model.module)(
+                input_ids=batch.token_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                output_hidden_states=self.needs_hidden,
+            )
 
 
 @contextmanager

@@ -176,7 +176,7 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
 
     original_visible = batch._visible
     yield "sibling visible", "hdserve.engine.batch", "_visible", siblings_visible
-    yield "wrong position", "hdserve.engine.batch", "_positions", wrong_positions
+    yield "wrong position", "hdserve.engine.packed_rows", "positions", wrong_positions
     yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
     original_slice = decoder.SequenceDecoder._choose
 
@@ -186,9 +186,9 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     yield "noise by node", "hdserve.engine.decoder", "SequenceDecoder._choose", noise_by_node
     original_decide = decoder.SequenceDecoder.decide
 
-    def wrong_row(self: Any, tree: Any, outputs: Any) -> Any:
+    def wrong_row(self: Any, tree: Any, outputs: Any, *chosen: Any) -> Any:
         shifted = replace(outputs, logits=outputs.logits.roll(1, dims=0))
-        return original_decide(self, tree, shifted)
+        return original_decide(self, tree, shifted, *chosen)
 
     yield "wrong logits row", "hdserve.engine.decoder", "SequenceDecoder.decide", wrong_row
     assert engine

@@ -1,0 +1,56 @@
+"""The choices of all nodes of many sequences at once, for a GPU.
+
+A walk that asks for one choice after the other would wait for the device at each node.  Noise is a
+function of seed, choice and position, and a node's position is known before it is reached, so the
+choices at all nodes are those a walk would make, whichever of them it reaches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+
+from hdserve.core import SamplingParams
+from hdserve.engine.sampler import choose
+
+NO_TOKEN: Final = -1
+"""Where the logit of what was chosen is no finite number."""
+
+
+class Nodes(NamedTuple):
+    """The nodes of one tree, whose choices depend on their logits alone.
+
+    Attributes:
+        logits: ``[num_nodes, vocab_size]`` float32.
+        uniforms: the noise at each node, in ``[0, 1)``.
+    """
+
+    logits: torch.Tensor
+    params: SamplingParams
+    uniforms: Sequence[float]
+
+
+def choose_together(trees: Sequence[Nodes]) -> list[list[int]]:
+    """What :func:`~hdserve.engine.sampler.choose` chooses at every node of every tree, or
+    :data:`NO_TOKEN`; it comes from the device in one piece."""
+    groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
+    for index, (_, params, _) in enumerate(trees):
+        groups[params.temperature, params.top_k, params.top_p, params.min_p].append(index)
+    order = [index for members in groups.values() for index in members]
+    parts = [_choose([trees[index] for index in members]) for members in groups.values()]
+    tokens = iter(torch.cat(parts).tolist() if parts else ())
+    found: list[list[int]] = [[] for _ in trees]
+    for index in order:
+        found[index] = [next(tokens) for _ in trees[index].uniforms]
+    return found
+
+
+def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
+    """The tokens of trees with equal parameters, one after the other."""
+    logits = torch.cat([tree.logits for tree in trees])
+    tokens = choose(logits, trees[0].params, [noise for tree in trees for noise in tree.uniforms])
+    chosen = logits.gather(1, tokens[:, None])[:, 0]
+    return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

@@ -1,0 +1,119 @@
+"""Attention over packed draft trees by PyTorch's FlexAttention, as a GPU wants it.
+
+All rows of a step attend in one call, whatever sequences they belong to, to the cache as it lies:
+a list of the blocks of keys that any of them sees says what is read, and a function of row and key
+what is seen.  Shapes depend on the number of rows alone, and everything that changes from step to
+step is read from tensors, so that a CUDA graph can hold it (docs/adr/0024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, WORD_BITS, RowBuffers
+
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+ScoreFunction = Callable[..., torch.Tensor]
+
+
+class BlockAttention:
+    """Attends for all rows of a step.
+
+    Args:
+        buffers: what the rows see; read when a step is run.
+        num_keys: rows of the cache, a multiple of ``KEYS_PER_BLOCK``.
+        is_compiled: ``False`` computes the definition, as a CPU can.
+    """
+
+    def __init__(self, buffers: RowBuffers, num_keys: int, *, is_compiled: bool) -> None:
+        self._buffers = buffers
+        self._num_keys = num_keys
+        self._attend: Callable[..., torch.Tensor] = flex_attention
+        if is_compiled:
+            self._attend = cast("Any", torch.compile)(
+                flex_attention, dynamic=False, isolate_recompiles=True
+            )
+        self._masks: dict[int | None, BlockMask] = {}
+        self._scores: dict[float, ScoreFunction] = {}
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attend with ``query [1, num_heads, num_rows, key_size]`` to the whole cache of a layer,
+        ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
+
+        Returns:
+            ``[1, num_rows, num_heads, value_size]``; zeros in rows that see nothing.
+        """
+        found = self._attend(
+            query,
+            keys,
+            values,
+            score_mod=None if softcap is None else self._score(softcap),
+            block_mask=self._mask(window),
+            scale=scale,
+            enable_gqa=keys.shape[1] != query.shape[1],
+        )
+        return found.transpose(1, 2).contiguous()
+
+    def _mask(self, window: int | None) -> BlockMask:
+        found = self._masks.get(window)
+        if found is None:
+            buffers = self._buffers
+            found = self._masks[window] = BlockMask.from_kv_blocks(
+                buffers.num_blocks,
+                buffers.blocks,
+                BLOCK_SIZE=(ROWS_PER_BLOCK, KEYS_PER_BLOCK),
+                mask_mod=visible_in(buffers, window),
+                seq_lengths=(buffers.num_rows, self._num_keys),
+                compute_q_blocks=False,
+            )
+        return found
+
+    def _score(self, softcap: float) -> ScoreFunction:
+        found = self._scores.get(softcap)
+        if found is None:
+
+            def score(found: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+                return torch.tanh(found / softcap) * softcap
+
+            found = self._scores[softcap] = score
+        return found
+
+
+def visible_in(buffers: RowBuffers, window: int | None) -> MaskFunction:
+    """Whether a row sees a row of the cache: what is committed of its sequence, and those of the
+    drafts under verification that it descends from, itself included; within a window of positions.
+    """
+    positions = buffers.position_ids[0]
+    starts, stops = buffers.starts, buffers.stops
+    first_nodes, num_nodes = buffers.first_nodes, buffers.num_nodes
+    first_node_rows, ancestors = buffers.first_node_rows, buffers.ancestors
+
+    def is_visible(
+        _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        node: torch.Tensor = key - first_nodes[row]
+        is_node = (node >= 0) & (node < num_nodes[row])
+        node = torch.where(is_node, node, 0)
+        bits = ancestors[node // WORD_BITS, row] >> (node % WORD_BITS)
+        is_ancestor = is_node & (bits % 2 != 0)
+        is_committed = (key >= starts[row]) & (key < stops[row])
+        if window is None:
+            return torch.logical_or(is_committed, is_ancestor)
+        among_nodes = positions[first_node_rows[row] + node]
+        position = torch.where(is_node, among_nodes, key - starts[row])
+        is_near = positions[row] - position < window
+        return torch.logical_and(is_committed | is_ancestor, is_near)
+
+    return is_visible

@@ -1,0 +1,132 @@
+"""The integers of a forward of a fixed number of rows, on the device that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.packed_rows import PackedRows
+
+KEYS_PER_BLOCK: Final = 128
+"""Rows of the cache that attention reads, or leaves out, together."""
+
+ROWS_PER_BLOCK: Final = 128
+"""Rows of a forward that attention reads the same blocks for."""
+
+WORD_BITS: Final = 32
+"""Drafts whose visibility one number says."""
+
+_NUM_FIELDS: Final = 9
+_ALIGNMENT: Final = 16
+"""Of numbers of rows, so that every field begins where wide loads may."""
+
+
+class _Mirror:
+    """An array here, and its copy on a device."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._pinned = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.here: npt.NDArray[Any] = self._pinned.numpy()
+        self.there = torch.zeros(shape, dtype=dtype, device=device)
+
+    def send(self) -> None:
+        """Copy it, in the order of what the device is told to do."""
+        self.there.copy_(self._pinned, non_blocking=True)
+
+
+class RowBuffers:
+    """Filled for each step and copied to the device at once; where they lie never changes.
+
+    Args:
+        num_rows: of the forwards, padding included.
+        max_draft_tokens: most drafted tokens of a sequence.
+
+    Attributes:
+        token_ids, position_ids: ``[1, num_rows]``.
+        kv_rows: ``[num_rows]``: the cache row each row is written to.
+        logit_rows: ``[num_rows]``: all rows where they are all nodes, else the first so many count.
+        starts, stops: ``[num_rows]``: a row sees the cache rows ``start ... stop-1``, but for
+            drafts all that it sees.
+        first_nodes, num_nodes: ``[num_rows]``: the drafts of its sequence lie in so many cache
+            rows from there; none are of use to a row that is none itself.
+        first_node_rows: ``[num_rows]``: the row of the first of these drafts.
+        ancestors: ``[num_words, num_rows]``: bit ``i % 32`` of word ``i // 32`` says whether the
+            ``i``-th of these drafts is the row itself or an ancestor of it.
+        num_blocks: int32 ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
+            rows see.
+        blocks: int32 ``[1, 1, num_parts, all blocks of the cache]``: which ones.
+
+    All but the last two are int64.
+    """
+
+    def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
+        self.num_rows = num_rows
+        num_words = max(1, -(-max_draft_tokens // WORD_BITS))
+        num_parts = -(-num_rows // ROWS_PER_BLOCK)
+        num_cache_blocks = -(-cache.num_stored_rows // KEYS_PER_BLOCK)
+        width = align(num_rows, _ALIGNMENT)
+        self._by_row = _Mirror((_NUM_FIELDS + num_words, width), torch.int64, cache.device)
+        self._num_blocks = _Mirror((num_parts,), torch.int32, cache.device)
+        self._blocks = _Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
+        fields = self._by_row.there[:, :num_rows]
+        self.token_ids, self.position_ids = fields[0:1], fields[1:2]
+        self.kv_rows, self.logit_rows, self.starts, self.stops = fields[2:6]
+        self.first_nodes, self.num_nodes, self.first_node_rows = fields[6:_NUM_FIELDS]
+        self.ancestors = fields[_NUM_FIELDS:]
+        self.num_blocks = self._num_blocks.there[None, None]
+        self.blocks = self._blocks.there[None, None]
+
+    def fill(self, packed: PackedRows) -> None:
+        """Describe a step; to be called when the device is done with the last one.
+
+        Rows of no chunk see nothing.
+        """
+        fields = self._by_row.here[:, : self.num_rows]
+        fields[0], fields[1], fields[2] = packed.token_ids, packed.position_ids, packed.kv_rows
+        if packed.are_all_nodes:
+            fields[3] = np.arange(self.num_rows)
+        else:
+            fields[3, : len(packed.logit_rows)] = packed.logit_rows
+        fields[4:] = 0
+        for row, chunk in packed.placed:
+            self._place(row, chunk)
+        for part, seen in enumerate(self._seen_blocks(packed.placed)):
+            self._num_blocks.here[part] = len(seen)
+            self._blocks.here[part, : len(seen)] = seen
+        for mirror in (self._by_row, self._num_blocks, self._blocks):
+            mirror.send()
+
+    def _place(self, row: int, chunk: Chunk) -> None:
+        num_decided, stop = len(chunk.token_ids), row + chunk.num_rows
+        first_kv_row = chunk.segment.start + chunk.first_column
+        starts, stops, first_nodes, num_nodes, first_node_rows, *_ = self._by_row.here[4:]
+        starts[row:stop] = chunk.segment.start
+        first_draft = row + num_decided
+        stops[row:first_draft] = np.arange(first_kv_row + 1, first_kv_row + num_decided + 1)
+        if chunk.tree is None or first_draft == stop:
+            return
+        stops[first_draft:stop] = first_nodes[first_draft:stop] = first_kv_row + num_decided
+        num_nodes[first_draft:stop] = chunk.tree.num_draft_tokens
+        first_node_rows[first_draft:stop] = first_draft
+        words = self._by_row.here[_NUM_FIELDS:, first_draft:stop]
+        for node, parent in enumerate(chunk.tree.parents[1:]):
+            if parent:
+                words[:, node] = words[:, parent - 1]
+            words[node // WORD_BITS, node] |= 1 << node % WORD_BITS
+
+    def _seen_blocks(self, placed: Sequence[tuple[int, Chunk]]) -> Iterator[list[int]]:
+        """Per part of the rows what its sequences have in the cache."""
+        for first in range(0, self.num_rows, ROWS_PER_BLOCK):
+            seen: set[int] = set()
+            for row, chunk in placed:
+                if row < first + ROWS_PER_BLOCK and first < row + chunk.num_rows:
+                    start = chunk.segment.start
+                    last = start + chunk.first_column + chunk.num_rows - 1
+                    seen.update(range(start // KEYS_PER_BLOCK, last // KEYS_PER_BLOCK + 1))
+            yield sorted(seen)

@@ -1,0 +1,108 @@
+"""Forwards as a GPU runs them, on a CPU: of a few shapes, with all rows attending in one call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdserve.config import EngineConfig
+from hdserve.core import Source
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
+from hdserve.engine.kv_cache import KVCache, Segment
+from hdserve.engine.loader import prepare_model
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.workers import Workers
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import ARCHITECTURES, make_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def make_runner(architecture: str, dtype: torch.dtype, *, uses_blocks: bool) -> ModelRunner:
+    loaded = prepare_model(make_model(architecture, dtype), EngineConfig())
+    cache = KVCache(loaded.kv_shape, 640, loaded.dtype, loaded.device)
+    return ModelRunner(loaded, cache, uses_blocks=uses_blocks)
+
+
+def forwarded(runner: ModelRunner) -> torch.Tensor:
+    """The logits of a tree, of a row that decodes plainly, and of the end of a prompt."""
+    segments = [runner.cache.allocate(100) for _ in range(3)]
+    assert all(segments)
+    own = [segment for segment in segments if segment is not None]
+    prompts = [make_prompt(20 + number, number) for number in range(3)]
+    runner.forward([Chunk(s, 0, p, None) for s, p in zip(own, prompts, strict=True)])
+    tree = DraftTree(5, 9)
+    for path in ([6, 7, 8], [9], [6, 10]):
+        tree.add_path(path, Source.OTHER)
+    chunks = [
+        Chunk(own[0], 20, [5], tree),
+        Chunk(own[1], 21, [5], DraftTree(5, 0)),
+        Chunk(own[2], 22, [1, 2, 3], DraftTree(3, 0)),
+    ]
+    outputs = [found for found in runner.forward(chunks) if found is not None]
+    return torch.cat([found.logits for found in outputs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) -> None:
+    """With grouped heads, windows and whatever else its layers do."""
+    wanted = forwarded(make_runner(architecture, dtype, uses_blocks=False))
+    found = forwarded(make_runner(architecture, dtype, uses_blocks=True))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
+    """A graph reads what was written there since."""
+    runner = make_runner("llama", torch.float32, uses_blocks=True)
+    batches = FixedBatches(runner.cache, 4, Workers(), is_compiled=False)
+    tree = DraftTree(5, 4)
+    tree.add_path([6, 7], Source.OTHER)
+    first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
+    assert first.is_fixed
+    assert first.token_ids.tolist() == [[5, 6, 7, 0]]
+    second = batches.build([Chunk(Segment(32, 32), 4, [8], DraftTree(8, 0))] * 3)
+    assert second.plan is first.plan
+    assert first.token_ids.tolist() == [[8, 8, 8, 0]]
+    assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert len(second.logit_rows) == 4
+    within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
+    assert not within.is_fixed
+    assert not len(within.logit_rows)
+    large = DraftTree(5, 5)
+    large.add_path([1, 2, 3, 4, 5], Source.OTHER)
+    assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
+    assert batches.fits([Chunk(Segment(0, 32), 3, [5], tree)])
+
+
+def test_numbers_of_rows_are_few() -> None:
+    """Each is compiled for, and has a graph."""
+    assert {FIXED_SHAPES.pad_rows(number) for number in range(1, 300)} == {
+        1, 2, 4, 8, 16, 32, 64, 128, 256, 512,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9, "top_k": 20}, {"logprobs": 2}],
+    ids=str,
+)
+def test_drafts_change_nothing(params: dict[str, object]) -> None:
+    """Several sequences, some with another seed and other parameters, drafted for rightly and
+    wrongly; equal to what each gives alone, decoded plainly as a CPU does."""
+    model = make_model()
+    sequences = [
+        make_sequence(name, make_prompt(12 + number, number), **{"seed": number, **params})
+        for number, name in enumerate("abc")
+    ]
+    sequences.append(make_sequence("d", make_prompt(9, 9), temperature=0.7, seed=4))
+    wanted = plain_tokens(model, sequences)
+    drafter = OracleDrafter(wanted)
+    engine = make_engine([drafter], model=model, uses_blocks=True, exact=False)
+    run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.drafts.num_accepted_tokens > 0
