@@ -150,6 +150,9 @@ class ModelDatabaseActor:
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``: here, on disk, and in each mirror with its next poll.
 
+        Where the actor loses its disk, or dies without one, before a mirror has polled, that
+        mirror has not heard of it and gives back what it holds; then it has to be flushed again.
+
         Raises:
             DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
                 again.
@@ -349,6 +352,8 @@ class ModelDatabaseActor:
         ]
         for reader in silent:
             del self._readers[reader]
+        if silent:
+            self._refills.forget_readers(silent)
 
     def _sync_forever(self) -> None:
         while True:

@@ -89,7 +89,8 @@ class OutputQueue:
             try:
                 array = np.asarray(token_ids, np.uint32).reshape(len(token_ids))
             except (OverflowError, TypeError, ValueError):
-                self.num_dropped += 1
+                with self._lock:
+                    self.num_dropped += 1
             else:
                 batch.outputs.setdefault(namespace, []).append(array)
         return batch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
 from dataclasses import replace
 
 from actors.link import ActorLink, ActorUnreachable
@@ -18,6 +17,10 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
+
+MAX_NUMBERED_NAMESPACES = 2**14
+"""Whose next number is kept; one that was not used for longest goes on above all of those that
+were forgotten."""
 
 
 class Publisher:
@@ -57,7 +60,9 @@ class Publisher:
         self._subscription = subscription
         self._interval_s = interval_s
         self._unsent: Publish | None = None
-        self._next_numbers: defaultdict[str, int] = defaultdict(int)
+        self._next_numbers: dict[str, int] = {}
+        self._first_number = 0
+        """Of a namespace that has none: names of outputs are never used again."""
 
     async def run(self) -> None:
         """Publish at the interval, or as soon as there is enough for a message."""
@@ -100,11 +105,19 @@ class Publisher:
     def _number(self, batch: Batch) -> Publish:
         segments = {}
         for namespace, outputs in batch.outputs.items():
-            first = self._next_numbers[namespace]
-            self._next_numbers[namespace] += len(outputs)
+            first = self._take_numbers(namespace, len(outputs))
             segments[namespace] = Segment.from_outputs(self._origin, first, outputs)
             self._kept.append(namespace, segments[namespace])
         stand = self._subscription.publication(segments)
         return replace(
             stand, outputs=segments, calibrations=batch.calibrations, standings=batch.standings
         )
+
+    def _take_numbers(self, namespace: str, num_outputs: int) -> int:
+        """The first of the next numbers of ``namespace``."""
+        first = self._next_numbers.pop(namespace, self._first_number)
+        self._next_numbers[namespace] = first + num_outputs
+        if len(self._next_numbers) > MAX_NUMBERED_NAMESPACES:
+            oldest = next(iter(self._next_numbers))
+            self._first_number = max(self._first_number, self._next_numbers.pop(oldest))
+        return first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 LEASE_S = 10.0
 """How long a replica that was asked may stay silent before another one is asked."""
 
@@ -37,6 +39,11 @@ class Refills:
         if namespace in self._asked_until:
             self._asked_until[namespace] = 0.0
             self._answered.setdefault(namespace, set()).add(reader)
+
+    def forget_readers(self, readers: Collection[str]) -> None:
+        """They are gone; one that comes back is asked once more."""
+        for answered in self._answered.values():
+            answered.difference_update(readers)
 
     def forget(self, namespace: str) -> None:
         """Nothing of ``namespace`` is wanted back."""

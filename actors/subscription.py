@@ -81,8 +81,8 @@ class Subscription:
         self._receiver = receiver
         self._epoch = ""
         self._positions: dict[str, Position] = {}
-        self._published_ends: dict[str, int] = {}
-        self._covered_ends: dict[str, int] = {}
+        self._uncovered: dict[str, tuple[int, int]] = {}
+        """Numbers of own outputs that were acknowledged and that no cursor covers yet."""
         self._idle: list[str] = []
         self._num_polls = 0
         self._last_complete_poll = 0
@@ -112,13 +112,14 @@ class Subscription:
         names = self._namespaces()
         random.shuffle(names)
         positions = {name: self._position(name) for name in names}
-        idle, published = self._next_idle(positions), self._published(names)
+        idle = self._next_idle(positions)
+        published = {name: self._uncovered[name] for name in names if name in self._uncovered}
         poll = Poll(self._reader, self._epoch, positions, idle, published)
         data = await self.link.call("changes_since", poll.encode(self.key))
         reply = Reply.decode(data, self.key)
         for name, (_, stop) in published.items():
             if reply.covers(name):
-                self._covered_ends[name] = stop
+                self._cover(name, stop)
         self._take(reply)
         self.last_poll_s = time.monotonic()
         for namespace, seen in reply.refill.items():
@@ -143,7 +144,9 @@ class Subscription:
     def was_published(self, message: Publish) -> None:
         """The actor has acknowledged what this replica generated."""
         for namespace, segment in message.outputs.items():
-            self._published_ends[namespace] = int(segment.sequence_numbers[-1]) + 1
+            first, last = (int(segment.sequence_numbers[index]) for index in (0, -1))
+            start, _ = self._uncovered.get(namespace, (first, first))
+            self._uncovered[namespace] = start, last + 1
 
     def current_poll(self) -> int:
         """The number of the next poll; to be passed to ``wait_for``.  Thread-safe."""
@@ -160,13 +163,11 @@ class Subscription:
         num_held = self._kept.partition(namespace).num_outputs
         return Position(max(known.cursor, 1), known.calibration_version, num_held)
 
-    def _published(self, namespaces: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """The numbers of what the cursors do not cover yet: published since the last poll."""
-        found = {
-            name: (self._covered_ends.get(name, 0), self._published_ends.get(name, 0))
-            for name in namespaces
-        }
-        return {name: (start, stop) for name, (start, stop) in found.items() if start < stop}
+    def _cover(self, namespace: str, stop: int) -> None:
+        """The cursor covers own outputs up to ``stop``; more may have been published meanwhile."""
+        _, end = self._uncovered.pop(namespace)
+        if stop < end:
+            self._uncovered[namespace] = stop, end
 
     def _next_idle(self, used: Container[str]) -> dict[str, int]:
         """The next of the namespaces that are held here and not followed now: they take turns."""

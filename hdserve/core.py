@@ -214,7 +214,6 @@ class DraftCounts:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_by_source: dict[Source, int] = field(default_factory=dict)
     draft_tokens_by_source: dict[Source, int] = field(default_factory=dict)
     num_drafts_by_accepted: list[int] = field(default_factory=list)
     """Entry ``k``: how many drafts had exactly ``k`` accepted tokens."""
@@ -225,6 +224,11 @@ class DraftCounts:
     accepted_by_depth: dict[Source, list[int]] = field(default_factory=dict)
     """Entry ``k`` of a source: its tokens that were accepted as the ``k``-th after the root, from
     0."""
+
+    @property
+    def accepted_by_source(self) -> dict[Source, int]:
+        """Accepted tokens, at whatever depth."""
+        return {source: sum(by_depth) for source, by_depth in self.accepted_by_depth.items()}
 
 
 @dataclass(slots=True, eq=False)

@@ -172,7 +172,7 @@ def test_sequences_compare_by_identity() -> None:
     """Two requests with equal contents are two requests; state of one is not the other's."""
     one, other = (Sequence("a", [1], SamplingParams()) for _ in range(2))
     assert one != other
-    one.counts.accepted_by_source[Source.MODEL] = 1
+    one.counts.accepted_by_depth[Source.MODEL] = [1]
     one.drafter_state["x"] = 1
     assert not other.counts.accepted_by_source
     assert not other.drafter_state

@@ -18,7 +18,7 @@ from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory, left_by_other_versions
-from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_log import OutputLog, check_calibration
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -163,9 +163,12 @@ def import_archive(
 
     Raises:
         SnapshotError: the archive is corrupt or of another tokenizer; nothing was added.
-        DatabaseError: the database is in use, or cannot be written.
+        DatabaseError: a calibration in it is too large, and nothing was added; or the database is
+            in use, or cannot be written.
     """
     messages = [Publish.decode(data, key.fingerprint, model=None) for data in _records(archive)]
+    for message in messages:
+        _check_calibrations(message)
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     if not store.is_writable:
         raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
@@ -206,8 +209,9 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
         How many outputs were new.
 
     Raises:
-        DatabaseError: the calibration is too large.
+        DatabaseError: a calibration is too large; nothing was added.
     """
+    _check_calibrations(message)
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):
@@ -220,6 +224,11 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
             if store:
                 store.state_changed(namespace)
     return num_new
+
+
+def _check_calibrations(message: Publish) -> None:
+    for calibration in message.calibrations.values():
+        check_calibration(calibration)
 
 
 def _messages(log: OutputLog) -> Iterator[Publish]:

@@ -21,17 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.ngram import (
-    HASH_SEED,
-    PREFETCH_DISTANCE,
-    Ints,
-    Tokens,
-    extend_hash,
-    inlined,
-    jit,
-    new_lines,
-    prefetch_line,
-)
+from hdserve.databases.cache_lines import new_lines, prefetch_line
+from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.ngram import HASH_SEED, PREFETCH_DISTANCE, Ints, Tokens, extend_hash
 
 MATCH_TOKENS = 5
 """Length of the key of the index: a match shorter than this is not found."""

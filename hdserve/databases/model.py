@@ -22,18 +22,8 @@ from hdserve.databases.history import (
     index_tokens,
     new_places,
 )
-from hdserve.databases.ngram import (
-    MAX_STAMP,
-    MAX_TOKEN_ID,
-    NUM_ADDED,
-    ROW_BYTES,
-    START,
-    Ints,
-    NgramTable,
-    Tokens,
-    insert_tokens,
-    rebase_stamps,
-)
+from hdserve.databases.ngram import MAX_TOKEN_ID, ROW_BYTES, START, Ints, Tokens, insert_tokens
+from hdserve.databases.ngram_table import NgramTable
 from hdserve.databases.recycled import RecycledDatabase
 from hdserve.databases.room import Room
 
@@ -55,18 +45,15 @@ of a full partition changes with every text of the others."""
 
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256
-STAMPS_PER_TURNOVER = 128
-"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
+PROMPT_BLOCK_TOKENS = 32
+MAX_PROMPT_BLOCKS = 1 << 16
+"""Of one namespace; beyond it prompts are compared with later ones only."""
 
-PREFIX_BLOCK_TOKENS = 32
 MIN_COUNTED_TOKENS = 4
 """Of a running sequence, at once."""
 
 _NUM_COUNTED = "model_database"
-"""Entry of a sequence's ``drafter_state``: output tokens counted, or that it was recorded."""
-
-_EVERYTHING = True
-MAX_PREFIX_BLOCKS = 1 << 16
+"""Entry of a sequence's ``drafter_state``: output tokens counted, ``None`` once it is recorded."""
 
 
 class NamespaceTables:
@@ -76,6 +63,7 @@ class NamespaceTables:
         max_bytes: what it takes at most, see :meth:`limit`.
         table: the n-grams.
         log, places, log_state: the text itself, for copies of any length, see ``history``.
+        prompt_blocks: hashes of the beginnings of prompts that were inserted.
         version: changes whenever one of the arrays was replaced.
     """
 
@@ -90,13 +78,8 @@ class NamespaceTables:
         self.version = 0
         self.num_tokens = 0
         self.num_texts = 0
+        self.prompt_blocks: set[int] = set()
         self._orders = np.array([*orders, -1], np.int64)
-        self._stamp = 1
-        self._next_stamp_at = self._stamp_interval
-
-    @property
-    def _stamp_interval(self) -> int:
-        return max(1, self.table.max_buckets * 4 // STAMPS_PER_TURNOVER)
 
     @property
     def num_bytes(self) -> int:
@@ -125,10 +108,8 @@ class NamespaceTables:
             self._max_log_tokens = max(self._max_log_tokens, len(self.log))
         if len(self.log) > self._max_log_tokens:
             self._resize_log(self._max_log_tokens)
-        num_given_up = self.table.limit(max_bytes - self._log_bytes, self._stamp)
-        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
         self.version += 1
-        return num_given_up
+        return self.table.limit(max_bytes - self._log_bytes)
 
     def texts_since(self, position: int) -> list[list[int]]:
         """The texts in the log from ``position`` on, as far as they are still there."""
@@ -154,19 +135,9 @@ class NamespaceTables:
             self.table.reserve_more()
             self.version += 1
         rows, size, end = self.table.rows, self.table.size, len(tokens)
-        insert_tokens(rows, size, tokens, begin, end, self._orders, self._stamp, 0)
-        self._advance_stamp()
+        insert_tokens(rows, size, tokens, begin, end, self._orders, self.table.stamp, 0)
+        self.table.advance_stamp()
         self.num_tokens += max(0, end - begin)
-
-    def _advance_stamp(self) -> None:
-        if int(self.table.size[NUM_ADDED]) < self._next_stamp_at:
-            return
-        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
-        self._stamp += 1
-        if self._stamp == MAX_STAMP:
-            change = MAX_STAMP // 2
-            rebase_stamps(self.table.rows, self.table.num_buckets, change)
-            self._stamp -= change
 
     def _append(self, tokens: Tokens) -> None:
         tokens = tokens[-self._max_log_tokens // 2 :]
@@ -238,7 +209,6 @@ class ModelDatabase:
             max_bytes - recycled_bytes, self._note_change
         )
         self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
-        self._prefixes: dict[str, set[int]] = {}
 
     def _note_change(self) -> None:
         self.version += 1
@@ -326,9 +296,9 @@ class ModelDatabase:
         Does nothing for a sequence that does not share its output or was recorded before.
         """
         num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
-        if not seq.speculation.is_output_shared or num_counted is _EVERYTHING:
+        if not seq.speculation.is_output_shared or num_counted is None:
             return
-        seq.drafter_state[_NUM_COUNTED] = _EVERYTHING
+        seq.drafter_state[_NUM_COUNTED] = None
         if self.share_prompts:
             self.insert_prompt(seq.namespace, seq.token_ids[: seq.num_prompt_tokens])
         self._insert(seq.namespace, seq.output_token_ids, num_counted)
@@ -341,7 +311,7 @@ class ModelDatabase:
         for a sequence that does not share its output.
         """
         num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
-        if not seq.speculation.is_output_shared or num_counted is _EVERYTHING:
+        if not seq.speculation.is_output_shared or num_counted is None:
             return
         if seq.num_output_tokens - num_counted < MIN_COUNTED_TOKENS:
             return
@@ -359,32 +329,28 @@ class ModelDatabase:
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
         """Add what of a prompt does not repeat the beginning of an earlier prompt.
 
-        Prompts are compared in blocks of ``PREFIX_BLOCK_TOKENS`` tokens, so that the history of a
+        Prompts are compared in blocks of ``PROMPT_BLOCK_TOKENS`` tokens, so that the history of a
         conversation is counted once and not once per turn.
         """
-        known = self._prefixes.setdefault(namespace, set())
-        if len(known) > MAX_PREFIX_BLOCKS or self.partition(namespace) is None:
-            known.clear()
-        block_hash, begin = 0, 0
-        for start in range(0, len(token_ids) - PREFIX_BLOCK_TOKENS + 1, PREFIX_BLOCK_TOKENS):
-            block = tuple(token_ids[start : start + PREFIX_BLOCK_TOKENS])
-            block_hash = hash((block_hash, block))
-            if block_hash in known and begin == start:
-                begin = start + PREFIX_BLOCK_TOKENS
-            known.add(block_hash)
-        if begin < len(token_ids):
-            self.insert(namespace, token_ids[begin:])
+        partition = self.partition(namespace)
+        known = partition.prompt_blocks if partition else set()
+        blocks = _prompt_blocks(token_ids)
+        num_known = next((n for n, block in enumerate(blocks) if block not in known), len(blocks))
+        self.insert(namespace, token_ids[num_known * PROMPT_BLOCK_TOKENS :])
+        partition = self.partition(namespace)
+        if partition is not None:
+            if len(partition.prompt_blocks) > MAX_PROMPT_BLOCKS:
+                partition.prompt_blocks.clear()
+            partition.prompt_blocks.update(blocks)
 
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""
         if namespace is None:
             self._partitions.clear()
             self._recycled.clear()
-            self._prefixes.clear()
         else:
             self._partitions.drop(namespace)
             self._recycled.drop(namespace)
-            self._prefixes.pop(namespace, None)
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
@@ -397,6 +363,15 @@ class ModelDatabase:
 
     def _new_partition(self, max_bytes: int) -> NamespaceTables:
         return NamespaceTables(max_bytes, self._orders)
+
+
+def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
+    """One hash per whole block, of all tokens up to its end."""
+    found, block_hash = [], 0
+    for start in range(0, len(token_ids) - PROMPT_BLOCK_TOKENS + 1, PROMPT_BLOCK_TOKENS):
+        block_hash = hash((block_hash, *token_ids[start : start + PROMPT_BLOCK_TOKENS]))
+        found.append(block_hash)
+    return found
 
 
 def _text(token_ids: TokenIds) -> Tokens:

@@ -29,42 +29,26 @@ extends that of ``n`` by one multiplication.
 
 from __future__ import annotations
 
-import mmap
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from hdserve.databases.kernel_cache import keep_compiled
-from hdserve.databases.pages import give_back_pages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from hdserve.databases.cache_lines import LINE_BYTES, LINE_WORDS, new_lines, prefetch_line
+from hdserve.databases.compiled import inlined, jit
 
 Rows = npt.NDArray[np.uint32]
 Tokens = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
-ROW_WORDS = 16
-ROW_BYTES = 4 * ROW_WORDS
+ROW_WORDS, ROW_BYTES = LINE_WORDS, LINE_BYTES
 BUCKET_ROWS = 8
 BUCKET_BYTES = BUCKET_ROWS * ROW_BYTES
 FIRST_SLOT = 3
 NUM_SLOTS = ROW_WORDS - FIRST_SLOT
-MIN_BUCKETS = 16
 PREFETCHED_ROWS = 2
 """Of a bucket."""
 
 PREFETCH_DISTANCE = 4
 """Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
-
-MAX_COPIED_BYTES = 1 << 22
-"""A table that may become larger than this gets all its address space when it outgrows a quarter of
-it, so that no more is copied while others wait."""
 
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
@@ -95,64 +79,6 @@ _TOTAL_MASK = np.uint32(0xFFFF)
 _STAMP_SHIFT = np.uint32(16)
 _ODD = np.uint32(1)
 _ZERO = np.uint32(0)
-
-_F = TypeVar("_F", bound="Callable[..., Any]")
-
-
-def jit(function: _F) -> _F:
-    """Compile an entry point: kept on disk, without the lock, without reference counting.
-
-    Without reference counts (``_nrt``) a function may not allocate or return arrays; measured on
-    drafting, they made calls three times slower.
-    """
-    compiled: _F = numba.njit(nogil=True, fastmath=True, error_model="numpy", _nrt=False)(function)
-    keep_compiled(compiled, takes_baseline=True)
-    return compiled
-
-
-def inlined(function: _F) -> _F:
-    """As :func:`jit`, for the parts that entry points are made of."""
-    compiled: _F = numba.njit(
-        nogil=True, fastmath=True, error_model="numpy", _nrt=False, forceinline=True
-    )(function)
-    return compiled
-
-
-def strictly_inlined(function: _F) -> _F:
-    """As :func:`inlined`, for arithmetic with what need not be numbers: without ``fastmath``."""
-    compiled: _F = numba.njit(nogil=True, error_model="numpy", _nrt=False, forceinline=True)(
-        function
-    )
-    return compiled
-
-
-@jit
-def _address(words: npt.NDArray[np.uint32]) -> int:
-    """In compiled code, which takes 0.25 us, where ``words.ctypes`` takes 0.93."""
-    address: int = words.ctypes.data
-    return address
-
-
-_MAPPED_BYTES = 1 << 18
-"""From here on memory comes from the system, which has zeroed it: what was used before would be
-zeroed whole when it is asked for, which takes a millisecond for 16 MiB."""
-
-
-_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
-"""Address space may be larger than the memory there is."""
-
-
-def new_lines(num_lines: int) -> Rows:
-    """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
-    num_bytes = num_lines * ROW_BYTES
-    if num_bytes >= _MAPPED_BYTES:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED
-        memory = mmap.mmap(-1, num_bytes, flags=flags)
-        return np.frombuffer(memory, np.uint32).reshape(-1, ROW_WORDS)
-    num_words = num_lines * ROW_WORDS
-    buffer = np.zeros(num_words + ROW_WORDS, np.uint32)
-    offset = -_address(buffer) % ROW_BYTES // 4
-    return buffer[offset : offset + num_words].reshape(-1, ROW_WORDS)
 
 
 def new_rows(num_buckets: int) -> Rows:
@@ -192,32 +118,6 @@ def highest_bit(value: int) -> int:
     while highest * 2 <= value:
         highest *= 2
     return highest
-
-
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of the first entry at ``index``, without waiting for it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        rest = [context.get_constant(types.intp, 0)] * (signature.args[0].ndim - 1)
-        pointer = cgutils.get_item_pointer(
-            context, builder, signature.args[0], array, [args[1], *rest], wraparound=False
-        )
-        pointer = builder.bitcast(pointer, cgutils.voidptr_t)
-        integer = ir.IntType(32)
-        function_type = ir.FunctionType(
-            ir.VoidType(), [cgutils.voidptr_t, integer, integer, integer]
-        )
-        prefetch = builder.module.declare_intrinsic(
-            "llvm.prefetch", [cgutils.voidptr_t], function_type
-        )
-        builder.call(prefetch, [pointer, integer(0), integer(3), integer(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, index), codegen
-
-
-prefetch_line: Any = intrinsic(_prefetch)
 
 
 @inlined
@@ -543,82 +443,6 @@ def copy_stamped(source: Rows, target: Rows, num_rows: int, old_stamp: int, stam
         for word in range(ROW_WORDS):
             target[row, word] = source[row, word]
         set_total(target, row, np.int64(source[row, 2] & _TOTAL_MASK), stamp)
-
-
-class NgramTable:
-    """A growing n-gram table.
-
-    Args:
-        max_bytes: the table never takes more than this, rounded down to a bucket.
-        reserve_bytes: address space to begin with; :meth:`reserve_more` adds to it.
-
-    Attributes:
-        max_buckets: most buckets in use, see :meth:`limit`.
-        rows: ``uint32[reserved rows, 16]``, as far as they may be used; see the module's docstring.
-        size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
-    """
-
-    def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
-        self._most_buckets = self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
-        self._reserve = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
-        self.rows = self._reserve
-        self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
-
-    @property
-    def num_reserved(self) -> int:
-        """Buckets there is address space for."""
-        return len(self._reserve) // BUCKET_ROWS
-
-    @property
-    def num_buckets(self) -> int:
-        """Buckets in use."""
-        return int(self.size[NUM_BUCKETS])
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory in use; what is only reserved is not counted."""
-        return self.num_buckets * BUCKET_BYTES
-
-    @property
-    def is_reserve_low(self) -> bool:
-        """Whether :meth:`reserve_more` would let the table grow further."""
-        return self.num_reserved < self.max_buckets and self.num_buckets * 8 > self.num_reserved * 7
-
-    def count_rows(self) -> int:
-        """Contexts held now; reads the whole table."""
-        return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
-
-    def reserve_more(self) -> None:
-        """Move to rows of four times the size (a plain copy of what is in use), or of all that the
-        table may ever need where that would be more than ``MAX_COPIED_BYTES``."""
-        num_buckets = self.num_reserved * 4
-        if num_buckets * BUCKET_BYTES > MAX_COPIED_BYTES:
-            num_buckets = self._most_buckets
-        rows = new_rows(min(self._most_buckets, num_buckets))
-        in_use = self.num_buckets * BUCKET_ROWS
-        rows[:in_use] = self.rows[:in_use]
-        self._reserve = rows
-        self.rows = rows[: self.max_buckets * BUCKET_ROWS]
-
-    def limit(self, max_bytes: int, stamp: int) -> int:
-        """Take no more than ``max_bytes`` from now on, at most what the table was made for and at
-        least a bucket: the least valuable rows are given up, their memory goes back to the system,
-        and ``rows`` is another array.
-
-        Args:
-            stamp: the age mark of rows that are touched now.
-
-        Returns:
-            How many contexts were given up.
-        """
-        self.max_buckets = min(self._most_buckets, max(1, max_bytes // BUCKET_BYTES))
-        num_before = self.num_buckets
-        num_given_up = remove_buckets(self.rows, self.size, self.max_buckets, stamp)
-        self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
-        self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
-        if self.num_buckets < num_before:
-            give_back_pages(self._reserve[self.num_buckets * BUCKET_ROWS :])
-        return int(num_given_up)
 
 
 @jit

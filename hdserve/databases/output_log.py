@@ -224,10 +224,7 @@ class OutputLog:
         partition = self.partition(namespace)
         if self._merge_calibration and partition.calibration:
             blob = _merged(self._merge_calibration, partition.calibration, blob)
-        if len(blob) > MAX_CALIBRATION_BYTES:
-            raise DatabaseError(
-                f"calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
-            )
+        check_calibration(blob)
         partition.calibration = blob
         partition.calibration_version += 1
         partition.calibration_origin = origin
@@ -278,6 +275,17 @@ class OutputLog:
                 self._first_version = max(self._first_version, partition.next_version)
                 del self._partitions[name]
         self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
+
+
+def check_calibration(blob: bytes) -> None:
+    """
+    Raises:
+        DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``.
+    """
+    if len(blob) > MAX_CALIBRATION_BYTES:
+        raise DatabaseError(
+            f"calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+        )
 
 
 def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:

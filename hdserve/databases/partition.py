@@ -61,6 +61,7 @@ class Partition:
         self._tail_bytes = 0
         self._seen = SeenOutputs()
         self._seen_since_flush = SeenOutputs()
+        """Empty where nothing was flushed: then it would hold what ``_seen`` does."""
 
     @property
     def first_version(self) -> int:
@@ -81,8 +82,7 @@ class Partition:
 
     def append(self, segment: Segment) -> Iterator[Appended]:
         """Add the outputs of ``segment`` that were not seen before."""
-        new = self._seen.add(segment)
-        self._seen_since_flush.add(new)
+        new = self._add_seen(segment)
         for part in new.split(self._chunk_bytes):
             if self._tail_bytes + part.num_bytes > self._chunk_bytes:
                 self.seal()
@@ -95,12 +95,18 @@ class Partition:
 
     def restore(self, first_version: int, segment: Segment) -> None:
         """Add a chunk as it was before a restart; chunks come in ascending order."""
-        segment = self._seen.add(segment)
-        self._seen_since_flush.add(segment)
+        segment = self._add_seen(segment)
         if len(segment):
             self.chunks.append((first_version, segment))
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
+
+    def _add_seen(self, segment: Segment) -> Segment:
+        """The outputs of ``segment`` that were not seen before."""
+        new = self._seen.add(segment)
+        if self.flushed_version:
+            self._seen_since_flush.add(new)
+        return new
 
     def as_imported(self, segment: Segment) -> Segment:
         """What an operator wants to have here, flushed or not.

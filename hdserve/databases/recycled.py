@@ -13,24 +13,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hdserve.databases.compiled import inlined
 from hdserve.databases.ngram import (
     BUCKET_ROWS,
     FIRST_SLOT,
     MAX_COUNT,
-    MAX_STAMP,
     NUM_ADDED,
     ROW_WORDS,
-    ROWS_PER_BUCKET,
     Ints,
-    NgramTable,
     Rows,
     Tokens,
     claim_row,
     grow,
-    inlined,
-    rebase_stamps,
     set_total,
 )
+from hdserve.databases.ngram_table import NgramTable
 
 RECYCLED_ORDERS = (1, 2, 3)
 """Context lengths in tokens, ascending."""
@@ -39,7 +36,6 @@ NUM_TOP = 8
 """Likeliest tokens kept per context."""
 
 SHARE_UNITS = MAX_COUNT
-STAMPS_PER_TURNOVER = 128
 _COUNT_SHIFT = np.uint32(20)
 _ZERO = np.uint32(0)
 
@@ -73,20 +69,13 @@ class RecycledDatabase:
 
     Attributes:
         table: grows up to ``max_bytes``; the address space is taken at once.
-        stamp: the age mark for rows written now.
         version: changes whenever the rows are another array.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.table = NgramTable(max_bytes, max_bytes)
-        self.stamp = 1
         self.version = 0
-        self._next_stamp_at = self._stamp_interval
-
-    @property
-    def _stamp_interval(self) -> int:
-        return max(1, self.table.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
 
     @property
     def num_bytes(self) -> int:
@@ -101,18 +90,5 @@ class RecycledDatabase:
     def limit(self, max_bytes: int) -> int:
         """Take no more than ``max_bytes`` from now on; returns how many contexts were given up."""
         self.max_bytes = max_bytes
-        num_given_up = self.table.limit(max_bytes, self.stamp)
-        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
         self.version += 1
-        return num_given_up
-
-    def advance_stamp(self) -> None:
-        """Let rows age as the table turns over; to be called now and then."""
-        if int(self.table.size[NUM_ADDED]) < self._next_stamp_at:
-            return
-        self._next_stamp_at = int(self.table.size[NUM_ADDED]) + self._stamp_interval
-        self.stamp += 1
-        if self.stamp == MAX_STAMP:
-            change = MAX_STAMP // 2
-            rebase_stamps(self.table.rows, self.table.num_buckets, change)
-            self.stamp -= change
+        return self.table.limit(max_bytes)

@@ -29,14 +29,15 @@ from hdserve.databases.ngram import (
     MAX_TOKEN_ID,
     NUM_ADDED,
     ROW_WORDS,
+    ROWS_PER_BUCKET,
     START,
     Ints,
-    NgramTable,
     Rows,
     insert_tokens,
     merge_tables,
     new_size,
 )
+from hdserve.databases.ngram_table import NgramTable
 from hdserve.errors import DatabaseError, SnapshotError
 
 FORMAT_VERSION = 1
@@ -46,6 +47,8 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 _MAGIC = b"hdserve n-gram table\n"
 _SAMPLE_BYTES = 1 << 20
+_STAMPS_PER_TURNOVER = 64
+"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
 
 
 class CorpusInfo(StrictModel):
@@ -238,7 +241,7 @@ class StatisticsBuilder:
             raise DatabaseError(
                 f"{database.directory}: cannot be merged, its tokenizer or context lengths differ"
             )
-        self._make_room(database.size[NUM_ADDED] + database.info.num_contexts)
+        self._make_room(database.info.num_contexts)
         merge_tables(
             database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
         )
@@ -272,11 +275,11 @@ class StatisticsBuilder:
 
     @property
     def _stamp(self) -> int:
-        turnover = max(1, self.table.max_buckets * 4 // 64)
-        return min(MAX_STAMP, 1 + int(self.table.size[NUM_ADDED]) // turnover)
+        interval = max(1, self.table.max_buckets * ROWS_PER_BUCKET // _STAMPS_PER_TURNOVER)
+        return min(MAX_STAMP, 1 + int(self.table.size[NUM_ADDED]) // interval)
 
     def _make_room(self, num_contexts: int) -> None:
-        needed = (int(self.table.size[NUM_ADDED]) + num_contexts) // 4 + 1
+        needed = (int(self.table.size[NUM_ADDED]) + num_contexts) // ROWS_PER_BUCKET + 1
         while self.table.num_reserved < min(needed, self.table.max_buckets):
             self.table.reserve_more()
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.ngram import NUM_SLOTS, Ints, Rows, Tokens, new_lines
+from hdserve.databases.cache_lines import new_lines
+from hdserve.databases.ngram import NUM_SLOTS, Ints, Rows, Tokens
 from hdserve.databases.recycled import NUM_TOP
 
 Floats = npt.NDArray[np.float32]

@@ -16,12 +16,24 @@ from hdserve.tree import Acceptance, DraftTree
 FloatArray = npt.NDArray[np.float64]
 
 _PRIOR_WEIGHT = 20.0
+"""Tokens that a source is taken to have drafted as well as it said."""
+
 _MEMORY = 0.998
+"""What is left, after another draft, of what was known of its sources."""
+
 _MAX_PAUSE = 128
+"""Steps."""
+
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
+"""Of a step of plain decoding: what may be lost before the first pause."""
+
 _WORST_GAIN = -0.5
+"""Of a step: a larger loss counts as no more."""
+
 _NUM_KEPT_TIMES = 2
+"""Of those from before a long pause."""
+
 _NUM_WEIGHED_STEPS = 16
 _NUM_TIMED_STEPS = 9
 _AFFORDABLE_READING = 0.06

@@ -67,13 +67,20 @@ and what comes after it would be misjudged for as long."""
 _TOKENS_PER_CHECK = 4096
 
 _SCALE_MEMORY = 0.9995
+"""What is left of the sums after another tree."""
+
 _SCALE_PRIOR_TOKENS = 500.0
+"""That a new state has expected and seen accepted."""
+
 _SCALE_BOUND = 2.0
+"""Scores are corrected by this factor at most, up or down."""
 
 _UNSEEN_COUNT = np.float32(1e-3)
 """What a cell without observations counts where two states are merged."""
 
 _CLIP = 0.0003
+"""Probabilities have logits between -8 and 8."""
+
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
 

@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from hdserve.databases.compiled import inlined
 from hdserve.databases.ngram import (
     FIRST_SLOT,
     HASH_SEED,
@@ -26,7 +27,6 @@ from hdserve.databases.ngram import (
     Rows,
     extend_hash,
     find_row,
-    inlined,
     prefetch_row,
 )
 from hdserve.drafting.arrays import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdserve.databases.compiled import inlined, jit
 from hdserve.databases.history import MATCH_TOKENS, prefetch_places
-from hdserve.databases.ngram import Ints, inlined, jit
+from hdserve.databases.ngram import Ints
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
     CANDIDATE_TOKEN,

@@ -17,7 +17,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from hdserve.databases.ngram import ROW_WORDS, Ints, Rows, Tokens, jit
+from hdserve.databases.cache_lines import address_of
+from hdserve.databases.compiled import jit
+from hdserve.databases.ngram import ROW_WORDS, Ints, Rows, Tokens
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.arrays import (
     MAP_SIZE,
@@ -39,6 +41,12 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 
+_HANDLE_SIZE = 3
+"""Address and at most two sizes."""
+
+_NUM_DATABASES, _NUM_LEARNED, _NUM_SCRATCH = (
+    len(kind._fields) for kind in (Databases, Learned, Scratch)
+)
 _TOKENS, _PLACES, _CONTEXT, _CONTEXT_SIZE, _STATE = (
     Databases._fields.index(name)
     for name in ("tokens", "places", "context", "context_size", "state")
@@ -56,17 +64,17 @@ class HandleTable:
 
     def __init__(self, arrays: tuple[npt.NDArray[Any], ...]) -> None:
         self._arrays = list(arrays)
-        self._table = np.zeros((len(arrays), 3), np.int64)
+        self._table = np.zeros((len(arrays), _HANDLE_SIZE), np.int64)
         for index in range(len(arrays)):
             self._write(index)
-        self.address: int = self._table.ctypes.data
+        self.address = address_of(self._table)
 
     def copy(self) -> HandleTable:
         """A table of the same arrays."""
         table = HandleTable.__new__(HandleTable)
         table._arrays = self._arrays.copy()
         table._table = self._table.copy()
-        table.address = table._table.ctypes.data
+        table.address = address_of(table._table)
         return table
 
     def replace_own(
@@ -81,7 +89,7 @@ class HandleTable:
     def _write(self, index: int) -> None:
         array = self._arrays[index]
         assert array.flags.c_contiguous
-        self._table[index, : 1 + array.ndim] = (array.ctypes.data, *array.shape)
+        self._table[index, : 1 + array.ndim] = (address_of(array), *array.shape)
 
 
 @jit
@@ -145,7 +153,7 @@ _inline = numba.njit(inline="always", error_model="numpy")
 @_inline
 def databases_of(address: int) -> Databases:
     """The views of a table made of :class:`Databases`."""
-    table = _int64_2d(address, (18, 3))
+    table = _int64_2d(address, (_NUM_DATABASES, _HANDLE_SIZE))
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
         _int64_1d(table[1, 0], (table[1, 1],)),
@@ -171,7 +179,7 @@ def databases_of(address: int) -> Databases:
 @_inline
 def learned_of(address: int) -> Learned:
     """The views of a table made of :class:`Learned`."""
-    table = _int64_2d(address, (3, 3))
+    table = _int64_2d(address, (_NUM_LEARNED, _HANDLE_SIZE))
     return Learned(
         _float32_2d(table[0, 0], (3, NUM_CELLS)),
         _float32_2d(table[1, 0], (NUM_WEIGHT_SETS, NUM_INPUTS)),
@@ -182,7 +190,7 @@ def learned_of(address: int) -> Learned:
 @_inline
 def scratch_of(address: int) -> Scratch:
     """The views of a table made of :class:`Scratch`."""
-    table = _int64_2d(address, (27, 3))
+    table = _int64_2d(address, (_NUM_SCRATCH, _HANDLE_SIZE))
     return Scratch(
         _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
         _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),

@@ -397,9 +397,9 @@ class Hierarchy(Drafter):
             np.ascontiguousarray(logits),
             int(request.state[STATE_NUM_TOKENS]) - num_new - 1,
             num_nodes,
-            recycled.stamp,
+            recycled.table.stamp,
         )
-        recycled.advance_stamp()
+        recycled.table.advance_stamp()
 
     def _commit(self, request: _Request, token_ids: TokenIds, learning_rate: float) -> int:
         """Append tokens, and learn from them unless the rate is 0.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -24,6 +24,9 @@ from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.tree import Acceptance, DraftTree
+
+MAX_NAMESPACES = 256
+"""Whose n-grams are kept; beyond it those not used for longest are read anew."""
 
 Chain = tuple[int, ...]
 
@@ -89,6 +92,15 @@ class _Ngrams:
         return [chain for chain, _ in chains.most_common(num)] if chains else []
 
 
+@dataclass(slots=True)
+class _Followed:
+    """The n-grams of a partition of the model database, read up to ``position`` of its log."""
+
+    partition: NamespaceTables
+    position: int
+    ngrams: _Ngrams
+
+
 class HierarchyPaper(Drafter):
     """The paper's method, as a baseline."""
 
@@ -100,7 +112,8 @@ class HierarchyPaper(Drafter):
     ) -> None:
         self._options = options or HierarchyPaperOptions()
         self._resources = resources
-        self._model: dict[str, tuple[NamespaceTables, int, _Ngrams]] = {}
+        self._model: dict[str, _Followed] = {}
+        """By namespace, least recently used first."""
 
     def start(self, seq: Sequence) -> None:
         ngrams = self._new_ngrams()
@@ -115,16 +128,20 @@ class HierarchyPaper(Drafter):
         """Read what was added to the model database since the last request."""
         database = self._resources.model_database
         partition = database.partition(namespace) if database else None
+        known = self._model.pop(namespace, None)
         if partition is None:
-            self._model.pop(namespace, None)
             return
-        known = self._model.get(namespace)
-        if known is None or known[0] is not partition:
-            known = (partition, 0, self._new_ngrams())
-        _, position, ngrams = known
-        for text in partition.texts_since(position):
-            ngrams.add(text, 0)
-        self._model[namespace] = (partition, partition.log_end, ngrams)
+        if known is None or known.partition is not partition:
+            known = _Followed(partition, 0, self._new_ngrams())
+        for text in partition.texts_since(known.position):
+            known.ngrams.add(text, 0)
+        known.position = partition.log_end
+        self._model[namespace] = known
+        if len(self._model) > MAX_NAMESPACES:
+            del self._model[next(iter(self._model))]
+
+    def forget(self, namespace: str) -> None:
+        self._model.pop(namespace, None)
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         self._resources = replace(self._resources, statistics=statistics)
@@ -148,7 +165,7 @@ class HierarchyPaper(Drafter):
         if source is Source.STATISTICS:
             return self._corpus_chains(seq)
         known = self._model.get(seq.namespace)
-        return known[2].most_frequent(last, num) if known else []
+        return known.ngrams.most_frequent(last, num) if known else []
 
     def _corpus_chains(self, seq: Sequence) -> list[Chain]:
         """The likeliest tokens after the last two or one, each continued greedily."""

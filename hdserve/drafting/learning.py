@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdserve.databases.compiled import inlined, jit
 from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
-from hdserve.databases.ngram import NUM_ADDED, inlined, insert_tokens, jit
+from hdserve.databases.ngram import NUM_ADDED, insert_tokens
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_STATE,
@@ -26,6 +27,7 @@ from hdserve.drafting.arrays import (
     STATE_CONTEXT_STAMP,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
+    Databases,
     Learned,
     Scratch,
 )
@@ -42,8 +44,13 @@ from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 from hdserve.drafting.vectors import add_scaled
 
 LEARNING_NEED = 0.002
+"""Candidates less likely than this may lack in what is learned from."""
+
 MAX_CELL_COUNT = 1000.0
+"""A cell forgets at this rate: what it sees next weighs one part in so many."""
+
 CELL_DELAY = 4.0
+"""Observations that a new cell's first guess counts as."""
 
 
 @inlined
@@ -114,6 +121,27 @@ def learn_weights(
     return right
 
 
+@inlined
+def append_token(databases: Databases, token: int) -> None:
+    """Append a token to the request's own text, its copy index and its table."""
+    state = databases.state
+    position = state[STATE_NUM_TOKENS]
+    if position >= MATCH_TOKENS:
+        note_place(databases.places, match_key(databases.tokens, position), position)
+    databases.tokens[position] = token
+    state[STATE_NUM_TOKENS] = position + 1
+    insert_tokens(
+        databases.context,
+        databases.context_size,
+        databases.tokens,
+        position,
+        position + 1,
+        databases.orders[CONTEXT],
+        state[STATE_CONTEXT_STAMP],
+        state[STATE_CONTEXT_STAMP],
+    )
+
+
 @jit
 def commit(
     database_handles: int,
@@ -126,6 +154,10 @@ def commit(
 ) -> int:
     """Learn from the first ``num_new`` of ``scratch.new_tokens``, which the model decided, and
     append them to the request's own text.
+
+    Args:
+        rate: step size of the mixer weights; nothing at all is learned where it is 0.
+        bias_rate: step size of the per-token biases.
 
     Returns:
         Contexts added to the table so far.
@@ -165,19 +197,5 @@ def commit(
             p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
         advance(databases, pointers, predicted, token)
-        position = state[STATE_NUM_TOKENS]
-        if position >= MATCH_TOKENS:
-            note_place(databases.places, match_key(databases.tokens, position), position)
-        databases.tokens[position] = token
-        state[STATE_NUM_TOKENS] = position + 1
-        insert_tokens(
-            databases.context,
-            databases.context_size,
-            databases.tokens,
-            position,
-            position + 1,
-            databases.orders[CONTEXT],
-            state[STATE_CONTEXT_STAMP],
-            state[STATE_CONTEXT_STAMP],
-        )
+        append_token(databases, token)
     return databases.context_size[NUM_ADDED]

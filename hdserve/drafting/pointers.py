@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdserve.databases.compiled import inlined
 from hdserve.databases.history import (
     LOG_END,
     LOG_OLDEST,
@@ -23,7 +24,7 @@ from hdserve.databases.history import (
     MAX_MATCH,
     find_longest,
 )
-from hdserve.databases.ngram import START, Ints, inlined
+from hdserve.databases.ngram import START, Ints
 from hdserve.drafting.arrays import (
     CONTEXT,
     MAX_SUFFIX,

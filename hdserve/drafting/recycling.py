@@ -7,7 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.ngram import HASH_SEED, START, Ints, extend_hash, jit, strictly_inlined
+from hdserve.databases.compiled import jit, strictly_inlined
+from hdserve.databases.ngram import HASH_SEED, START, Ints, extend_hash
 from hdserve.databases.recycled import write_top
 from hdserve.drafting.arrays import (
     NUM_ORDERS,

@@ -234,8 +234,8 @@ class AsyncEngine:
 
     def _serve(self, engine: Engine) -> None:
         while True:
-            self._busy_since_s = time.monotonic() if engine.has_work else None
             is_idle = not engine.has_work
+            self._busy_since_s = None if is_idle else time.monotonic()
             try:
                 while True:
                     command = self._inbox.get(block=is_idle)

@@ -33,11 +33,14 @@ from hdserve.errors import ConfigError, UnsupportedModel
 logger = logging.getLogger(__name__)
 
 _MIN_SEQUENCE_TOKENS = 2
+"""A prompt of one token, and the one that is chosen."""
+
 _MAX_PROMPT_LOGITS = 1 << 24
 """Of the prompts in one step: 64 MiB in float32."""
 
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
+"""Of the memory that is free, the KV cache takes so much where nobody says."""
 
 
 def build_engine(
@@ -76,27 +79,12 @@ def build_engine(
         max_draft_tokens=max_draft_tokens,
         uses_blocks=uses_blocks,
     )
-    max_rows = _max_rows(config.engine, max_draft_tokens)
-    runner.warm_up(max_rows)
-    _check(runner)
-    if compiled is not None and runner.needs_hidden:
-        logger.warning("the model runs uncompiled: a drafter reads its hidden states")
-    runner.compile_with(None if runner.needs_hidden else compiled)
-    changes_over = begin_to_compile is not None and not runner.needs_hidden
-    _compile_kernels(runner)
-    runner.shapes = choose_shapes(runner, max_rows, config.engine.exact)
+    _prepare(runner, config.engine, compiled, _max_rows(config.engine, max_draft_tokens))
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
         budget = DraftBudget(
             measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
         )
-    scheduler = Scheduler(
-        PrefixCache(cache, config.engine.prefix_caching),
-        max_num_sequences=config.engine.max_num_sequences,
-        pace=PrefillPace(config.engine.prefill_chunk_tokens, config.engine.prefill_slowdown),
-        num_extra_rows=max_draft_tokens,
-        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // model.vocab_size),
-    )
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",
         config.name,
@@ -107,13 +95,11 @@ def build_engine(
         cache.num_rows,
     )
     faster = None
-    stays_as_it_is = config.engine.exact is True and runner.shapes.is_exact
-    if changes_over and (can_pack(model.module) or not stays_as_it_is):
-        assert begin_to_compile is not None
+    if begin_to_compile is not None and _may_change_over(runner, config.engine):
         faster = begin_to_compile(model, config.engine, 1 + max_draft_tokens, budget is not None)
     return Engine(
         runner,
-        scheduler,
+        _make_scheduler(config.engine, cache, max_draft_tokens, model.vocab_size),
         guarded,
         backend=None if tokenizer is None else tokenizer.backend,
         grammars=grammars,
@@ -123,6 +109,29 @@ def build_engine(
         on_finish=on_finish,
         faster=faster,
     )
+
+
+def _prepare(
+    runner: ModelRunner,
+    config: EngineConfig,
+    compiled: CompiledForward | None,
+    max_rows: int,
+) -> None:
+    """Check the model, and choose how its forwards run.
+
+    Args:
+        max_rows: of the largest forward.
+
+    Raises:
+        UnsupportedModel: it gives other results in packed forwards.
+    """
+    runner.warm_up(max_rows)
+    _check(runner)
+    if compiled is not None and runner.needs_hidden:
+        logger.warning("the model runs uncompiled: a drafter reads its hidden states")
+    runner.compile_with(None if runner.needs_hidden else compiled)
+    _compile_kernels(runner)
+    runner.shapes = choose_shapes(runner, max_rows, config.exact)
 
 
 def _check(runner: ModelRunner) -> None:
@@ -137,6 +146,25 @@ def _check(runner: ModelRunner) -> None:
             raise
         runner.attend_one_by_one(str(error))
         check_packed_forward(runner)
+
+
+def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:
+    """Whether the model may be compiled while it answers: not where answers have to be exact and
+    are, unless they stay the same."""
+    stays_as_it_is = config.exact is True and runner.shapes.is_exact
+    return not runner.needs_hidden and (can_pack(runner.model.module) or not stays_as_it_is)
+
+
+def _make_scheduler(
+    config: EngineConfig, cache: KVCache, max_draft_tokens: int, vocab_size: int
+) -> Scheduler:
+    return Scheduler(
+        PrefixCache(cache, config.prefix_caching),
+        max_num_sequences=config.max_num_sequences,
+        pace=PrefillPace(config.prefill_chunk_tokens, config.prefill_slowdown),
+        num_extra_rows=max_draft_tokens,
+        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // vocab_size),
+    )
 
 
 def _compile_kernels(runner: ModelRunner) -> None:

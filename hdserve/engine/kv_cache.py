@@ -144,6 +144,11 @@ class KVCache:
         """Give all rows back, whoever has them."""
         self._free = [Segment(0, self.num_rows)]
 
+    def discard(self, segment: Segment) -> None:
+        """Give back rows that may hold what is no number."""
+        self.clear(segment)
+        self.free(segment)
+
     def clear(self, segment: Segment) -> None:
         """Make its rows zero, which may hold what is no number."""
         for stored in (self._keys, self._values):

@@ -44,12 +44,13 @@ def check_packed_forward(runner: ModelRunner) -> None:
         return  # the cache is too small to try
     try:
         packed = _packed_logits(runner, segment, tokens, tree)
+        layers = range(cache.shape.num_layers)
+        is_written = all(cache.read(layer, segment.start, 1)[0].any() for layer in layers)
     except (KeyError, IndexError, TypeError, RuntimeError) as error:
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     finally:
-        cache.free(segment)
-    layers = range(cache.shape.num_layers)
-    if not all(cache.read(layer, segment.start, 1)[0].any() for layer in layers):
+        cache.discard(segment)
+    if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
     difference = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
     if difference > _TOLERANCES.get(model.dtype, _TOLERANCE):

@@ -131,7 +131,7 @@ def multiply_rows(
         rows.numel() // num_inputs,
         num_inputs,
         num_outputs,
-        weight.dtype == torch.bfloat16,
+        int(weight.dtype == torch.bfloat16),
     )
     _share(partial(multiply_at, *arguments), weight, workers)
     if bias is not None:

@@ -165,7 +165,8 @@ class HistoryTerms:
         self._counts = torch.zeros(vocab_size, device=device)
         self._bias = torch.zeros(vocab_size, device=device)
         biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        self._bias[biased] = torch.tensor(list(params.logit_bias.values()), device=device)
+        biases = [float(bias) for bias in params.logit_bias.values()]
+        self._bias[biased] = torch.tensor(biases, device=device)
         self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:

@@ -23,7 +23,6 @@ def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) ->
         _increment(counts.draft_tokens_by_source, source, number)
         _increment(counts.drafts_by_source, source)
     for depth, node in enumerate(acceptance.path[1:]):
-        _increment(counts.accepted_by_source, tree.sources[node])
         _add_at(counts.accepted_by_depth.setdefault(tree.sources[node], []), depth, 1)
 
 
@@ -35,8 +34,6 @@ def add_counts(total: DraftCounts, other: DraftCounts) -> None:
     total.num_accepted_tokens += other.num_accepted_tokens
     for source, count in other.draft_tokens_by_source.items():
         _increment(total.draft_tokens_by_source, source, count)
-    for source, count in other.accepted_by_source.items():
-        _increment(total.accepted_by_source, source, count)
     for source, count in other.drafts_by_source.items():
         _increment(total.drafts_by_source, source, count)
     for source, by_depth in other.accepted_by_depth.items():

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from hdserve.databases.cache_lines import address_of
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
-from hdserve.engine.kernels.memory import address_of
 from hdserve.engine.kernels.registers import HAS_AVX512, NUM_LANES
 from hdserve.engine.kernels.tile_attention import (
     NUMBERS_AT_ONCE,
@@ -78,8 +78,9 @@ class TreeAttention:
         self._cache = cache
         self._shape = cache.shape
         self.layers = np.array(
-            [_addresses(cache, layer) for layer in range(cache.shape.num_layers)]
+            [_addresses(cache, layer) for layer in range(cache.shape.num_layers)], np.int64
         )
+        self._layers_at = address_of(self.layers)
         self._workers = workers
         self.uses_tiles = uses_tiles and self._fits_tiles()
         self.max_depth = TAIL if self.uses_tiles else UNLIMITED
@@ -122,8 +123,8 @@ class TreeAttention:
         num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
         rooms = self._scratch(num_parts, columns.most_visible + num_rows)
         fixed = (
-            self.layers[layer],
-            columns.addresses,
+            self._layers_at + layer * self.layers.strides[0],
+            address_of(columns.addresses),
             queries.data_ptr(),
             attended.data_ptr(),
             num_heads,
@@ -150,7 +151,7 @@ class TreeAttention:
             scores = self._keep(np.empty((TILE_ROWS, num_columns), np.float32))
             return scores, num_columns, more, self._tiles
         scores = self._keep(np.empty((QUERIES_PER_TILE, num_columns), np.float32))
-        return scores, num_columns, self._cache.dtype == torch.bfloat16
+        return scores, num_columns, int(self._cache.dtype == torch.bfloat16)
 
     def _keep(self, array: npt.NDArray[np.float32]) -> int:
         """Let an array live as long as its address is known."""

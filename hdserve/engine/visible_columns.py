@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from hdserve.databases.cache_lines import address_of
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kernels.memory import address_of
 from hdserve.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors import publisher
 from actors.link import ActorLink
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
 from actors.model_database import ModelDatabaseActor
@@ -239,6 +240,21 @@ def test_nothing_is_asked_back_that_is_there(tmp_path):
         replica.publish(10 + number)
         replica.poll()
     assert calls == ["publish", "publish", "changes_since"] * 2
+
+
+def test_no_number_is_used_again_however_many_namespaces_come_and_go(actor, monkeypatch):
+    """Those of the last ones are known; an output with a number of another would not be taken."""
+    monkeypatch.setattr(publisher, "MAX_NUMBERED_NAMESPACES", 2)
+    replica = Replica(actor)
+    replica.used = list("abcd")
+    for name in "aabcadba":
+        replica.queue.put(name, [1])
+        asyncio.run(replica.publisher.publish_all())
+        replica.poll()
+    namespaces = actor.info()["namespaces"]
+    assert [namespaces[name]["num_outputs"] for name in "abcd"] == [4, 2, 1, 1]
+    assert len(replica.publisher._next_numbers) == 2
+    assert not replica.subscription._uncovered
 
 
 def test_a_replica_stands_no_further_than_its_receiver_was_told(actor):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from hdserve.cli import app
 from hdserve.databases import archive as archives
+from hdserve.databases.append_log import AppendLog
+from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -102,6 +104,25 @@ def test_an_archive_of_many_calibrations_can_be_imported(tmp_path: Path) -> None
     found = archives.describe(tmp_path / "new", KEY).namespaces
     assert [item.name for item in found] == sorted(namespaces)
     assert all(item.has_calibration for item in found)
+
+
+def test_a_calibration_that_is_too_large_is_refused_before_anything_is_added(
+    tmp_path: Path,
+) -> None:
+    """In an archive, where it may come behind outputs, and in a message of one."""
+    outputs = Segment.from_outputs("r", 0, [np.full(7, 1, np.uint32)])
+    too_large = {"tenant": bytes(MAX_CALIBRATION_BYTES + 1)}
+    messages = Publish("archive", {"tenant": outputs}), Publish("archive", calibrations=too_large)
+    archive = AppendLog(tmp_path / "a.archive")
+    for message in messages:
+        archive.append(message.encode(KEY))
+    with pytest.raises(DatabaseError, match="calibration of"):
+        archives.import_archive(archive.path, tmp_path, KEY)
+    assert not database_directory(tmp_path, KEY).exists()
+    log = OutputLog(10**9, 10**9)
+    with pytest.raises(DatabaseError, match="calibration of"):
+        archives.take_message(Publish("archive", {"tenant": outputs}, too_large), log, None)
+    assert log.num_bytes == 0
 
 
 def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:

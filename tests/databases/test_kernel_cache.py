@@ -20,7 +20,8 @@ from hdserve.engine.kernels.registers import HAS_AVX512
 
 LOADED = """
 import numpy as np
-from hdserve.databases.ngram import new_lines, rebase_stamps
+from hdserve.databases.cache_lines import new_lines
+from hdserve.databases.ngram import rebase_stamps
 from hdserve.engine.kernels.moves import move_rows
 rebase_stamps(new_lines(1), 0, 0)
 move_rows(0, 0, 0, 0, np.zeros((0, 2), np.int64), np.zeros((1, 16), np.float32))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases import ngram
-from hdserve.databases.ngram import NgramTable
+from hdserve.databases.ngram_table import MAX_COPIED_BYTES, NgramTable
 from tests.databases.reference import ReferenceTable, Row, read_table
 
 ORDERS = [0, 1, 2, 4]
@@ -144,7 +144,8 @@ def test_a_limited_table_loses_only_what_has_no_room(
         _insert(table, text, stamp * 40, ORDERS)
     before = {(row.low, row.high): row for row in _rows(table)}
     newest = len(texts) * 40
-    num_given_up = table.limit(num_buckets * ngram.BUCKET_BYTES, newest)
+    table.stamp = newest
+    num_given_up = table.limit(num_buckets * ngram.BUCKET_BYTES)
     assert table.num_buckets <= num_buckets
     kept = {(row.low, row.high): row for row in _rows(table)}
     assert all(before[key] == row for key, row in kept.items())
@@ -160,7 +161,7 @@ def test_a_limited_table_loses_only_what_has_no_room(
     for (low, high), row in kept.items():
         index = ngram.find_row(table.rows, table.num_buckets, np.uint64(low | high << 32), 0)
         assert int(table.rows[index, 2]) == row.total | row.stamp << 16
-    table.limit((num_buckets + num_more) * ngram.BUCKET_BYTES, newest)
+    table.limit((num_buckets + num_more) * ngram.BUCKET_BYTES)
     for text in texts:
         _insert(table, text, newest + 1, ORDERS)
     assert table.num_buckets <= num_buckets + num_more
@@ -178,9 +179,9 @@ def test_a_limited_table_gives_its_memory_back() -> None:
     before = _resident_bytes()
     num_freed = table.num_bytes - (1 << 20)
     assert num_freed > 20 << 20
-    table.limit(1 << 20, 1)
+    table.limit(1 << 20)
     assert before - _resident_bytes() > num_freed * 0.9
-    table.limit(64 << 20, 1)
+    table.limit(64 << 20)
     text = rng.integers(0, 1 << 20, 100_000).tolist()
     _insert(table, text, 1, [1, 2])
     assert table.num_bytes > 10 << 20
@@ -209,4 +210,4 @@ def test_a_large_table_is_copied_only_while_it_is_small() -> None:
         num_copied.append(table.num_reserved * ngram.BUCKET_BYTES)
         table.reserve_more()
     assert len(num_copied) > 2
-    assert max(num_copied) <= ngram.MAX_COPIED_BYTES
+    assert max(num_copied) <= MAX_COPIED_BYTES

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.databases.ngram import HASH_SEED, Tokens, extend_hash, jit, most_frequent
+from hdserve.databases.compiled import jit
+from hdserve.databases.ngram import HASH_SEED, Tokens, extend_hash, most_frequent
 from hdserve.databases.recycled import NUM_TOP, SHARE_UNITS, RecycledDatabase, write_top
 
 ROWS = st.lists(
@@ -29,8 +30,8 @@ def put(database: RecycledDatabase, context: list[int], top: list[tuple[int, flo
         tokens[index], shares[index] = token, share
     newest_first: Tokens = np.array(context[::-1], np.int32)
     table = database.table
-    write(table.rows, table.size, newest_first, tokens, shares, database.stamp)
-    database.advance_stamp()
+    write(table.rows, table.size, newest_first, tokens, shares, table.stamp)
+    table.advance_stamp()
 
 
 def held(database: RecycledDatabase, context: list[int]) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ COUNTS = DraftCounts(
     num_drafts=4,
     num_draft_tokens=20,
     num_accepted_tokens=6,
-    accepted_by_source={Source.MODEL: 2, Source.CONTEXT: 4},
+    accepted_by_depth={Source.MODEL: [0, 2], Source.CONTEXT: [3, 0, 1]},
     draft_tokens_by_source={Source.MODEL: 10, Source.CONTEXT: 10},
     num_drafts_by_accepted=[1, 1, 1, 1],
 )

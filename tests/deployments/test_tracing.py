@@ -79,7 +79,7 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
             seq.finish_reason = FinishReason.LENGTH if number == 3 else None
             spans.observe(StepOutput(seq, (4, 9), (Source.CONTEXT, Source.PLAIN), draft=tree))
         seq.counts.num_drafts, seq.counts.num_accepted_tokens = 4, 4
-        seq.counts.accepted_by_source = {Source.CONTEXT: 4}
+        seq.counts.accepted_by_depth = {Source.CONTEXT: [4]}
         spans.end()
         trace.summarise(Summary(3, 8, seq.counts, "replica-7"))
     tracing.close()

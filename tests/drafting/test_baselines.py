@@ -5,7 +5,11 @@ from __future__ import annotations
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
-from hdserve.drafting.hierarchy_paper import HierarchyPaper, HierarchyPaperOptions
+from hdserve.drafting.hierarchy_paper import (
+    MAX_NAMESPACES,
+    HierarchyPaper,
+    HierarchyPaperOptions,
+)
 from hdserve.drafting.prompt_lookup import PromptLookup, PromptLookupOptions
 from tests.drafting.helpers import (
     VOCAB_SIZE,
@@ -95,3 +99,29 @@ def test_paper_follows_a_model_database_that_was_cleared() -> None:
     seq = make_sequence([9])
     drafter.start(seq)
     assert propose(drafter, seq).num_draft_tokens == 0
+
+
+def test_paper_forgets_a_namespace_at_once() -> None:
+    """Sequences that run draft nothing more from it, and its text is held nowhere."""
+    database = ModelDatabase(1 << 20)
+    database.insert("default", [9, 1, 1, 1, 1])
+    drafter = HierarchyPaper(DraftResources(VOCAB_SIZE, database))
+    seq = make_sequence([9])
+    drafter.start(seq)
+    assert paths(propose(drafter, seq)) == [[1] * 4]
+    database.clear("default")
+    drafter.forget("default")
+    assert propose(drafter, seq).num_draft_tokens == 0
+
+
+def test_paper_keeps_ngrams_of_the_namespaces_used_last() -> None:
+    database = ModelDatabase(1 << 24)
+    drafter = HierarchyPaper(DraftResources(VOCAB_SIZE, database))
+    names = [f"n{number}" for number in range(MAX_NAMESPACES + 2)]
+    for name in [*names, names[2]]:
+        database.insert(name, [9, 1, 1, 1, 1])
+        drafter.start(make_sequence([9], namespace=name))
+    assert list(drafter._model) == [*names[3:], names[2]]
+    seq = make_sequence([9], namespace=names[0])
+    drafter.start(seq)
+    assert paths(propose(drafter, seq)) == [[1] * 4]

@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdserve.databases.ngram import FIRST_SLOT, ROW_WORDS, Rows, Tokens, jit, new_lines
+from hdserve.databases.cache_lines import new_lines
+from hdserve.databases.compiled import jit
+from hdserve.databases.ngram import FIRST_SLOT, ROW_WORDS, Rows, Tokens
 from hdserve.drafting.arrays import (
     CELLS_PER_ROW,
     NUM_RANKS,

@@ -228,6 +228,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1e-320},
     "other penalties": {"presence_penalty": 1e-320, "frequency_penalty": -2.0},
     "biases": {"logit_bias": {0: 100.0, 1: -100.0, 2: 1e-320}},
+    "biases of integers": {"logit_bias": {0: 100, 1: -100}},
     "seed": {"seed": 2**64 - 1},
     "negative seed": {"seed": -(2**63)},
     "tokens": {"min_tokens": MAX_INTEGER, "max_tokens": MAX_INTEGER},

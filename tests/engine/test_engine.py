@@ -428,6 +428,21 @@ def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -
     assert isinstance(output.error, HdserveError)
 
 
+@pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])
+def test_what_is_tried_at_the_start_leaves_no_such_rows(exact: bool, poison: int) -> None:
+    """Trees and contexts that hold a token of which the model makes no numbers go through it before
+    the first request."""
+    model = make_model()
+    clean = [token for token in make_prompt(20) if token != poison]
+    wanted = plain(clean, **GREEDY, max_tokens=8)
+    assert poison not in wanted.output_token_ids
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    good = make_sequence("good", clean, **GREEDY, max_tokens=8)
+    run(make(model=model, exact=exact, adapts_budget=True), [good])
+    assert good.token_ids == wanted.token_ids
+
+
 def test_rows_that_hold_no_numbers_reach_nobody_else() -> None:
     """A masked column counts for nothing, but nothing times what is no number is none."""
     model, poison = make_model(), 7

@@ -274,6 +274,7 @@ HISTORIES: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": -0.6},
     "bias": {"logit_bias": {0: -100.0, 4: 7.5}},
+    "bias of integers": {"logit_bias": {0: -100, 4: 7}},
     "min_tokens": {"min_tokens": 3},
     "all": {
         "repetition_penalty": 1.2,

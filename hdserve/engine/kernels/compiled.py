@@ -27,3 +27,16 @@ def entry_point(function: _F) -> _F:
     compiled = numba.njit(**OPTIONS)(function)
     keep_compiled(compiled, takes_baseline=not HAS_AVX512)
     return cast("_F", compiled)
+
+
+def address_in_c(kernel: Callable[..., None], signature: Any) -> int:
+    """Where an entry point begins for those who call it as a function of C with the argument types
+    of ``signature``; it stays there for the rest of the process.
+
+    It is the code that Python calls with arguments of these types.
+    """
+    compiled = cast("Any", kernel)
+    compiled.compile(signature)
+    made = compiled.overloads[signature.args]
+    address: int = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)
+    return address

@@ -121,7 +121,7 @@ def multiply_at(
     num_rows: int,
     num_inputs: int,
     num_outputs: int,
-    is_bfloat16: bool,
+    is_bfloat16: int,
     first: int,
     stop: int,
 ) -> None:
@@ -130,6 +130,7 @@ def multiply_at(
     Args:
         rows_at: float32 ``[num_rows, num_inputs]``, the inputs a multiple of the lanes.
         weights_at: ``[num_outputs, num_inputs]``, bfloat16 or float32.
+        is_bfloat16: 1 or 0, as C has it.
         products_at: float32 ``[num_rows, num_outputs]``, to be filled.
     """
     rows = floats_at(rows_at, num_rows, num_inputs)

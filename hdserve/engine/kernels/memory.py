@@ -1,4 +1,4 @@
-"""Arrays by their addresses, and in compiled functions back again.
+"""In compiled functions the arrays at some addresses.
 
 To make a NumPy array of a tensor takes a microsecond or two, as long as a small product; an address
 takes a tenth of that.
@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy.typing as npt
 from numba.core import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
-
-
-def address_of(array: npt.NDArray[Any]) -> int:
-    """Where the first number of ``array`` is; five times as fast as ``array.ctypes.data``."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _builds(item: Any, num_dimensions: int) -> tuple[Any, Callable[..., Any]]:

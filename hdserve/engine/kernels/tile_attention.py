@@ -312,8 +312,8 @@ def _attend(
 
 @entry_point
 def attend_by_tiles(
-    stored: npt.NDArray[np.int64],
-    listed: npt.NDArray[np.int64],
+    stored_at: int,
+    listed_at: int,
     queries_at: int,
     attended_at: int,
     num_heads: int,
@@ -335,6 +335,7 @@ def attend_by_tiles(
         room_at: room for :func:`room_floats`, zeros at first.
         configuration: of the tiles.
     """
+    stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
     num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
     num_rows = listed[3]
     turned_at = room_at + key_size // 2 * NUM_LANES * 4

@@ -16,18 +16,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Final, cast
 
+import numba
 import torch
 
+from hdserve.databases.cache_lines import address_of
 from hdserve.engine import attention, row_linear  # noqa: F401 - they define the operators
 from hdserve.engine.batch import StepPlan
-from hdserve.engine.kernels.attention import QUERIES_PER_TILE
-from hdserve.engine.kernels.callbacks import (
-    attend_callback,
-    multiply_callback,
-    multiply_pairs_callback,
-)
-from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE
-from hdserve.engine.kernels.memory import address_of
+from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
+from hdserve.engine.kernels.compiled import address_in_c
+from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
+from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.native.compiler import compile_library
@@ -44,6 +42,13 @@ logger = logging.getLogger(__name__)
 
 _SOURCE: Final = Path(__file__).with_name("operators.cpp")
 _LOADING: Final = Lock()
+
+_I, _D = numba.int64, numba.float64
+_MULTIPLY: Final = numba.void(*[_I] * 9)
+"""``Multiply`` and ``MultiplyPairs`` of ``operators.cpp``."""
+
+_ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 3)
+"""``Attend``."""
 
 
 class _Kernels(ctypes.Structure):
@@ -94,13 +99,10 @@ class NativeOperators:
         if openmp is None:
             raise OSError("PyTorch does not use GNU OpenMP here")
         path = str(compile_library(_SOURCE))
-        self._callbacks = multiply_callback(), attend_callback()
-        self._pairs = multiply_pairs_callback() if HAS_PAIRS else None
-        multiply, attend = (callback.address for callback in self._callbacks)
         self._kernels = _Kernels(
-            multiply,
-            None if self._pairs is None else self._pairs.address,
-            attend,
+            address_in_c(multiply_at, _MULTIPLY),
+            address_in_c(multiply_pairs_at, _MULTIPLY) if HAS_PAIRS else None,
+            address_in_c(attend, _ATTEND),
             ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value,
             OUTPUTS_AT_ONCE,
             NUM_PAIRED,

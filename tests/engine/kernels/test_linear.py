@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.linear import multiply_at
-from hdserve.engine.kernels.memory import address_of
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.registers import HAS_PAIRS
 
@@ -29,7 +29,7 @@ def multiply(
 ) -> None:
     addresses = (address_of(rows), address_of(weights), address_of(products))
     sizes = (*rows.shape, len(weights))
-    multiply_at(*addresses, *sizes, weights.dtype == np.uint16, first, stop)
+    multiply_at(*addresses, *sizes, int(weights.dtype == np.uint16), first, stop)
 
 
 def product(rows: np.ndarray, weights: np.ndarray, parts: int = 1) -> np.ndarray:

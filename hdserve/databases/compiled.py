@@ -1,0 +1,33 @@
+"""How the kernels of drafting and of its databases are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+import numba
+
+from hdserve.databases.kernel_cache import keep_compiled
+
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Of numba.  Without reference counts (``_nrt``) a function may not allocate or return arrays;
+measured on drafting, they made calls three times slower (docs/adr/0012)."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def jit(function: _F) -> _F:
+    """Compile an entry point: kept on disk, without the lock, without reference counting."""
+    compiled = numba.njit(**_OPTIONS, fastmath=True)(function)
+    keep_compiled(compiled, takes_baseline=True)
+    return cast("_F", compiled)
+
+
+def inlined(function: _F) -> _F:
+    """As :func:`jit`, for the parts that entry points are made of."""
+    return cast("_F", numba.njit(**_OPTIONS, fastmath=True, forceinline=True)(function))
+
+
+def strictly_inlined(function: _F) -> _F:
+    """As :func:`inlined`, for arithmetic with what need not be numbers: without ``fastmath``."""
+    return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))

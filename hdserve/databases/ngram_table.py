@@ -1,0 +1,120 @@
+"""A growing table of n-grams in bounded memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdserve.databases.ngram import (
+    BUCKET_BYTES,
+    BUCKET_ROWS,
+    MAX_STAMP,
+    NUM_ADDED,
+    NUM_BUCKETS,
+    ROWS_PER_BUCKET,
+    new_rows,
+    new_size,
+    rebase_stamps,
+    remove_buckets,
+)
+from hdserve.databases.pages import give_back_pages
+
+MIN_BUCKETS = 16
+MAX_COPIED_BYTES = 1 << 22
+"""A table that may become larger than this gets all its address space when it outgrows a quarter of
+it, so that no more is copied while others wait."""
+
+STAMPS_PER_TURNOVER = 128
+"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
+
+
+class NgramTable:
+    """A growing n-gram table, see :mod:`hdserve.databases.ngram`, and the clock its rows age by.
+
+    Args:
+        max_bytes: the table never takes more than this, rounded down to a bucket.
+        reserve_bytes: address space to begin with; :meth:`reserve_more` adds to it.
+
+    Attributes:
+        max_buckets: most buckets in use, see :meth:`limit`.
+        rows: ``uint32[reserved rows, 16]``, as far as they may be used.
+        size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
+        stamp: the age mark for rows that are written now; see :meth:`advance_stamp`.
+    """
+
+    def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
+        self._most_buckets = self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
+        self._reserve = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
+        self.rows = self._reserve
+        self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
+        self.stamp = 1
+        self._next_stamp_at = self._stamp_interval
+
+    @property
+    def num_reserved(self) -> int:
+        """Buckets there is address space for."""
+        return len(self._reserve) // BUCKET_ROWS
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets in use."""
+        return int(self.size[NUM_BUCKETS])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use; what is only reserved is not counted."""
+        return self.num_buckets * BUCKET_BYTES
+
+    @property
+    def is_reserve_low(self) -> bool:
+        """Whether :meth:`reserve_more` would let the table grow further."""
+        return self.num_reserved < self.max_buckets and self.num_buckets * 8 > self.num_reserved * 7
+
+    def count_rows(self) -> int:
+        """Contexts held now; reads the whole table."""
+        return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
+
+    def reserve_more(self) -> None:
+        """Move to rows of four times the size (a plain copy of what is in use), or of all that the
+        table may ever need where that would be more than ``MAX_COPIED_BYTES``."""
+        num_buckets = self.num_reserved * 4
+        if num_buckets * BUCKET_BYTES > MAX_COPIED_BYTES:
+            num_buckets = self._most_buckets
+        rows = new_rows(min(self._most_buckets, num_buckets))
+        in_use = self.num_buckets * BUCKET_ROWS
+        rows[:in_use] = self.rows[:in_use]
+        self._reserve = rows
+        self.rows = rows[: self.max_buckets * BUCKET_ROWS]
+
+    @property
+    def _stamp_interval(self) -> int:
+        return max(1, self.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
+
+    def advance_stamp(self) -> None:
+        """Let rows age as the table turns over; to be called now and then."""
+        num_added = int(self.size[NUM_ADDED])
+        if num_added < self._next_stamp_at:
+            return
+        self._next_stamp_at = num_added + self._stamp_interval
+        self.stamp += 1
+        if self.stamp == MAX_STAMP:
+            change = MAX_STAMP // 2
+            rebase_stamps(self.rows, self.num_buckets, change)
+            self.stamp -= change
+
+    def limit(self, max_bytes: int) -> int:
+        """Take no more than ``max_bytes`` from now on, at most what the table was made for and at
+        least a bucket: the least valuable rows are given up, their memory goes back to the system,
+        and ``rows`` is another array.
+
+        Returns:
+            How many contexts were given up.
+        """
+        self.max_buckets = min(self._most_buckets, max(1, max_bytes // BUCKET_BYTES))
+        num_before = self.num_buckets
+        num_given_up = remove_buckets(self.rows, self.size, self.max_buckets, self.stamp)
+        self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
+        self._next_stamp_at = int(self.size[NUM_ADDED]) + self._stamp_interval
+        self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
+        if self.num_buckets < num_before:
+            give_back_pages(self._reserve[self.num_buckets * BUCKET_ROWS :])
+        return int(num_given_up)
