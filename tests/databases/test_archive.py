@@ -65,6 +65,22 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     assert contents(new) == contents(tmp_path / "old")
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_all_messages_are_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """Where a namespace takes several, with a calibration and without one."""
+    monkeypatch.setattr(archives, "MESSAGE_BYTES", 300)
+    store = fill(tmp_path / "old")
+    if not is_open:
+        store.close()
+    archive = tmp_path / "a.archive"
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+    assert contents(tmp_path / "new") == contents(tmp_path / "old")
+    store.close()
+
+
 def test_what_was_flushed_can_be_imported_again_and_counts_once(tmp_path: Path) -> None:
     """Beside what came after the flush, which is there already."""
     store = fill(tmp_path)
