@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -214,7 +215,7 @@ def _taken_port(port: int) -> Finding:
 
 def _free_port(taken: int) -> int:
     """The next one that nobody listens at."""
-    for port in (*range(taken + 1, _MAX_PORT + 1), *range(_MIN_PORT, taken)):
+    for port in chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
