@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -134,13 +135,14 @@ def key_file_warnings(config: AccessConfig) -> Iterator[KeyFileWarning]:
         except FileNotFoundError:
             if name == "admin_key_file":
                 text = f"access.{name}: there is no file {path}, so /v1/speculation is closed"
-                yield KeyFileWarning(text, f"install -m 600 KEY_FILE {path}")
+                place = shlex.quote(str(path))
+                yield KeyFileWarning(text, f"(umask 077; openssl rand -hex 24 > {place})")
             continue
         except OSError:
             continue
         if mode & stat.S_IROTH:
             text = f"access.{name}: every user of this machine can read {path}"
-            yield KeyFileWarning(text, f"chmod o-rwx {path}")
+            yield KeyFileWarning(text, f"chmod o-rwx {shlex.quote(str(path))}")
 
 
 def _read_keys(path: Path) -> tuple[ApiKey, ...]:

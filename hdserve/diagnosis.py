@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,12 +17,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from hdserve.access import key_file_warnings, read_access
-from hdserve.config import ModelConfig, ServeConfig
+from hdserve.config import AccessConfig, ModelConfig, ServeConfig
 from hdserve.databases.output_files import left_by_other_versions
 from hdserve.databases.statistics import read_info
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
@@ -29,7 +31,7 @@ from hdserve.engine.hardware import describe_hardware, node_resources
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.finding import Finding, Verdict, failure, ok, warning
-from hdserve.models import bundled_statistics, resolve_model
+from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 from hdserve.placement_check import compare_resources, compare_with_cluster
 from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
@@ -39,6 +41,7 @@ MIN_SHARED_MEMORY_BYTES = 2**30
 _MIN_PYTHON = (3, 11)
 _IMPORT_TIMEOUT_S = 120.0
 _HTTP_TIMEOUT_S = 2.0
+_MIN_PORT, _MAX_PORT = 1024, 65535
 _CONNECT_TIMEOUT_S = 3.0
 _OWN_CLUSTER = ("", "local")
 """Addresses that mean a cluster which is started with the application, on this machine."""
@@ -100,7 +103,8 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
             yield failure("packages", f"{requirement} is needed; {found} is installed", remedy)
     for shadow in shadows(Path.cwd()):
         text = f"{shadow} hides the installed package from Ray's processes"
-        yield failure("packages", text, f"cd {shadow.parent.parent}, or to any other directory")
+        place = shlex.quote(str(shadow.parent.parent))
+        yield failure("packages", text, f"cd {place}  # or to any other directory")
     yield ok("packages", f"{num_right} dependencies fit")
 
 
@@ -126,7 +130,10 @@ def check_ray(
         free_bytes = shutil.disk_usage(shared_memory).free
         text = f"{free_bytes / 2**30:.1f} GiB free in {shared_memory}"
         if free_bytes < min_free_bytes:
-            remedy = "docker run --shm-size=2g ..., or a larger emptyDir with medium: Memory"
+            remedy = (
+                f"sudo mount -o remount,size=4G {shared_memory}"
+                "  # in a container: docker run --shm-size=4g, or more memory for the pod"
+            )
             yield warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
         else:
             yield ok("shared memory", text)
@@ -140,7 +147,7 @@ def check_cluster(address: str) -> Iterator[Finding]:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        remedy = "ray start --head, or unset RAY_ADDRESS for a cluster of its own"
+        remedy = "unset RAY_ADDRESS  # for a cluster of its own; or there: ray start --head"
         yield failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
     else:
         yield ok("Ray cluster", f"somebody listens at {address}")
@@ -166,7 +173,8 @@ def check_memory(config: ServeConfig) -> Iterator[Finding]:
                 free_bytes = found.free_bytes
     if num_bytes > free_bytes:
         text = f"{num_bytes / 2**30:.1f} GiB of weights in all, {free_bytes / 2**30:.1f} GiB free"
-        yield failure("memory", text, "fewer models or num_replicas, or engine.dtype: bfloat16")
+        remedy = "engine: {dtype: bfloat16}  # of the largest; or fewer models or num_replicas"
+        yield failure("memory", text, remedy)
 
 
 def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
@@ -202,7 +210,16 @@ def _taken_port(port: int) -> Finding:
     except (OSError, ValueError, urllib.error.URLError):
         pass
     text = f"another program listens on {port}; 'ss -ltnp' shows which"
-    return failure("port", text, f"hdserve serve --port {port + 1}")
+    return failure("port", text, f"hdserve serve --port {_free_port(port)}")
+
+
+def _free_port(taken: int) -> int:
+    """The next one that nobody listens at."""
+    for port in chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    return taken
 
 
 def check_access(config: ServeConfig) -> Iterator[Finding]:
@@ -211,7 +228,7 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
     try:
         access = read_access(config.access)
     except ConfigError as error:
-        yield failure(subject, error.message, "access.api_keys_file, access.admin_key_file")
+        yield failure(subject, error.message, _access_remedy(config.access, error.message))
         return
     warnings = [*key_file_warnings(config.access)]
     for found in warnings:
@@ -220,25 +237,45 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
         yield ok(subject, f"{len(access.keys)} API keys" if access.keys else "for everybody")
 
 
+def _access_remedy(config: AccessConfig, message: str) -> str:
+    """For what keeps the keys from being read."""
+    keys, admin = config.api_keys_file, config.admin_key_file
+    for path in (keys, admin):
+        if path is None or str(path) not in message:
+            continue
+        place = shlex.quote(str(path))
+        if not path.exists():
+            return f'(umask 077; echo "$(openssl rand -hex 24) default" > {place})'
+        return f"nano {place}" if os.access(path, os.R_OK) else f'sudo chown "$USER" {place}'
+    if admin is None:
+        return "export HDSERVE_ADMIN_KEY=$(openssl rand -hex 24)"
+    return f"(umask 077; openssl rand -hex 24 > {shlex.quote(str(admin))})"
+
+
 def check_model_database(config: ServeConfig) -> Iterator[Finding]:
     """Whether generated text survives a restart."""
     database, subject = config.model_database, "model database"
     if not database.is_enabled:
-        yield warning(subject, "is off: replicas share nothing", "model_database.is_enabled: true")
+        yield warning(
+            subject, "is off: replicas share nothing", "model_database: {is_enabled: true}"
+        )
         return
     directory = database.snapshot_dir
     if directory is None:
-        remedy = "model_database.snapshot_dir: /var/lib/hdserve"
+        remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
         yield warning(subject, "is kept in memory only, and lost with its actor", remedy)
         return
     place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        remedy = f"sudo install -d -o $USER {directory}"
+        remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
+        if place.is_dir():
+            remedy = f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
         yield failure(subject, f"{directory} cannot be written", remedy)
     else:
         yield ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
     for other, what_to_do in left_by_other_versions(directory).items():
-        yield warning(subject, f"{other} is not read", what_to_do)
+        remedy = f"hdserve database export {shlex.quote(str(directory))} old.hdb  # {what_to_do}"
+        yield warning(subject, f"{other} is not read", remedy)
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
@@ -246,7 +283,7 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     try:
         found = describe_hardware(model.engine.device)
     except ConfigError as error:
-        yield failure(subject, error.message, "engine.device: auto")
+        yield failure(subject, error.message, "engine: {device: auto}")
         return
     if found.has_unused_gpu:
         index = "https://download.pytorch.org/whl/cu130"
@@ -257,7 +294,9 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     weights = _weight_bytes(model)
     if weights > found.free_bytes:
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
-        yield failure(f"{model.name}: memory", text, "engine.dtype: bfloat16, or a smaller model")
+        yield failure(
+            f"{model.name}: memory", text, "engine: {dtype: bfloat16}  # or a smaller model"
+        )
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
@@ -278,7 +317,7 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
         return
     make = failure if model.engine.compile is True else warning
     text = "no C++ compiler: the model cannot be compiled, which makes its steps a third faster"
-    yield make(subject, text, "apt-get install g++, or engine.compile: false")
+    yield make(subject, text, "sudo apt-get install g++  # or engine: {compile: false}")
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:
@@ -289,17 +328,27 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
             model.model, model.revision, trust_remote_code=model.trust_remote_code
         )
     except ConfigError as error:
-        yield failure(subject, error.message, f"hf download {model.model}")
+        yield failure(subject, error.message, _download(model))
         return
     if model.chat_template is not None:
         yield _chat_template(model.name, model.chat_template)
     place = Path(resolve_model(model.model))
     if place.is_dir() and not _weight_files(model):
         text = f"{place} has no *.safetensors"
-        yield failure(subject, text, f"hf download {model.model} --local-dir {place}")
+        yield failure(subject, text, _download(model))
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)
+
+
+def _download(model: ModelConfig) -> str:
+    """What brings the files of a model: into a directory, where one is named."""
+    if is_path(model.model) or Path(model.model).is_dir():
+        return f"hf download OWNER/MODEL --local-dir {shlex.quote(model.model)}"
+    if "/" not in model.model:
+        return f"model: {bundled_models()[0]}  # which is bundled; on the hub names are OWNER/MODEL"
+    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    return f"hf download {shlex.quote(model.model)}{revision}"
 
 
 def _chat_template(name: str, path: Path) -> Finding:
@@ -307,27 +356,30 @@ def _chat_template(name: str, path: Path) -> Finding:
     try:
         read_chat_template(path)
     except ConfigError as error:
-        return failure(subject, error.message, "chat_template: null, or a file with a template")
+        return failure(subject, error.message, "chat_template: null  # or a file with a template")
     return ok(subject, str(path))
 
 
 def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
     subject = f"{model.name}: statistics"
-    build = f"hdserve statistics build --tokenizer {model.model} --input TEXTS --output"
+    tokenizer = shlex.quote(model.model)
+    build = f"hdserve statistics build --tokenizer {tokenizer} --input TEXTS --output"
     if model.statistics is None:
         return ok(subject, "are off")
     if model.statistics == "bundled":
         for directory in bundled_statistics():
             if read_info(directory).tokenizer == fingerprint:
                 return ok(subject, f"bundled, {read_info(directory).num_tokens:,} tokens")
-        return warning(subject, "none ships for this tokenizer", f"{build} statistics/own")
+        return warning(
+            subject, "none ships for this tokenizer", f"{build} own  # and statistics: own"
+        )
     try:
         info = read_info(Path(model.statistics))
     except SnapshotError as error:
-        return failure(subject, error.message, f"{build} {model.statistics}")
+        return failure(subject, error.message, f"{build} {shlex.quote(model.statistics)}")
     if info.tokenizer != fingerprint:
         text = f"{model.statistics} was made with another tokenizer"
-        return failure(subject, text, f"{build} {model.statistics}")
+        return failure(subject, text, f"{build} {shlex.quote(model.statistics)}")
     return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
 
 

@@ -19,7 +19,8 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        remedy: a command, or a key of the configuration, that mends it; empty when all is well.
+        remedy: a command, or a line of the configuration (of the model, where the subject names
+            one), that mends it; behind `  # ` what else would.  Empty when all is well.
     """
 
     subject: str

@@ -14,6 +14,8 @@ from hdserve.finding import Finding, failure, ok, warning
 from hdserve.placement import Process, Resources, missing, processes, total, unplaced
 
 _CLUSTER_TIMEOUT_S = 60.0
+_SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}
+"""Of the configuration, by owner of processes."""
 
 
 def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:
@@ -33,7 +35,7 @@ def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]
         yield from compare_resources(config, state["nodes"], "the cluster", may_grow=True)
         return
     for name, message in state["deployed"].items():
-        yield warning("resources", f"{name}: {message}", "serve status, and the logs it names")
+        yield warning("resources", f"{name}: {message}", "serve status  # and the logs it names")
     if not state["deployed"]:
         yield ok("resources", "the application has what it reserves")
 
@@ -80,14 +82,29 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
     lacking = [name for name in missing(own[0], nodes) if name not in ("CPU", "GPU")]
     if lacking:
         shown = json.dumps({name: own[0].resources[name] for name in lacking})
-        return f"ray start --resources='{shown}' on a node"
+        return (
+            f"ray start --resources='{shown}' --head  # or --address=HEAD:6379, to join a cluster"
+        )
     if own[0].resources.get("GPU"):
-        return f"num_gpus: {_gpu_share(own, others, nodes):g}, fewer num_replicas, or another GPU"
+        share = _gpu_share(own, others, nodes)
+        effect = "" if share else "then on a CPU; "
+        return f"num_gpus: {share:g}  # {effect}or fewer num_replicas, or another GPU"
     left = total(nodes, "CPU") - total((process.resources for process in others), "CPU")
-    share = math.floor(round(100 * left / len(own), 6)) / 100
-    if 0 < share < own[0].resources["CPU"]:
-        return f"num_cpus: {share:g}, or a node with more"
-    return "less num_cpus for all, fewer models or replicas, or a node with more"
+    share = max(math.floor(round(100 * left / len(own), 6)) / 100, 0.0)
+    if share >= own[0].resources["CPU"]:
+        share = 0.0  # they fit in sum, and on no node
+    effect = "or a node with more" if share else "reserves none; or fewer, or a node with more"
+    return f"{_cpu_setting(own[0], share)}  # {effect}"
+
+
+def _cpu_setting(process: Process, num_cpus: float) -> str:
+    """The line of the configuration that has a process reserve so much."""
+    if process.model is not None:
+        return f"num_cpus: {num_cpus:g}"
+    section = _SECTIONS.get(process.owner)
+    if section is None:
+        return "ray start --address=HEAD:6379"
+    return f"{section}: {{num_cpus: {num_cpus:g}}}"
 
 
 def _gpu_share(

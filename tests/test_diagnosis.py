@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hdserve import diagnosis
 from hdserve.cli import app
-from hdserve.config import ModelConfig, default_config, parse_config
+from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.finding import Finding, Verdict
 from hdserve.models import bundled_model_path, bundled_statistics
 
@@ -25,7 +29,40 @@ def verdicts(findings: Iterable[Finding]) -> list[str]:
     found = list(findings)
     for finding in found:
         assert bool(finding.remedy) == (finding.verdict is not Verdict.OK), finding
+        assert not finding.remedy or can_be_pasted(finding.remedy), finding
     return [finding.verdict.value for finding in found]
+
+
+COMMANDS = {"cd", "export", "hdserve", "hf", "make", "nano", "python", "ray", "serve", "sudo"}
+COMMANDS |= {"chmod", "unset"}
+FIELDS = {*ServeConfig.model_fields, *ModelConfig.model_fields}
+
+
+def can_be_pasted(remedy: str) -> bool:
+    """Into a shell, or into a configuration; what else there is to do is a comment in both."""
+    line = remedy.partition("  # ")[0]
+    found = None
+    with contextlib.suppress(yaml.YAMLError):
+        found = yaml.safe_load(line)
+    if isinstance(found, dict):
+        return set(found) <= FIELDS
+    parsed = subprocess.run(["bash", "-n", "-c", line], capture_output=True)
+    return parsed.returncode == 0 and re.findall(r"\w+", line.removeprefix("(umask 077; "))[0] in (
+        COMMANDS | {"echo", "openssl"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("remedy", "can"),
+    [
+        ("engine: {device: auto}  # or another machine", True),
+        ("ray start --head  # or elsewhere", True),
+        ("engine.device: auto", False),
+        ("fewer models or num_replicas", False),
+    ],
+)
+def test_what_can_be_pasted(remedy: str, can: bool) -> None:
+    assert can_be_pasted(remedy) is can
 
 
 def configured(**model: Any) -> ModelConfig:
@@ -75,6 +112,37 @@ def test_who_can_read_the_keys(tmp_path: Path) -> None:
     assert verdicts(diagnosis.check_access(parse_config({"models": MODELS}))) == ["ok"]
 
 
+@pytest.mark.parametrize("content", [None, "short\n", "# none\n"])
+def test_what_mends_a_file_of_keys(tmp_path: Path, content: str | None) -> None:
+    """One that is missing is made by the remedy, as it stands; one that is there is not lost."""
+    keys = tmp_path / "all keys"
+    if content is not None:
+        keys.write_text(content)
+    config = parse_config({"models": MODELS, "access": {"api_keys_file": str(keys)}})
+    (finding,) = diagnosis.check_access(config)
+    if content is None:
+        subprocess.run(["bash", "-c", finding.remedy], check=True)
+        assert verdicts(diagnosis.check_access(config)) == ["ok"]
+    else:
+        assert finding.remedy == f"nano '{keys}'"
+
+
+def test_what_mends_an_administrators_key(tmp_path: Path) -> None:
+    """One that is not there, one that is too short, and one in the configuration itself."""
+    admin = tmp_path / "admin"
+    config = parse_config({"models": MODELS, "access": {"admin_key_file": str(admin)}})
+    (finding,) = diagnosis.check_access(config)
+    assert (finding.verdict, "openssl" in finding.remedy) == ("warning", True)
+    admin.write_text("short\n")
+    admin.chmod(0o600)
+    (finding,) = diagnosis.check_access(config)
+    assert finding.verdict == "failure"
+    subprocess.run(["bash", "-c", finding.remedy], check=True)
+    assert verdicts(diagnosis.check_access(config)) == ["ok"]
+    inline = parse_config({"models": MODELS, "access": {"admin_key": "short"}})
+    assert verdicts(diagnosis.check_access(inline)) == ["failure"]
+
+
 def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
     """And is the exit status."""
     config = tmp_path / "config.yaml"
@@ -82,7 +150,8 @@ def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--config", str(config)])
     assert result.exit_code == 1
     assert "failure  m: model" in result.stdout
-    assert f"mend it with: hf download {tmp_path / 'none'}" in result.stdout
+    command = f"hf download OWNER/MODEL --local-dir {tmp_path / 'none'}"
+    assert f"mend it with: {command}" in result.stdout
 
 
 def test_packages() -> None:
@@ -152,6 +221,16 @@ def test_port() -> None:
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         assert verdicts(diagnosis.check_port(port)) == ["failure"]
+
+
+def test_another_port_is_one_that_is_free() -> None:
+    """Not just the next one, which may be taken or none."""
+    with socket.socket() as last:
+        last.bind(("127.0.0.1", 65535))
+        last.listen()
+        (finding,) = diagnosis.check_port(65535)
+    port = int(finding.remedy.rpartition(" ")[2])
+    assert verdicts(diagnosis.check_port(port)) == ["ok"]
 
 
 def test_model_database(tmp_path: Path) -> None:

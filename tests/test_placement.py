@@ -95,7 +95,7 @@ def test_how_much_of_a_gpu_would_fit() -> None:
     (finding,) = found(config, {"CPU": 4, "GPU": 2})
     assert finding.text.startswith("1 of 3 processes cannot be placed: each reserves 0.5 CPU, 0.6 ")
     assert "0.6 of one GPU; all reserve 1.9 of 4 CPU, 1.8 of 2 GPU" in finding.text
-    assert finding.remedy.startswith("num_gpus: 0.5, ")
+    assert finding.remedy.startswith("num_gpus: 0.5  # ")
     mended = configured({"num_gpus": 0.5, "num_replicas": 3})
     assert [item.verdict for item in found(mended, {"CPU": 4, "GPU": 2})] == ["ok"]
 
@@ -126,7 +126,7 @@ def test_a_model_without_a_place_is_named() -> None:
     assert finding.subject == "m1: resources"
     assert finding.text.startswith("1 of 2 processes cannot be placed: each reserves 0.5 CPU; ")
     assert finding.text.endswith("all reserve 2.2 of 2 CPU of this machine")
-    assert finding.remedy.startswith("num_cpus: 0.4,")
+    assert finding.remedy.startswith("num_cpus: 0.4  # ")
     mended = configured({"num_cpus": 0.7}, {"num_replicas": 2, "num_cpus": 0.4})
     assert [item.verdict for item in found(mended, {"CPU": 2})] == ["ok"]
 
@@ -134,16 +134,24 @@ def test_a_model_without_a_place_is_named() -> None:
 @pytest.mark.parametrize(
     ("model", "remedy"),
     [
-        ({"num_gpus": 1}, "num_gpus: 0"),
+        ({"num_gpus": 1}, "num_gpus: 0  # then on a CPU"),
         ({"resources": {"rack": 1}}, """ray start --resources='{"rack": 1.0}'"""),
         ({"num_cpus": 4, "num_replicas": 9}, "num_cpus: 0.17"),
-        ({"num_cpus": 0.01, "num_replicas": 500}, "less num_cpus for all"),
+        ({"num_cpus": 0.01, "num_replicas": 500}, "num_cpus: 0  # reserves none"),
     ],
 )
 def test_remedies(model: dict[str, Any], remedy: str) -> None:
     (finding,) = found(configured(model), {"CPU": 2})
     assert finding.subject == "m0: resources"
     assert finding.remedy.startswith(remedy)
+
+
+def test_what_the_gateway_may_reserve() -> None:
+    """Its own section says it, and not a model's."""
+    config = configured({}, gateway={"num_cpus": 4})
+    (gateway,) = found(config, {"CPU": 1})
+    assert gateway.subject == "the gateway: resources"
+    assert gateway.remedy.startswith("gateway: {num_cpus: 0.3}  # ")
 
 
 def test_a_cluster_may_grow() -> None:

@@ -6,7 +6,7 @@ import gc
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -132,13 +132,23 @@ class EngineContender(Contender):
         """Whether its forwards are."""
         return self._engine.is_exact
 
-    def answers(self, prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
-        """The token ids of greedy answers to ``prompts``."""
+    def answers(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        max_tokens: int,
+        progress: Callable[[int], None] = lambda num_answered: None,
+    ) -> list[list[int]]:
+        """The token ids of greedy answers to ``prompts``.
+
+        Args:
+            progress: told after each step how many prompts are answered.
+        """
         task = Task("fill", prompts)
         begin = partial(self._begin, task, max_tokens=max_tokens, sampling={"temperature": 0.0})
         sequences = [begin(number) for number in range(len(prompts))]
         while any(seq.finish_reason is None for seq in sequences):
             self._engine.step()
+            progress(sum(seq.finish_reason is not None for seq in sequences))
         return [seq.output_token_ids for seq in sequences]
 
     def fill_with(self, outputs: Sequence[Sequence[int]]) -> None:

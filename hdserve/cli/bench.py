@@ -130,15 +130,23 @@ def replay(
     with interruptible(how_to_go_on(output.file)):
         journal = Journal(output.file, settings | unshown)
         rows = list(read_replay(evaluate, limit))
+        if not rows:
+            raise ConfigError(f"{evaluate}: there is no recorded request in it")
         fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
         database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
         corpus = open_statistics(statistics or [], statistics_mib << 20)
         drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
         run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
-        run.fill(fills)
-        columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=len(rows))
+            if fills:
+                run.fill(bar.track(fills, description="filling"))
+            task = bar.add_task("replaying", total=len(rows))
             run.run(rows, lambda: bar.advance(task), journal)
     if output.has_text:
         Console(markup=False).print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))

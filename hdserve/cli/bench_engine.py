@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from hdserve.bench.environment import commit, cpu_name
@@ -269,16 +276,23 @@ def _fill(
     from hdserve.bench.replay_files import read_replay
     from hdserve.prompts import read_prompts
 
+    columns = (TextColumn("filling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     for contender in contenders:
         if not isinstance(contender, EngineContender) or not contender.is_drafting:
             continue
         if is_replay:
             contender.fill_with([row.response for row in read_replay(fill)])
-        else:
-            longest = host.model.max_model_len - max_tokens
-            rows = [encode_prompt(row, host.tokenizer, longest) for row in read_prompts(fill)]
-            answer = partial(contender.answers, rows, max_tokens)
+            continue
+        longest = host.model.max_model_len - max_tokens
+        rows = [encode_prompt(row, host.tokenizer, longest) for row in read_prompts(fill)]
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=len(rows))
+            answer = partial(contender.answers, rows, max_tokens, partial(_show, bar, task))
             contender.fill_with(journal.once(f"{contender.name}, fill", answer))
+
+
+def _show(bar: Progress, task: TaskID, num_done: int) -> None:
+    bar.update(task, completed=num_done)
 
 
 def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:

@@ -16,7 +16,7 @@ from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.deployed_config import APPLICATION, IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
-from hdserve.models import bundled_models, context_length
+from hdserve.models import bundled_models, context_length, is_path
 
 _IMPORT_TIMEOUT_S = 60.0
 _MAX_REASON_CHARACTERS = 300
@@ -121,7 +121,7 @@ def _problems(config: ServeConfig) -> list[str]:
         except ConfigError as error:
             lines = error.message.splitlines()
             found += [f"models.{index}.drafting.drafters: {line}" for line in lines]
-        if _is_path(model.model) and not Path(model.model).is_dir():
+        if is_path(model.model) and not Path(model.model).is_dir():
             found.append(f"models.{index}.model: there is no directory {model.model}")
         found += [f"models.{index}.{problem}" for problem in _model_problems(model)]
     return found
@@ -175,10 +175,6 @@ def _warnings(config: ServeConfig) -> Iterator[str]:
         if directory not in (None, "bundled") and not Path(directory).is_dir():
             reason = f"there is no directory {directory} here; without one there is less to draft"
             yield f"models.{index}.statistics: {reason}"
-
-
-def _is_path(model: str) -> bool:
-    return model.startswith(("/", "./", "../", "~"))
 
 
 def _facts(model: ModelConfig) -> dict[str, Any]:

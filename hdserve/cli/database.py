@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,15 +52,16 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
 
 
 @app.command("export", cls=JsonCommand)
-@interruptible("the same command begins anew")
+@interruptible()
 def export(root: Root, archive: Archive, model: Model = None, json_path: Json = None) -> None:
-    """Copy a database, which may be in use, into a new file."""
+    """Copy a database, which may be in use, into a new file.
+
+    An interrupted export goes on where it was when the same command is run again.
+    """
     output = JsonOutput(json_path)
     key = archives.find_database(root, model)
-    total = archives.describe(root, key).num_outputs
-    with _progress() as bar:
-        task = bar.add_task(key.model, total=total)
-        num = archives.export_database(root, key, archive, lambda count: bar.advance(task, count))
+    with _progress(key) as on_progress:
+        num = archives.export_database(root, key, archive, on_progress)
     _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, output)
 
 
@@ -74,9 +76,8 @@ def import_(archive: Archive, root: Root, model: Model = None, json_path: Json =
     output = JsonOutput(json_path)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(model or found.model, found.fingerprint)
-    with _progress() as bar:
-        task = bar.add_task(key.model, total=None)
-        num = archives.import_archive(archive, root, key, lambda count: bar.advance(task, count))
+    with _progress(key) as on_progress:
+        num = archives.import_archive(archive, root, key, on_progress)
     _report(key, {"num_new_outputs": num}, output)
 
 
@@ -118,14 +119,18 @@ def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
     return table
 
 
-def _progress() -> Progress:
+@contextmanager
+def _progress(key: DatabaseKey) -> Iterator[archives.Progress]:
+    """Shows how many outputs of how many were handled."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(key.model, total=None)
+        yield lambda num, total: bar.update(task, advance=num, total=total)
 
 
 def _report(key: DatabaseKey, numbers: dict[str, int], output: JsonOutput) -> None:

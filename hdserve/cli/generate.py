@@ -19,6 +19,7 @@ from hdserve import core
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.cli.prompts_option import HELP as PROMPTS_HELP
+from hdserve.cli.whole_file import write_whole
 from hdserve.core import SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
 from hdserve.journal import Journal
@@ -146,7 +147,7 @@ def _write_answers(
             if is_restored:
                 llm.remember([result["token_ids"]])
             answers.append(result["answer"])
-    path.write_text("".join(_line(one) + "\n" for one in answers), encoding="utf-8")
+    write_whole(path, "".join(_line(one) + "\n" for one in answers))
     journal.finish()
     num_now = len(rows) - journal.num_restored
     typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from hdserve.cli.whole_file import write_whole
 from hdserve.errors import ConfigError
 
 OPTION = "--json"
@@ -72,9 +73,6 @@ class JsonOutput:
         """Print or write ``value``, as was asked for."""
         text = json.dumps(value, indent=1)
         if self.file is not None:
-            try:
-                self.file.write_text(text + "\n", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"cannot write {self.file}: {error}") from error
+            write_whole(self.file, text + "\n")
         elif not self.has_text:
             typer.echo(text)

@@ -90,8 +90,7 @@ def build(
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks = {
-            path: bar.add_task(path.name, total=_uncompressed_bytes(path), speed="")
-            for path in corpora
+            path: bar.add_task(path.name, total=path.stat().st_size, speed="") for path in corpora
         }
         begun_tokens: list[int] = []
 
@@ -133,7 +132,13 @@ def info(
     output = JsonOutput(json_path)
     database = StatisticsDatabase.open(directory)
     if verify:
-        database.verify()
+        columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        with (
+            interruptible(""),
+            Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        ):
+            task = bar.add_task("", total=database.rows.nbytes)
+            database.verify(lambda num_bytes: bar.advance(task, num_bytes))
     _report(database.info, directory, output)
 
 
@@ -167,11 +172,6 @@ def merge(
             bar.console.print(f"resumed after {job.num_resumed:,} databases")
         merged = job.run()
     _report(merged, output, found)
-
-
-def _uncompressed_bytes(path: Path) -> int | None:
-    """The size of a plain file; that of a compressed one is not known before it is read."""
-    return path.stat().st_size if path.suffix != ".gz" and path.is_file() else None
 
 
 def _print_excluded(num_excluded: Mapping[str, int], excluded: Sequence[str]) -> None:

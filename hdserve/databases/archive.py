@@ -9,20 +9,26 @@ use is carried by the same messages, which its actor makes and takes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
-from hdserve.databases.append_log import AppendLog, read_records
+from hdserve.databases.append_log import AppendLog, pack_record, read_records
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import OutputLog, check_calibration
 from hdserve.databases.output_store import OutputStore
-from hdserve.databases.segment import Segment
+from hdserve.databases.partition import Partition
+from hdserve.databases.segment import Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.journal import SUFFIX
 
 MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
@@ -30,8 +36,8 @@ MESSAGE_BYTES = 2**22
 _SENDER = "archive"
 _UNBOUNDED = 2**62
 
-Progress = Callable[[int], None]
-"""Told how many outputs were handled since the last call."""
+Progress = Callable[[int, int], None]
+"""Told how many outputs were handled since the last call, and how many there are in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,12 @@ def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
 
 
 def export_database(
-    root: Path, key: DatabaseKey, archive: Path, on_progress: Progress = lambda num: None
+    root: Path, key: DatabaseKey, archive: Path, on_progress: Progress = lambda num, total: None
 ) -> int:
     """Write a database, which may be in use, into the new file ``archive``.
+
+    An interruption leaves what was written in ``archive.unfinished``.  The next export to the same
+    place goes on behind it, or begins anew where the database no longer begins so.
 
     Returns:
         How many outputs it has.
@@ -118,25 +127,30 @@ def export_database(
     _, log = _open_to_read(root, key)
     if archive.exists():
         raise DatabaseError(f"{archive} exists already")
-    partial = archive.with_name(f".{archive.name}.partial")
-    num_outputs = 0
+    total = sum(log.partition(name).num_outputs for name in log.namespaces())
+    partial = archive.with_name(f"{archive.name}{SUFFIX}")
     try:
-        partial.unlink(missing_ok=True)
+        num_bytes, num_written = _resume(partial, key, log)
+        on_progress(sum(num_written.values()), total)
         target = AppendLog(partial)
-        for message in _messages(log):
-            target.append(message.encode(key))
-            num = sum(map(len, message.outputs.values()))
-            num_outputs += num
-            on_progress(num)
+        for message in _messages(log, num_written):
+            record = message.encode(key)
+            num_bytes += len(record)
+            if num_bytes > MAX_ARCHIVE_BYTES:
+                partial.unlink()
+                raise DatabaseError(
+                    f"{archive} would be over the {MAX_ARCHIVE_BYTES} bytes it may have"
+                )
+            target.append(record)
+            on_progress(sum(map(len, message.outputs.values())), total)
         target.sync()
         partial.rename(archive)
         snapshot.sync_directory(archive.absolute().parent)
     except OSError as error:
-        raise DatabaseError(f"{archive} cannot be written: {error}") from error
-    finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    return num_outputs
+        raise DatabaseError(f"{archive} cannot be written: {error}") from error
+    return total
 
 
 def read_archive_key(archive: Path) -> DatabaseKey:
@@ -149,7 +163,7 @@ def read_archive_key(archive: Path) -> DatabaseKey:
 
 
 def import_archive(
-    archive: Path, root: Path, key: DatabaseKey, on_progress: Progress = lambda num: None
+    archive: Path, root: Path, key: DatabaseKey, on_progress: Progress = lambda num, total: None
 ) -> int:
     """Add what ``archive`` holds to the database of ``key`` below ``root``, made if need be.
 
@@ -176,9 +190,10 @@ def import_archive(
         log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
         store.restore(log)
         num_new = 0
-        for message in messages:
+        sizes = [sum(map(len, message.outputs.values())) for message in messages]
+        for message, size in zip(messages, sizes, strict=True):
             num_new += take_message(message, log, store)
-            on_progress(sum(map(len, message.outputs.values())))
+            on_progress(size, sum(sizes))
         if not store.sync(log) or store.num_failures:
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
         return num_new
@@ -231,13 +246,62 @@ def _check_calibrations(message: Publish) -> None:
         check_calibration(calibration)
 
 
-def _messages(log: OutputLog) -> Iterator[Publish]:
-    """At least one, so that an empty archive says whose it is."""
+def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
+    """Of each namespace its calibration and then its outputs, without the first ``num_written``;
+    at least one message, so that an empty archive says whose it is."""
     for namespace in log.namespaces() or [DEFAULT_NAMESPACE]:
-        cursor, is_last = 0, False
-        while not is_last:
-            message, cursor, is_last = next_message(log, namespace, cursor)
-            yield message
+        partition, num_left_out = log.partition(namespace), num_written.get(namespace, 0)
+        if namespace not in num_written:
+            calibration = partition.calibration
+            calibrations = {namespace: calibration} if calibration else {}
+            yield Publish(_SENDER, {namespace: Segment.empty()}, calibrations)
+        for _, segment in partition.segments():
+            if num_left_out < len(segment):
+                rest = segment.select(np.arange(len(segment)) >= num_left_out)
+                for part in rest.split(MESSAGE_BYTES):
+                    yield Publish(_SENDER, {namespace: part})
+            num_left_out = max(num_left_out - len(segment), 0)
+
+
+def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[str, int]]:
+    """The bytes and the outputs by namespace that an interrupted export has written and that still
+    are in ``log``, in the same order; otherwise what it has written is deleted.
+
+    Raises:
+        OSError: it cannot be changed.
+    """
+    if not partial.exists():
+        return 0, {}
+    try:
+        bodies = read_records(partial, MAX_ARCHIVE_BYTES).bodies
+        messages = [Publish.decode(body, key.fingerprint, key.model) for body in bodies]
+    except SnapshotError:
+        messages = []
+    written: defaultdict[str, list[Segment]] = defaultdict(list)
+    calibrations: dict[str, bytes] = {}
+    for message in messages:
+        calibrations |= message.calibrations
+        for namespace, segment in message.outputs.items():
+            written[namespace].append(segment)
+    found = {name: concatenate(segments) for name, segments in written.items()}
+    is_same = set(found) <= set(log.namespaces()) and all(
+        calibrations.get(name, b"") == log.partition(name).calibration
+        and _begins_with(log.partition(name), segment)
+        for name, segment in found.items()
+    )
+    if not messages or not is_same:
+        partial.unlink()
+        return 0, {}
+    os.truncate(partial, sum(len(pack_record(body)) for body in bodies))
+    return sum(map(len, bodies)), {name: len(segment) for name, segment in found.items()}
+
+
+def _begins_with(partition: Partition, written: Segment) -> bool:
+    """Whether the oldest outputs kept are those of ``written``."""
+    kept = concatenate([segment for _, segment in partition.segments()])
+    return np.array_equal(kept.lengths[: len(written)], written.lengths) and np.array_equal(
+        kept.token_ids[: written.num_tokens], written.token_ids
+    )
 
 
 def _records(archive: Path) -> list[bytes]:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hdserve.errors import DatabaseError
 
@@ -31,7 +31,7 @@ class CorpusSegment:
     Attributes:
         content: text to be tokenised, or token ids.
         is_turn: whether a chat model ends it with its end-of-turn token.
-        position: bytes of the (uncompressed) file up to the end of what it came from.
+        position: bytes of the file, as it lies on the disk, that were read by then.
         source: what the row says it was taken from; empty when it does not say.
         licence: what the row says its licence is.
     """
@@ -78,38 +78,37 @@ def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
     """
     path = Path(path)
     is_zipped = path.suffix == ".gz"
-    opener: Any = gzip.open if is_zipped else open
     is_jsonl = path.name.removesuffix(".gz").endswith(ROW_SUFFIXES)
     try:
-        with opener(path, "rb") as file:
-            yield from _read_rows(file, path) if is_jsonl else _read_text(file)
+        with path.open("rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if is_zipped else raw
+            yield from _read_rows(file, raw, path) if is_jsonl else _read_text(file, raw)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DatabaseError(f"{path}: cannot be read: {error}") from error
 
 
-def _read_text(file: Any) -> Iterator[CorpusSegment]:
+def _read_text(file: IO[bytes] | gzip.GzipFile, raw: IO[bytes]) -> Iterator[CorpusSegment]:
     lines: list[str] = []
-    num_chars, position = 0, 0
+    num_chars = 0
     for line in file:
-        position += len(line)
         lines.append(line.decode("utf-8"))
         num_chars += len(lines[-1])
         if num_chars >= TEXT_PIECE_CHARS:
-            yield CorpusSegment("".join(lines), False, position)
+            yield CorpusSegment("".join(lines), False, raw.tell())
             lines, num_chars = [], 0
     if lines:
-        yield CorpusSegment("".join(lines), False, position)
+        yield CorpusSegment("".join(lines), False, raw.tell())
 
 
-def _read_rows(file: Any, path: Path) -> Iterator[CorpusSegment]:
-    position = 0
+def _read_rows(
+    file: IO[bytes] | gzip.GzipFile, raw: IO[bytes], path: Path
+) -> Iterator[CorpusSegment]:
     for number, line in enumerate(file, 1):
-        position += len(line)
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            segments = list(_segments_of(row, position))
+            segments = list(_segments_of(row, raw.tell()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DatabaseError(f"{path}, line {number}: {error!r}") from error
         yield from segments

@@ -94,10 +94,16 @@ class Partition:
             yield Appended(part, self._tail_version)
 
     def restore(self, first_version: int, segment: Segment) -> None:
-        """Add a chunk as it was before a restart; chunks come in ascending order."""
+        """Add a chunk as it was before a restart; chunks come in ascending order.
+
+        What is newer than where this log begins, as in one that another process writes to, moves
+        the beginning.
+        """
         segment = self._add_seen(segment)
         if len(segment):
             self.chunks.append((first_version, segment))
+            self.next_version = max(self.next_version, first_version + len(segment))
+            self._tail_version = self.next_version
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
 

@@ -152,8 +152,11 @@ class StatisticsDatabase:
         """Size of the table."""
         return self.info.num_buckets * BUCKET_BYTES
 
-    def verify(self) -> None:
+    def verify(self, progress: Callable[[int], None] | None = None) -> None:
         """Read the whole table and compare its checksum.
+
+        Args:
+            progress: told of the bytes read since the last call.
 
         Raises:
             SnapshotError: the table is not what was written, or cannot be read.
@@ -162,7 +165,7 @@ class StatisticsDatabase:
             return
         path = self.directory / TABLE_NAME
         try:
-            found = file_crc32(path)
+            found = file_crc32(path, progress)
         except OSError as error:
             raise SnapshotError(f"{path}: cannot be read: {error}") from error
         if found != self.info.crc32:

@@ -129,12 +129,12 @@ class StatisticsBuild:
             for batch in _batches(read_segments(path), BATCH_SEGMENTS):
                 num_segments += len(batch)
                 kept = self._without_excluded(batch)
-                if num_segments <= self.num_resumed_segments:
-                    continue
-                self._count(path.name, kept)
+                is_new = num_segments > self.num_resumed_segments
+                if is_new:
+                    self._count(path.name, kept)
                 if self._on_progress:
                     self._on_progress(path, batch[-1].position, self._builder.num_tokens)
-                if self._builder.num_tokens >= next_checkpoint:
+                if is_new and self._builder.num_tokens >= next_checkpoint:
                     next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
                     self._checkpoint.save(self._builder, self._progress(num_segments))
         info = self._builder.write(self._directory)

@@ -27,6 +27,11 @@ def resolve_model(model: str) -> str:
     return str(bundled) if bundled is not None else model
 
 
+def is_path(model: str) -> bool:
+    """Whether ``model`` is written as a directory, there or not."""
+    return model.startswith(("/", "./", "../", "~"))
+
+
 def context_length(model: str) -> int | None:
     """How many tokens ``config.json`` says that a model was made for; none where it does not say,
     or is not on this machine."""

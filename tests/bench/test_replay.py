@@ -289,3 +289,11 @@ def test_the_command_goes_on(mode: str, tmp_path: Path) -> None:
         run("out.json", "--budget", "4")
     assert run("out.json") == wanted | {"interruptions": 1}
     assert not journal.exists()
+
+
+def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
+    """Not a table of zeros."""
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(ConfigError, match="no recorded request"):
+        CliRunner().invoke(app, ["bench", "replay", "--eval", str(empty)], catch_exceptions=False)

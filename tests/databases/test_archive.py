@@ -67,6 +67,90 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     assert contents(new) == contents(tmp_path / "old")
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_all_messages_are_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """Where a namespace takes several, with a calibration and without one."""
+    monkeypatch.setattr(archives, "MESSAGE_BYTES", 300)
+    store = fill(tmp_path / "old")
+    if not is_open:
+        store.close()
+    archive = tmp_path / "a.archive"
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+    assert contents(tmp_path / "new") == contents(tmp_path / "old")
+    store.close()
+
+
+def interrupted_export(root: Path, archive: Path, num_messages: int) -> None:
+    """What Ctrl-C does after so many messages."""
+    calls = iter(range(num_messages))
+
+    def interrupt(_num: int, _total: int) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        archives.export_database(root, KEY, archive, interrupt)
+
+
+@pytest.mark.parametrize("num_messages", [1, 5, 9])
+def test_an_interrupted_export_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_messages: int
+) -> None:
+    """Behind what is written, also where that ends within a record; nothing bears the name of the
+    archive before."""
+    monkeypatch.setattr(archives, "MESSAGE_BYTES", 300)
+    root, archive = tmp_path / "old", tmp_path / "a.archive"
+    fill(root).close()
+    archives.export_database(root, KEY, tmp_path / "whole")
+    interrupted_export(root, archive, num_messages)
+    unfinished = tmp_path / "a.archive.unfinished"
+    assert not archive.exists()
+    data = unfinished.read_bytes()
+    unfinished.write_bytes(data + b"torn")
+    seen: list[tuple[int, int]] = []
+    assert archives.export_database(root, KEY, archive, lambda *told: seen.append(told)) == 60
+    assert sum(num for num, _ in seen) == 60
+    assert {total for _, total in seen} == {60}
+    assert seen[0][0] > 0 or num_messages == 1
+    assert archive.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert archive.read_bytes().startswith(data)
+    assert not unfinished.exists()
+
+
+def test_an_export_of_what_has_changed_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was flushed meanwhile is not in the archive, and neither is a file of something else."""
+    monkeypatch.setattr(archives, "MESSAGE_BYTES", 300)
+    store = fill(tmp_path / "old")
+    archive = tmp_path / "a.archive"
+    interrupted_export(tmp_path / "old", archive, 5)
+    log = OutputLog(10**9, 10**9, first_version=store.first_version)
+    store.restore(log)
+    log.flush("default")
+    store.flush("default", log)
+    store.sync(log)
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 30
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 30
+    archive.rename(tmp_path / "a.archive.unfinished")
+    (tmp_path / "a.archive.unfinished").write_bytes(b"no archive")
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 30
+    store.close()
+
+
+def test_an_archive_that_could_not_be_imported_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", 500)
+    fill(tmp_path / "old").close()
+    with pytest.raises(DatabaseError, match="over the 500 bytes"):
+        archives.export_database(tmp_path / "old", KEY, tmp_path / "a.archive")
+    assert list(tmp_path.iterdir()) == [tmp_path / "old"]
+
+
 def test_what_was_flushed_can_be_imported_again_and_counts_once(tmp_path: Path) -> None:
     """Beside what came after the flush, which is there already."""
     store = fill(tmp_path)

@@ -234,3 +234,15 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "txt.gz", "jsonl.gz"])
+def test_progress_ends_at_the_size_of_the_file(tmp_path: Path, suffix: str) -> None:
+    """In bytes on the disk, so that a bar has a total for compressed files, too."""
+    path = tmp_path / f"text.{suffix}"
+    data = b"".join(b'{"text": "line %d of it"}\n' % number for number in range(20_000))
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    positions = [segment.position for segment in read_segments(path)]
+    assert positions == sorted(positions)
+    assert positions[0] < positions[-1] or len(positions) < 3
+    assert 0.9 * path.stat().st_size < positions[-1] <= path.stat().st_size
