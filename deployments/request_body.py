@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from deployments.body import Body, without_nulls
+from deployments.body_errors import first_error
 from hdserve.errors import InvalidRequest, Unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -97,10 +98,10 @@ def parse_body(model: type[Model], data: Any) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = _printable(str(first["loc"][0]))[:_MAX_PARAM_CHARACTERS] if first["loc"] else None
-        where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        location, reason = first_error(error)
+        if location:
+            reason = f"{'.'.join(map(str, location))}: {reason}"
+        param = _printable(str(location[0]))[:_MAX_PARAM_CHARACTERS] if location else None
         raise InvalidRequest(_printable(reason)[:_MAX_REASON_CHARACTERS], param) from error
 
 
@@ -108,6 +109,3 @@ def _printable(text: str) -> str:
     """Without halves of surrogate pairs."""
     return text.encode(errors="backslashreplace").decode()
 
-
-def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
