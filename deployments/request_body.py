@@ -25,6 +25,11 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "bad_words": ([],),
+    "ebnf": (),
+    "json_schema": (),
+    "prompt_embeds": (),
+    "regex": (),
+    "stop_regex": ([],),
     "guided_grammar": (),
     "structural_tag": (),
 }
@@ -47,7 +52,12 @@ class OfferedBody(Body):
             Unsupported: a documented parameter that is not offered is set.
             InvalidRequest: a value is wrong or missing.
         """
-        return parse_body(cls, cls._offered(data))
+        offered = cls._offered(data)
+        body = parse_body(cls, offered)
+        for name, value in offered.items():
+            if isinstance(value, bool) and not isinstance(getattr(body, name), bool):
+                raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
+        return body
 
     @classmethod
     def _offered(cls, data: Any) -> dict[str, Any]:
