@@ -39,7 +39,8 @@ async def read_json(request: Request) -> Any:
     """
     encoding = request.headers.get(_ENCODING_HEADER, "")
     if encoding.strip().lower() not in ("", "identity"):
-        raise Unsupported(f"{_ENCODING_HEADER} {encoding[:20]!r} is not supported", _ENCODING_HEADER)
+        reason = f"{_ENCODING_HEADER} {encoding[:20]!r} is not supported"
+        raise Unsupported(reason, _ENCODING_HEADER)
     body = await request.body()
     if len(body) <= _MAX_INLINE_BYTES:
         return parse_json(body)

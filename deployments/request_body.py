@@ -118,4 +118,3 @@ def parse_body(model: type[Model], data: Any) -> Model:
 def _printable(text: str) -> str:
     """Without halves of surrogate pairs."""
     return text.encode(errors="backslashreplace").decode()
-

@@ -234,10 +234,14 @@ def test_grammars_and_parsers_agree(parser: type[ToolParser], is_one: bool) -> N
         assert not allows(wrong)
 
 
-POINTER = {"node": {"$ref": "#"}, "label": {"type": "string"}, "same": {"$ref": "#/properties/label"}}
+REFERENCES = {
+    "node": {"$ref": "#"},
+    "label": {"type": "string"},
+    "same": {"$ref": "#/properties/label"},
+}
 REFERRING: list[tuple[dict[str, Any], str, str]] = [
     (
-        {"type": "object", "properties": POINTER, "additionalProperties": False},
+        {"type": "object", "properties": REFERENCES, "additionalProperties": False},
         '{"node": {"node": {}, "label": "a"}, "same": "b"}',
         '{"node": {"name": "f", "arguments": {}}}',
     ),
