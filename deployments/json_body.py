@@ -11,11 +11,12 @@ from typing import Any
 
 from fastapi import Request
 
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 _MAX_INLINE_BYTES = 2**16
 """Longer bodies are read in a thread, so that the answers of others go on."""
 
+_ENCODING_HEADER = "content-encoding"
 _MAX_DEPTH = 100
 _MAX_PARTS = 50_000
 """Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
@@ -32,9 +33,14 @@ async def read_json(request: Request) -> Any:
     """The body of a request.
 
     Raises:
+        Unsupported: it is compressed.
         InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
             nests them too deeply, or has a number or text that cannot be processed.
     """
+    encoding = request.headers.get(_ENCODING_HEADER, "")
+    if encoding.strip().lower() not in ("", "identity"):
+        reason = f"{_ENCODING_HEADER} {encoding[:20]!r} is not supported"
+        raise Unsupported(reason, _ENCODING_HEADER)
     body = await request.body()
     if len(body) <= _MAX_INLINE_BYTES:
         return parse_json(body)

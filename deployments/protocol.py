@@ -26,7 +26,7 @@ MAX_ANSWERS = 256
 
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
-TokenIds = Annotated[tuple[int, ...], Field(fail_fast=True)]
+TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
 
 _SAMPLING_FIELDS = (
     "temperature",

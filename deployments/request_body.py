@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from deployments.body import Body, without_nulls
+from deployments.body_errors import first_error
 from hdserve.errors import InvalidRequest, Unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -24,6 +25,11 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "bad_words": ([],),
+    "ebnf": (),
+    "json_schema": (),
+    "prompt_embeds": (),
+    "regex": (),
+    "stop_regex": ([],),
     "guided_grammar": (),
     "structural_tag": (),
 }
@@ -46,7 +52,12 @@ class OfferedBody(Body):
             Unsupported: a documented parameter that is not offered is set.
             InvalidRequest: a value is wrong or missing.
         """
-        return parse_body(cls, cls._offered(data))
+        offered = cls._offered(data)
+        body = parse_body(cls, offered)
+        for name, value in offered.items():
+            if isinstance(value, bool) and not isinstance(getattr(body, name), bool):
+                raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
+        return body
 
     @classmethod
     def _offered(cls, data: Any) -> dict[str, Any]:
@@ -97,17 +108,13 @@ def parse_body(model: type[Model], data: Any) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = _printable(str(first["loc"][0]))[:_MAX_PARAM_CHARACTERS] if first["loc"] else None
-        where = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        location, reason = first_error(error)
+        if location:
+            reason = f"{'.'.join(map(str, location))}: {reason}"
+        param = _printable(str(location[0]))[:_MAX_PARAM_CHARACTERS] if location else None
         raise InvalidRequest(_printable(reason)[:_MAX_REASON_CHARACTERS], param) from error
 
 
 def _printable(text: str) -> str:
     """Without halves of surrogate pairs."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})

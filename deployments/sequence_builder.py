@@ -44,13 +44,16 @@ class SequenceBuilder:
         for prompt in prompts:  # which every choice has a copy of
             param = "messages" if request.messages else "prompt"
             check_prompt_length(len(prompt), self._host.model.max_model_len, params, param)
+        # Without a seed of the client, each prompt draws its own: equal ones are asked anew.
+        others = [self._host.params(request.sampling) for _ in prompts[1:]]
+        params_by_prompt = [params, *others]
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
                 token_ids=list(token_ids),
-                params=params,
+                params=params_by_prompt[prompt_index],
                 speculation=speculation,
                 choice_index=choice_index,
                 namespace=request.namespace,

@@ -50,7 +50,7 @@ class ResponseFormat(ClosedBody):
 class StructuredOutputs(ClosedBody):
     """``structured_outputs`` of vLLM; exactly one of its fields."""
 
-    json_: Schema | None = Field(default=None, alias="json")
+    json_: Schema | str | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
     choice: Choices | None = None
@@ -59,7 +59,7 @@ class StructuredOutputs(ClosedBody):
         """One for each field that is set."""
         found = []
         if self.json_ is not None:
-            found.append(_of_schema(self.json_, param))
+            found.append(_of_schema(_schema(self.json_, param), param))
         if self.json_object:
             found.append(grammar.json_object())
         if self.regex is not None:
@@ -108,24 +108,12 @@ class StructuredFields(BaseModel):
                 raise InvalidRequest("structured_outputs names no form", "structured_outputs")
             found += [Constraint(text, "structured_outputs") for text in texts]
         for name in ("json", "regex", "choice"):
-            value = self._guided_schema() if name == "json" else getattr(self, f"guided_{name}")
+            value = getattr(self, f"guided_{name}")
             if value is not None:
                 param = f"guided_{name}"
                 (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
                 found.append(Constraint(text, param))
         return found
-
-    def _guided_schema(self) -> Any:
-        """``guided_json``, which may be the text of a schema."""
-        if not isinstance(self.guided_json, str):
-            return self.guided_json
-        try:
-            schema = parse_json(self.guided_json.encode())
-        except (InvalidRequest, UnicodeEncodeError) as error:
-            raise InvalidRequest("guided_json: not valid JSON", "guided_json") from error
-        if not isinstance(schema, dict):
-            raise InvalidRequest("guided_json: a JSON object is expected", "guided_json")
-        return schema
 
 
 def one_of(*constraints: Constraint | None) -> Constraint | None:
@@ -136,9 +124,22 @@ def one_of(*constraints: Constraint | None) -> Constraint | None:
     """
     found = [constraint for constraint in constraints if constraint is not None]
     if len(found) > 1:
-        names = " and ".join(item.param for item in found[:2])
+        names = " and ".join(dict.fromkeys(item.param for item in found[:2]))
         raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
     return found[0] if found else None
+
+
+def _schema(data: Schema | str, param: str) -> Schema:
+    """A schema, or the one that a text is of."""
+    if not isinstance(data, str):
+        return data
+    try:
+        schema = parse_json(data.encode())
+    except (InvalidRequest, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{param}: not valid JSON", param) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: a JSON object is expected", param)
+    return schema
 
 
 def _of_schema(schema: Schema, param: str) -> str:

@@ -10,7 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 from deployments.call_reader import Arguments, CallBegin, CallPart, CallReader
 from hdserve import grammar
 
-_DEFINITIONS = ("$defs", "definitions")
+_SCHEMAS_BY_NAME = frozenset(
+    {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+)
+_NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
+"""Keywords of a JSON schema whose values are those of an instance."""
 
 
 class Function(NamedTuple):
@@ -179,16 +183,34 @@ def _json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[s
 
 
 def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
-    """The schema of a call; definitions move to its root, where references look for them."""
-    parameters = dict(function.parameters)
-    definitions = {key: parameters.pop(key) for key in _DEFINITIONS if key in parameters}
+    """The schema of a call.  What the parameters refer to in themselves is looked for from its
+    root, unless they have an ``$id``."""
+    parameters = function.parameters
+    if "$id" not in parameters:
+        parameters = _rebased(parameters, f"#/properties/{arguments_key}")
     return {
         "type": "object",
         "properties": {"name": {"const": function.name}, arguments_key: parameters},
         "required": ["name", arguments_key],
         "additionalProperties": False,
-        **definitions,
     }
+
+
+def _rebased(schema: Any, root: str) -> Any:
+    """``schema`` with references to its own root, and from there, that begin at ``root``."""
+    if isinstance(schema, list):
+        return [_rebased(item, root) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            found[key] = root + value.removeprefix("#")
+        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            found[key] = {name: _rebased(item, root) for name, item in value.items()}
+        else:
+            found[key] = value if key in _NO_SCHEMAS else _rebased(value, root)
+    return found
 
 
 def num_held(text: str, tag: str) -> int:

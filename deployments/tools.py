@@ -22,6 +22,23 @@ class FunctionDefinition(Body):
     parameters: Mapping[str, Any] | None = None
     strict: bool | None = None
 
+    def call_parameters(self) -> Mapping[str, Any]:
+        """The schema of the arguments of a call, which are an object; of none, where it has no
+        ``parameters``.  Those that are elsewhere say so themselves.
+
+        Raises:
+            InvalidRequest: they can be no object.
+        """
+        if self.parameters is None:
+            return {"type": "object", "additionalProperties": False}
+        if "$ref" in self.parameters:  # beside which the grammar takes little else
+            return self.parameters
+        declared = self.parameters.get("type", "object")
+        if declared != "object" and not (isinstance(declared, list) and "object" in declared):
+            reason = f"the parameters of {self.name!r} must be a schema of type object"
+            raise InvalidRequest(reason, "tools")
+        return {**self.parameters, "type": "object"}
+
     def described(self) -> dict[str, Any]:
         """What the client said of it."""
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
@@ -85,7 +102,8 @@ class ToolFields(BaseModel):
 
         Raises:
             Unsupported: there are tools, but nothing that reads calls.
-            InvalidRequest: the required tool is not among the tools.
+            InvalidRequest: the required tool is not among the tools, or the parameters of one can
+                be no object.
         """
         if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
             return None
@@ -102,7 +120,7 @@ class ToolFields(BaseModel):
         """``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
-            InvalidRequest: the parameters of a tool are too deep.
+            InvalidRequest: the parameters of a tool are too deep, or can be no object.
         """
         may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
         if parser is None or not may_choose:
@@ -119,7 +137,7 @@ class ToolFields(BaseModel):
 
     def _functions(self) -> list[Function]:
         return [
-            Function(tool.function.name, tool.function.parameters or {"type": "object"})
+            Function(tool.function.name, tool.function.call_parameters())
             for tool in self.tools or ()
         ]
 

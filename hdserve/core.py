@@ -55,6 +55,10 @@ class Source(IntEnum):
         return self.name.lower()
 
 
+_DRAFTING = tuple(source.label for source in Source if source is not Source.PLAIN)
+"""Labels of the sources that guess."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen.
@@ -197,6 +201,11 @@ class SpeculationParams:
         if self.max_draft_tokens is not None:
             name = "speculation.max_draft_tokens"
             _check_count(name, self.max_draft_tokens, 0, MAX_INTEGER)
+        for label in self.databases or ():
+            if label not in _DRAFTING:
+                known = ", ".join(_DRAFTING)
+                reason = f"no source is called {str(label)[:50]!r}; there are {known}"
+                raise InvalidRequest(reason, "speculation.databases")
 
     def allows(self, source: Source) -> bool:
         """Whether this request may be drafted for from ``source``."""

@@ -65,7 +65,7 @@ def either(*grammars: str) -> str:
 
 def quoted(text: str) -> str:
     """``text`` as a Lark literal."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # no lexer takes it
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,14 @@ def test_speculation_allows_named_sources() -> None:
     assert not any(SpeculationParams(databases=frozenset()).allows(source) for source in Source)
 
 
+@pytest.mark.parametrize("databases", [{"contexts"}, ["model", 5], "model", {"plain"}])
+def test_speculation_sources_are_checked(databases: Any) -> None:
+    """One that is misspelt would draft nothing, and a text is no collection of labels."""
+    with pytest.raises(InvalidRequest, match="there are context, model,") as caught:
+        SpeculationParams(databases=databases)
+    assert caught.value.param == "speculation.databases"
+
+
 def test_speculation_limit_is_checked() -> None:
     """A number of drafts below 0 or beyond all counts is refused by its full name."""
     assert SpeculationParams(max_draft_tokens=0).max_draft_tokens == 0

@@ -50,6 +50,21 @@ def test_one_prompt_alone_is_refused() -> None:
             llm.generate(prompt)
 
 
+def test_what_is_no_token_and_no_text_is_refused_by_name() -> None:
+    """Not with an error of the library that would have taken it."""
+    llm = LLM("hdserve-mini", engine={"compile": False})
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ([5], {"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ([5], {"stop_token_ids": ("a",)}, "stop_token_ids"),
+        ("a\ud800", {}, "prompt"),
+        ([{"role": "user", "content": "\ud800"}], {}, "prompt"),
+    ]
+    for prompt, fields, param in wrong:
+        with pytest.raises(InvalidRequest) as caught:
+            llm.generate([prompt], SamplingParams(max_tokens=1, **fields))
+        assert caught.value.param == param
+
+
 def test_a_stream_that_cannot_be_is_refused_at_the_call() -> None:
     """Not where its first output is read; nothing is left of it."""
     llm = LLM("hdserve-mini", engine={"compile": False})

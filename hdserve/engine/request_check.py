@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from hdserve.core import SamplingParams
 from hdserve.errors import InvalidRequest, PromptTooLong
@@ -32,10 +33,14 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> Non
         name: of the parameter that holds them.
 
     Raises:
-        InvalidRequest: one of them is not in the vocabulary.
+        InvalidRequest: one of them is no integer, or not in the vocabulary.
     """
     for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
+        try:
+            is_known = 0 <= index(token_id) < vocab_size
+        except TypeError as error:
+            raise InvalidRequest(f"{name}: {str(token_id)[:20]!r} is no token id", name) from error
+        if not is_known:
             shown = str(token_id)[:20]
             reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
             raise InvalidRequest(reason, name)

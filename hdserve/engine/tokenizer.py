@@ -78,8 +78,15 @@ class Tokenizer:
         return [list(encoding.ids) for encoding in encoded]
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; special tokens written out in it are recognised."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        """Token ids of ``text``; special tokens written out in it are recognised.
+
+        Raises:
+            InvalidRequest: it has half of a surrogate pair, which is no text.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        except TypeError as error:  # all the library says of it
+            raise InvalidRequest("a prompt has half of a surrogate pair", "prompt") from error
         return ids
 
     def encode_chat(

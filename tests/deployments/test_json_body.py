@@ -9,14 +9,16 @@ import pytest
 from starlette.requests import Request
 
 from deployments.json_body import read_json
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 
-def request_of(body: bytes) -> Request:
+def request_of(body: bytes, encoding: str | None = None) -> Request:
+    headers = [] if encoding is None else [(b"content-encoding", encoding.encode("latin-1"))]
+
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
 
 
 def read(body: bytes) -> Any:
@@ -37,6 +39,16 @@ def read(body: bytes) -> Any:
 def test_json_is_read(body: bytes, data: Any) -> None:
     """Text in UTF-8, and in escapes that make pairs, is text."""
     assert read(body) == data
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate, gzip", "é" * 1000])
+def test_compressed_bodies_are_refused_as_such(encoding: str) -> None:
+    """Not as broken JSON; a body that is sent as it is may say so."""
+    with pytest.raises(Unsupported, match="is not supported") as caught:
+        asyncio.run(read_json(request_of(b"{}", encoding)))
+    assert caught.value.param == "content-encoding"
+    assert len(caught.value.message) < 100
+    assert asyncio.run(read_json(request_of(b"{}", "Identity"))) == {}
 
 
 @pytest.mark.parametrize(

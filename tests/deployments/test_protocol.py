@@ -181,6 +181,11 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "prompt_logprobs", -1),
     (CompletionBody, "guided_grammar", "start: x"),
     (CompletionBody, "best_of", 4),
+    (ChatBody, "regex", "a+"),
+    (ChatBody, "ebnf", 'root ::= "a"'),
+    (CompletionBody, "json_schema", "{}"),
+    (CompletionBody, "stop_regex", "a+"),
+    (CompletionBody, "prompt_embeds", "AAAA"),
 ]
 
 
@@ -225,6 +230,11 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"messages": USER * (MAX_MESSAGES + 1)}, "messages"),
     (ChatBody, {"temperature": "hot"}, "temperature"),
     (ChatBody, {"temperature": 10**400}, "temperature"),
+    (ChatBody, {"temperature": True}, "temperature"),
+    (ChatBody, {"seed": False}, "seed"),
+    (CompletionBody, {"logprobs": False}, "logprobs"),
+    (CompletionBody, {"prompt": [True]}, "prompt"),
+    (CompletionBody, {"stop_token_ids": [True]}, "stop_token_ids"),
     (ChatBody, {"n": 0}, "n"),
     (ChatBody, {"n": MAX_CHOICES + 1}, "n"),
     (ChatBody, {"stop": [1]}, "stop"),
@@ -342,9 +352,6 @@ def test_messages_for_the_template() -> None:
     "part",
     [
         {"type": "image_url", "image_url": {"url": "x"}},
-        {"type": "text"},
-        {"type": "text", "text": 5},
-        {"type": "refusal", "text": "No."},
         {"text": "a"},
         {"type": "x" * 5000},
     ],
@@ -354,6 +361,22 @@ def test_parts_that_are_no_text_are_refused(part: dict[str, Any]) -> None:
     error = refused(ChatBody, messages=[{"role": "user", "content": [part]}])
     assert isinstance(error, Unsupported)
     assert error.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text"},
+        {"type": "text", "text": 5},
+        {"type": "refusal", "text": "No."},
+    ],
+)
+def test_parts_without_their_text_are_refused_as_such(part: dict[str, Any]) -> None:
+    """Their type is one that is offered."""
+    error = refused(ChatBody, messages=[{"role": "user", "content": [part]}])
+    assert not isinstance(error, Unsupported)
+    assert error.param == "messages"
+    assert error.message == f"the text of a part of type {part['type']!r} must be a string"
 
 
 @pytest.mark.parametrize("name", ["audio", "function_call"])

@@ -35,6 +35,16 @@ def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
     assert {seq.namespace for seq in sequences} == {"anna"}
 
 
+def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
+    """Equal prompts of a request are sampled independently, unless the client gives the seed; the
+    choices of one differ by their index."""
+    request = GenerationRequest("r", prompts=((5, 6), (5, 6)), num_choices=2)
+    seeds = [seq.params.seed for seq in SequenceBuilder(host).build(request)]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    seeded = replace(request, sampling={"seed": 7})
+    assert {seq.params.seed for seq in SequenceBuilder(host).build(seeded)} == {7}
+
+
 def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     """Those of all choices together, before anything is computed."""
     sampling = {"logprobs": 7, "prompt_logprobs": 7}

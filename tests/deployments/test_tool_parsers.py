@@ -232,3 +232,67 @@ def test_grammars_and_parsers_agree(parser: type[ToolParser], is_one: bool) -> N
     assert [found.name for found in read(parser, [both])[1]] == ["get_weather", "now"]
     for wrong in (call("then", {}), call("now", {"a": 1}), f"So: {now}"):
         assert not allows(wrong)
+
+
+REFERENCES = {
+    "node": {"$ref": "#"},
+    "label": {"type": "string"},
+    "same": {"$ref": "#/properties/label"},
+}
+REFERRING: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"type": "object", "properties": REFERENCES, "additionalProperties": False},
+        '{"node": {"node": {}, "label": "a"}, "same": "b"}',
+        '{"node": {"name": "f", "arguments": {}}}',
+    ),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$ref": "#/definitions/const",
+            "definitions": {
+                "const": {
+                    "type": "object",
+                    "properties": {"x/y": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}},
+                    "additionalProperties": False,
+                }
+            },
+        },
+        '{"x/y": {"x/y": 1}}',
+        '{"x/y": "a"}',
+    ),
+    (
+        {
+            "$id": "https://example.org/f",
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"const": {"$ref": "#"}}},
+            "$defs": {"a": {"type": "integer"}},
+        },
+        '{"a": 1, "b": {"$ref": "#"}}',
+        '{"a": "x"}',
+    ),
+    (
+        {"type": "object", "properties": {"b": {"enum": [{"$ref": "#"}]}}},
+        '{"b": {"$ref": "#"}}',
+        '{"b": {}}',
+    ),
+]
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+@pytest.mark.parametrize(("parameters", "allowed", "forbidden"), REFERRING)
+def test_parameters_refer_to_themselves(
+    parser: type[ToolParser], parameters: dict[str, Any], allowed: str, forbidden: str
+) -> None:
+    """The root of a reference in them is the schema the client sent, not that of a call."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    text = parser.grammar([Function("f", parameters)], is_one=True)
+
+    def allows(arguments: str) -> bool:
+        state = grammars.state(text)
+        for token_id in tokenizer.encode(written(parser, [ToolCall("f", arguments)])):
+            state.push(token_id)
+        return state.error is None
+
+    assert allows(allowed)
+    assert not allows(forbidden)

@@ -109,7 +109,47 @@ def test_a_format_of_the_answer_leaves_calls_possible() -> None:
     assert chosen == grammar.regex("ab*")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "allowed", "forbidden"),
+    [
+        ({"properties": {"a": {"enum": [1]}}}, ['{"a": 1}', "{}"], ["[1]", "5", '{"a": 2}']),
+        ({"type": ["null", "object"]}, ["{}"], ["null"]),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, ['{"b": 1}'], ["{}", "5"]),
+        ({}, ["{}", '{"a": 1}'], ["5"]),
+        (None, ["{}"], ["5", '{"a": 1}']),
+    ],
+)
+def test_the_arguments_of_required_calls_are_objects(
+    parameters: Any, allowed: list[str], forbidden: list[str]
+) -> None:
+    """Whatever the parameters say of their type, as nothing else is read as a call.  A function
+    without parameters takes no arguments."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    text = request(tools=[tool], tool_choice="required").sampling["grammar"]
+
+    def allows(arguments: str) -> bool:
+        state = grammars.state(text)
+        call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        for token_id in tokenizer.encode(call):
+            state.push(token_id)
+        return state.error is None
+
+    assert [allows(arguments) for arguments in allowed] == [True] * len(allowed)
+    assert [allows(arguments) for arguments in forbidden] == [False] * len(forbidden)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+            ],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),

@@ -127,7 +127,10 @@ def test_valid_and_equal_with_drafts(options: dict[str, Any]) -> None:
     ("text", "pattern"),
     [
         (grammar.regex(r"[a-c]{3}/[0-9]{2}"), r"[a-c]{3}/[0-9]{2}"),
-        (grammar.choice(["yes", 'no "really"', "naïve\n"]), 'yes|no "really"|naïve\n'),
+        (
+            grammar.choice(["yes", 'no "really"', "naïve\n", "\x7f"]),
+            'yes|no "really"|naïve\n|\x7f',
+        ),
         (grammar.lark('start: "a" inner "z"\ninner: "b" | "(" inner ")"'), r"a\(*b\)*z"),
     ],
     ids=["regex", "choice", "lark"],

@@ -1,0 +1,77 @@
+"""What is wrong with the body of a request, in the words of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+Location = tuple[int | str, ...]
+"""Names of fields and indices of arrays, from the outermost in."""
+
+_KINDS: Mapping[str, str] = {
+    "bool": "true or false",
+    "dict": "an object",
+    "float": "a number",
+    "int": "an integer",
+    "mapping": "an object",
+    "model": "an object",
+    "string": "a string",
+    "tuple": "an array",
+}
+"""What is expected, by the beginning of pydantic's name of the error."""
+
+_KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
+
+_EXPECTED: Mapping[str, str] = {
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "too_long": "an array of at most {max_length}",
+    "too_short": "an array of at least {min_length}",
+    "union_tag_invalid": "a type of {expected_tags}",
+    "union_tag_not_found": "an object",
+}
+_REASONS: Mapping[str, str] = {"extra_forbidden": "is unknown", "missing": "is missing"}
+
+_FORMS = frozenset({"NamedFunction", "NamedTool", "bool", "float", "int", "str"})
+"""What pydantic calls forms of a value that may have several, beside those with brackets."""
+
+
+def first_error(error: ValidationError) -> tuple[Location, str]:
+    """Where the first field at fault is wrong, and what is expected there.
+
+    Of a value that may have several forms it is where the one that was followed furthest ends.
+    """
+    found: dict[Location, list[ErrorDetails]] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        location = tuple(part for part in item["loc"] if not _is_form(part))
+        found.setdefault(location, []).append(item)
+    field = next(iter(found))[:1]
+    location = max((place for place in found if place[:1] == field), key=_distance)
+    return location, _reason(found[location])
+
+
+def _reason(items: list[ErrorDetails]) -> str:
+    expected = dict.fromkeys(map(_expected, items))
+    if "" not in expected:
+        return f"{' or '.join(expected)} is expected"
+    return _REASONS.get(items[0]["type"], items[0]["msg"])
+
+
+def _expected(item: ErrorDetails) -> str:
+    kind = item["type"]
+    if kind in _EXPECTED:
+        context: dict[str, Any] = item["ctx"]
+        return _EXPECTED[kind].format_map(context)
+    return _KINDS.get(kind.split("_")[0], "") if kind.endswith(_KIND_ERRORS) else ""
+
+
+def _distance(location: Location) -> tuple[int, list[int]]:
+    return len(location), [part for part in location if isinstance(part, int)]
+
+
+def _is_form(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part in _FORMS)
