@@ -96,20 +96,21 @@ class BlockAttention:
 
 
 def _kernel_options(num_rows: int, num_groups: int) -> Any:
-    """For few rows all heads that share keys are in one tile, by default however large; what is
-    beyond half of ``ROWS_PER_BLOCK`` goes to more tiles."""
+    """For few rows all heads that share keys are in one tile, by default however large, and of two
+    warps, whose registers are too few for 64 rows: 24,840 bytes of them are spilled (keys of 128
+    numbers, a window), by eight warps 708 and without a window none."""
     if num_rows >= ROWS_PER_BLOCK:
         return None
     together = 1 << (num_rows * num_groups - 1).bit_length()
-    return {"BLOCK_M": min(max(together, _SMALLEST_TILE), ROWS_PER_BLOCK // 2)}
+    tile = min(max(together, _SMALLEST_TILE), ROWS_PER_BLOCK // 2)
+    return {"BLOCK_M": tile, "num_warps": 4 if tile < ROWS_PER_BLOCK // 2 else 8}
 
 
 def visible_in(buffers: RowBuffers, window: int | None) -> MaskFunction:
     """Whether a row sees a row of the cache: what is committed of its sequence, and those of the
     drafts under verification that it descends from, itself included; within a window of positions.
     """
-    positions = buffers.position_ids[0]
-    starts, stops = buffers.starts, buffers.stops
+    positions, starts, stops = buffers.positions, buffers.starts, buffers.stops
     first_nodes, num_nodes = buffers.first_nodes, buffers.num_nodes
     first_node_rows, ancestors = buffers.first_node_rows, buffers.ancestors
 

@@ -19,10 +19,10 @@ KEYS_PER_BLOCK: Final = 128
 ROWS_PER_BLOCK: Final = 128
 """Rows of a forward that attention reads the same blocks for."""
 
-WORD_BITS: Final = 32
-"""Drafts whose visibility one number says."""
+WORD_BITS: Final = 31
+"""Drafts whose visibility one number says, which is never negative."""
 
-_NUM_FIELDS: Final = 9
+_NUM_SEEN: Final = 6
 _ALIGNMENT: Final = 16
 """Of numbers of rows, so that every field begins where wide loads may."""
 
@@ -51,18 +51,19 @@ class RowBuffers:
         token_ids, position_ids: ``[1, num_rows]``.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
         logit_rows: ``[num_rows]``: all rows where they are all nodes, else the first so many count.
+        positions: as ``position_ids``, ``[num_rows]``.
         starts, stops: ``[num_rows]``: a row sees the cache rows ``start ... stop-1``, but for
             drafts all that it sees.
         first_nodes, num_nodes: ``[num_rows]``: the drafts of its sequence lie in so many cache
             rows from there; none are of use to a row that is none itself.
         first_node_rows: ``[num_rows]``: the row of the first of these drafts.
-        ancestors: ``[num_words, num_rows]``: bit ``i % 32`` of word ``i // 32`` says whether the
+        ancestors: ``[num_words, num_rows]``: bit ``i % 31`` of word ``i // 31`` says whether the
             ``i``-th of these drafts is the row itself or an ancestor of it.
-        num_blocks: int32 ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
+        num_blocks: ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
             rows see.
-        blocks: int32 ``[1, 1, num_parts, all blocks of the cache]``: which ones.
+        blocks: ``[1, 1, num_parts, all blocks of the cache]``: which ones.
 
-    All but the last two are int64.
+    The first four are int64, the others int32: an attention kernel has registers for few numbers.
     """
 
     def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
@@ -71,14 +72,16 @@ class RowBuffers:
         num_parts = -(-num_rows // ROWS_PER_BLOCK)
         num_cache_blocks = -(-cache.num_stored_rows // KEYS_PER_BLOCK)
         width = align(num_rows, _ALIGNMENT)
-        self._by_row = _Mirror((_NUM_FIELDS + num_words, width), torch.int64, cache.device)
+        self._rows = _Mirror((4, width), torch.int64, cache.device)
+        self._seen = _Mirror((_NUM_SEEN + num_words, width), torch.int32, cache.device)
         self._num_blocks = _Mirror((num_parts,), torch.int32, cache.device)
         self._blocks = _Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
-        fields = self._by_row.there[:, :num_rows]
-        self.token_ids, self.position_ids = fields[0:1], fields[1:2]
-        self.kv_rows, self.logit_rows, self.starts, self.stops = fields[2:6]
-        self.first_nodes, self.num_nodes, self.first_node_rows = fields[6:_NUM_FIELDS]
-        self.ancestors = fields[_NUM_FIELDS:]
+        rows, seen = self._rows.there[:, :num_rows], self._seen.there[:, :num_rows]
+        self.token_ids, self.position_ids = rows[0:1], rows[1:2]
+        self.kv_rows, self.logit_rows = rows[2:]
+        self.positions, self.starts, self.stops = seen[:3]
+        self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:_NUM_SEEN]
+        self.ancestors = seen[_NUM_SEEN:]
         self.num_blocks = self._num_blocks.there[None, None]
         self.blocks = self._blocks.there[None, None]
 
@@ -87,25 +90,26 @@ class RowBuffers:
 
         Rows of no chunk see nothing.
         """
-        fields = self._by_row.here[:, : self.num_rows]
-        fields[0], fields[1], fields[2] = packed.token_ids, packed.position_ids, packed.kv_rows
+        rows = self._rows.here[:, : self.num_rows]
+        rows[0], rows[1], rows[2] = packed.token_ids, packed.position_ids, packed.kv_rows
         if packed.are_all_nodes:
-            fields[3] = np.arange(self.num_rows)
+            rows[3] = np.arange(self.num_rows)
         else:
-            fields[3, : len(packed.logit_rows)] = packed.logit_rows
-        fields[4:] = 0
+            rows[3, : len(packed.logit_rows)] = packed.logit_rows
+        self._seen.here[0, : self.num_rows] = packed.position_ids
+        self._seen.here[1:] = 0
         for row, chunk in packed.placed:
             self._place(row, chunk)
         for part, seen in enumerate(self._seen_blocks(packed.placed)):
             self._num_blocks.here[part] = len(seen)
             self._blocks.here[part, : len(seen)] = seen
-        for mirror in (self._by_row, self._num_blocks, self._blocks):
+        for mirror in (self._rows, self._seen, self._num_blocks, self._blocks):
             mirror.send()
 
     def _place(self, row: int, chunk: Chunk) -> None:
         num_decided, stop = len(chunk.token_ids), row + chunk.num_rows
         first_kv_row = chunk.segment.start + chunk.first_column
-        starts, stops, first_nodes, num_nodes, first_node_rows, *_ = self._by_row.here[4:]
+        starts, stops, first_nodes, num_nodes, first_node_rows, *_ = self._seen.here[1:]
         starts[row:stop] = chunk.segment.start
         first_draft = row + num_decided
         stops[row:first_draft] = np.arange(first_kv_row + 1, first_kv_row + num_decided + 1)
@@ -114,7 +118,7 @@ class RowBuffers:
         stops[first_draft:stop] = first_nodes[first_draft:stop] = first_kv_row + num_decided
         num_nodes[first_draft:stop] = chunk.tree.num_draft_tokens
         first_node_rows[first_draft:stop] = first_draft
-        words = self._by_row.here[_NUM_FIELDS:, first_draft:stop]
+        words = self._seen.here[_NUM_SEEN:, first_draft:stop]
         for node, parent in enumerate(chunk.tree.parents[1:]):
             if parent:
                 words[:, node] = words[:, parent - 1]
