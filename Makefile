@@ -14,7 +14,9 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
-# Without bytecode, which takes minutes for all and is made of a module when it is first imported.
+# Without bytecode, which takes minutes for all and is made of a module when it is first imported;
+# where it may not be kept, each of a hundred processes compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
 PARALLEL := --numprocesses 2

@@ -15,15 +15,26 @@ from hdserve import LLM, SamplingParams
 from hdserve.core import Source
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 
+OPTIONS: dict[str, Any] = {
+    "engine": {"compile": False, "kv_cache_tokens": 4096},
+    "drafting": {"adapts_budget": False},
+}
+"""Nothing is compiled or timed before the first answer."""
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """One whose answers do not depend on what was asked before."""
+    return LLM("hdserve-mini", **OPTIONS)
+
 
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'engine'"):
         LLM("hdserve-mini", engin={})
 
 
-def test_prompts_have_log_probabilities() -> None:
+def test_prompts_have_log_probabilities(llm: LLM) -> None:
     """Of each token but the first, without an answer or before one, which they do not change."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     prompts = [[5, 300, 41, 7], [9]]
     params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=2)
     for prompt, answer in zip(prompts, llm.generate(prompts, params), strict=True):
@@ -40,9 +51,8 @@ def test_prompts_have_log_probabilities() -> None:
     assert found.token_ids == wanted.token_ids
 
 
-def test_one_prompt_alone_is_refused() -> None:
+def test_one_prompt_alone_is_refused(llm: LLM) -> None:
     """It is not taken for a list of prompts; the reason says what to write."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     message = {"role": "user", "content": "a"}
     prompts: list[Any] = ["one text", [5, 300, 41], message, [message], [["a", "b"]]]
     for prompt in prompts:
@@ -50,9 +60,8 @@ def test_one_prompt_alone_is_refused() -> None:
             llm.generate(prompt)
 
 
-def test_what_is_no_token_and_no_text_is_refused_by_name() -> None:
+def test_what_is_no_token_and_no_text_is_refused_by_name(llm: LLM) -> None:
     """Not with an error of the library that would have taken it."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         ([5], {"logit_bias": {"5": 1.0}}, "logit_bias"),
         ([5], {"stop_token_ids": ("a",)}, "stop_token_ids"),
@@ -65,9 +74,8 @@ def test_what_is_no_token_and_no_text_is_refused_by_name() -> None:
         assert caught.value.param == param
 
 
-def test_a_stream_that_cannot_be_is_refused_at_the_call() -> None:
+def test_a_stream_that_cannot_be_is_refused_at_the_call(llm: LLM) -> None:
     """Not where its first output is read; nothing is left of it."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     for prompt in ([10**9], []):
         with pytest.raises(InvalidRequest):
             llm.stream(prompt)
@@ -76,18 +84,16 @@ def test_a_stream_that_cannot_be_is_refused_at_the_call() -> None:
     assert len(answer.token_ids) == 3
 
 
-def test_equal_prompts_with_one_seed_get_equal_answers() -> None:
+def test_equal_prompts_with_one_seed_get_equal_answers(llm: LLM) -> None:
     """An answer does not depend on what else is asked; without parameters each has its own seed."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     params = SamplingParams(seed=7, max_tokens=12)
     (alone,) = llm.generate([[5, 300]], params)
     first, second = llm.generate([[5, 300], [5, 300]], params)
     assert alone.token_ids == first.token_ids == second.token_ids
 
 
-def test_an_answer_that_fails_says_why() -> None:
+def test_an_answer_that_fails_says_why(llm: LLM) -> None:
     """The others are what they are without it."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     params = SamplingParams(temperature=0.0, max_tokens=6)
     (wanted,) = llm.generate([[5, 300]], params)
     unchecked: Any = {"stop": (("a",),)}
@@ -97,10 +103,9 @@ def test_an_answer_that_fails_says_why() -> None:
     assert (again.token_ids, again.error) == (wanted.token_ids, None)
 
 
-def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:
+def test_answers_that_are_read_in_turns_are_those_of_each_alone(llm: LLM) -> None:
     """A step decodes all that run: each iterator gives its own answer, also while a whole answer
     is waited for."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
     params = SamplingParams(temperature=0.0, max_tokens=12)
     prompts = [[5, 300, 41, 7], [9, 8], [300, 5]]
     alone = [answer.token_ids for answer in llm.generate(prompts, params)]
@@ -115,7 +120,7 @@ def test_answers_that_are_read_in_turns_are_those_of_each_alone() -> None:
 def test_after_an_interruption_answers_are_what_they_were() -> None:
     """Ctrl-C within a step: a stream that was open ends with the reason, and later answers, also to
     what begins like the one that was interrupted, are those of a new model."""
-    llm = LLM("hdserve-mini", engine={"compile": False})
+    llm = LLM("hdserve-mini", **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=40)
     prompt = [5, 300, 41, 7] * 10
     (wanted,) = llm.generate([prompt], params)
@@ -150,10 +155,9 @@ def test_what_is_remembered_is_drafted_from() -> None:
     """The answer of another process comes in fewer steps, and is the same."""
     prompts = ["A table for two in"]
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    options = {"engine": {"compile": False}, "drafting": {"adapts_budget": False}}
-    (first,) = LLM("hdserve-mini", **options).generate(prompts, params)
+    (first,) = LLM("hdserve-mini", **OPTIONS).generate(prompts, params)
     assert Source.MODEL not in first.counts.accepted_by_source
-    llm = LLM("hdserve-mini", **options)
+    llm = LLM("hdserve-mini", **OPTIONS)
     llm.remember([first.token_ids])
     (again,) = llm.generate(prompts, params)
     assert again.token_ids == first.token_ids

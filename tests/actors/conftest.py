@@ -3,25 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import ray
+
+from tests.clusters import local_ray
 
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
-    """One real Ray cluster; it ends with the package, as other tests start their own.
-
-    A local ``ray.init`` turns token authentication on for the rest of the process, which
-    clusters of later tests would inherit.
-    """
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            "local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=100 * 2**20,
-        )
+    """One real Ray cluster; it ends with the package, as other tests start their own."""
+    with local_ray():
         yield
-        ray.shutdown()

@@ -33,6 +33,17 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+def make_host() -> ModelHost:
+    """A model whose drafts do not follow the time a forward takes, which is not measured."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "kv_cache_tokens": 4096},
+        "drafting": {"adapts_budget": False},
+    }
+    return ModelHost(ModelConfig.model_validate(config))
+
+
 def bench(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
@@ -55,8 +66,7 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
     """Interrupted in the middle of a round, that round is decoded anew, and no other."""
-    engine: Any = {"compile": False}
-    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    host = make_host()
     contenders = [
         EngineContender(name, host, is_drafting=name == "hierarchy", state="cold")
         for name in ("autoregressive", "hierarchy")
@@ -105,13 +115,7 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
 
 def test_a_round_knows_nothing_of_the_round_before() -> None:
     """Cold ones all draft the same, with the calibration that ships."""
-    config = {
-        "name": "m",
-        "model": "hdserve-mini",
-        "engine": {"compile": False},
-        "drafting": {"adapts_budget": False},
-    }
-    host = ModelHost(ModelConfig.model_validate(config))
+    host = make_host()
     prompts = [
         EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
         for text in TEXTS
@@ -131,8 +135,7 @@ def test_a_round_knows_nothing_of_the_round_before() -> None:
 
 def test_slots_are_full_to_the_end() -> None:
     """As sequences end others begin, until as many tokens came as the answers have."""
-    engine: Any = {"compile": False}
-    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    host = make_host()
     prompts = [
         EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
         for text in (*TEXTS, *TEXTS, TEXTS[0])
@@ -156,8 +159,7 @@ def to_the_end(run: Run) -> Measurement:
 
 def test_contenders_take_turns() -> None:
     """Whoever has the least share of its tokens goes on; each is measured for itself."""
-    engine: Any = {"compile": False}
-    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    host = make_host()
     turns: list[tuple[str, float]] = []
 
     class Watched(EngineContender):
@@ -202,8 +204,7 @@ def test_contenders_take_turns() -> None:
 
 
 def test_a_run_that_is_closed_leaves_nothing() -> None:
-    engine: Any = {"compile": False}
-    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", engine=engine))
+    host = make_host()
     prompts = [
         EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
         for text in TEXTS

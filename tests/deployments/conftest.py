@@ -9,7 +9,12 @@ import pytest
 from tests.serving import ServedApplication
 
 
-@pytest.fixture(scope="session")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who asks the shared server comes last, so that it does not run beside all others."""
+    items.sort(key=lambda item: "bundled_application" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="package")
 def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """The default application's models, which draft on a machine too busy for drafts to pay, and
     are exact, so that answers can be compared.

@@ -8,13 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 from ray.serve.exceptions import RequestCancelledError
 
 from deployments.cancelling import cancel_stream
 from deployments.runtime import actor_options
+from tests.clusters import connected_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -90,18 +89,15 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def caller() -> Iterator[Any]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     options = actor_options(0.1, 1000)
     server = serve.deployment(max_ongoing_requests=1000, ray_actor_options=options)(Endless)
     client = serve.deployment(ray_actor_options=options)(Caller)
-    try:
-        serve.start(proxy_location="Disabled")
-        yield serve.run(client.bind(server.bind()), route_prefix=None)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+    with connected_cluster(2):
+        try:
+            serve.start(proxy_location="Disabled")
+            yield serve.run(client.bind(server.bind()), route_prefix=None)
+        finally:
+            serve.shutdown()
 
 
 def test_a_call_that_is_cancelled_when_it_is_assigned_ends(caller: Any) -> None:

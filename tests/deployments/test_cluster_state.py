@@ -12,6 +12,7 @@ from ray.cluster_utils import Cluster
 from hdserve.config import ServeConfig, parse_config
 from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.placement_check import compare_with_cluster
+from tests.clusters import connected_cluster, patiently
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -19,15 +20,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two nodes, of which one has a resource of its own; this process is connected."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=2, resources={"rack": 1})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
-    try:
-        yield cluster
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+    with connected_cluster(1) as cluster:
+        patiently(lambda: cluster.add_node(num_cpus=2, resources={"rack": 1}))
+        try:
+            yield cluster
+        finally:
+            serve.shutdown()
 
 
 def configured(num_cpus: float, rack: float) -> ServeConfig:

@@ -39,7 +39,14 @@ def host(directory: Path, request: pytest.FixtureRequest) -> ModelHost:
         with (directory / TABLE_NAME).open("r+b") as table:
             table.seek(3 << 20)
             table.write(b"\1\2\3")
-    return ModelHost(ModelConfig(name=MODEL, model=MODEL, statistics=str(directory)))
+    config = {
+        "name": MODEL,
+        "model": MODEL,
+        "statistics": str(directory),
+        "engine": {"kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False},
+    }
+    return ModelHost(ModelConfig.model_validate(config))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import openai
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
-from ray.cluster_utils import Cluster
 
 from deployments.http_metrics import HttpMetrics, MeasuredRequests
 from deployments.metrics import (
@@ -42,6 +41,7 @@ from hdserve.core import (
 from hdserve.engine.stats import count_draft
 from hdserve.errors import InvalidRequest, Overloaded
 from hdserve.tree import Acceptance, DraftTree
+from tests.clusters import connected_cluster
 from tests.k8s.monitoring import metric_of, series_named
 from tests.serving import ServedApplication
 
@@ -256,19 +256,15 @@ def test_statistics_line() -> None:
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """One model, on a cluster this process is connected to, after some requests."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     config = {
         "models": [{"name": MODEL, "model": MODEL, "num_cpus": 0.2, "engine": {"compile": False}}]
     }
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config, cluster.address)
-    try:
-        served.wait_ready()
+    directory = tmp_path_factory.mktemp("serve")
+    with (
+        connected_cluster(2) as cluster,
+        ServedApplication(directory, config, cluster.address) as served,
+    ):
         yield served
-    finally:
-        served.stop()
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")

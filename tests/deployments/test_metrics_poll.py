@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
-from ray.cluster_utils import Cluster
 
 from deployments.metrics import Report, Sample
 from deployments.metrics_poll import MetricsPoll
 from deployments.runtime import actor_options
+from tests.clusters import connected_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -66,8 +65,6 @@ class Polling:
 
 @pytest.fixture(scope="module")
 def polling() -> Iterator[Any]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     options = actor_options(0.1, 1000)
 
     def deployment(name: str) -> Any:
@@ -77,13 +74,12 @@ def polling() -> Iterator[Any]:
     model = deployment("model").bind("vllm:prompt_tokens", ())
     gateways = deployment("gateways").bind("hdserve_request_timeouts", ("m",))
     application = serve.deployment(ray_actor_options=options)(Polling).bind(model, gateways)
-    try:
-        serve.start(proxy_location="Disabled")
-        yield serve.run(application, route_prefix=None)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+    with connected_cluster(2):
+        try:
+            serve.start(proxy_location="Disabled")
+            yield serve.run(application, route_prefix=None)
+        finally:
+            serve.shutdown()
 
 
 def heard(polling: Any, label: str) -> set[str]:

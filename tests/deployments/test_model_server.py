@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.request_faults import RequestFault
 from hdserve.deployed_config import deployment_name
 from hdserve.errors import PromptTooLong
+from tests.clusters import connected_cluster
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -26,17 +25,10 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Of a served model, past the gateway."""
     model = {"name": MODEL, "model": MODEL, "num_cpus": 0.2}
     config = {"models": [model], "model_database": {"is_enabled": False}}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
-    served = ServedApplication(tmp_path_factory.mktemp("serve"), config, cluster.address)
-    try:
-        served.wait_ready()
+    directory = tmp_path_factory.mktemp("serve")
+    with connected_cluster(2) as cluster, ServedApplication(directory, config, cluster.address):
         found = serve.get_deployment_handle(deployment_name(MODEL), "hdserve")
         yield found.options(stream=True)
-    finally:
-        served.stop()
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def test_a_prompts_log_probabilities_are_sent_once(handle: Any) -> None:
@@ -80,7 +72,7 @@ def test_a_request_at_fault_is_answered(handle: Any) -> None:
     assert isinstance(message, RequestFault)
     assert isinstance(message.error, PromptTooLong)
     unary = handle.options(stream=False)
-    answer = unary.detokenize.remote([10**9]).result()
+    answer = unary.detokenize.remote([10**9], "tokens").result()
     assert isinstance(answer, RequestFault)
     assert answer.error.param == "tokens"
     answer = unary.check_statistics.remote("anywhere").result()

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import httpx
@@ -500,7 +501,8 @@ def hit_rate(guesses: str, accepted: str) -> str:
     num_guesses, num_accepted = (int(text.replace(",", "")) for text in (guesses, accepted))
     if not num_guesses:
         return NOTHING
-    return f"{100 * num_accepted / num_guesses:.1f} %"
+    rate = Decimal(100 * num_accepted / num_guesses)
+    return f"{rate.quantize(Decimal('0.1'), ROUND_HALF_UP)} %"  # as browsers do: 6.25 is 6.3
 
 
 @pytest.mark.parametrize("view", ["Chat", "Side by side", "Databases"])

@@ -12,11 +12,11 @@ import httpx
 import openai
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 from actors import model_database
 from deployments.session import SESSION_HEADER
 from hdserve.databases.snapshot import DatabaseKey
+from tests.clusters import connected_cluster
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
@@ -28,8 +28,6 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """Two replicas of one model, on a cluster this process is connected to."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     directory = tmp_path_factory.mktemp("serve")
     config = {
         "models": [
@@ -44,14 +42,11 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         ],
         "model_database": {"snapshot_dir": str(directory / "database")},
     }
-    served = ServedApplication(directory, config, cluster.address)
-    try:
-        served.wait_ready()
+    with (
+        connected_cluster(2) as cluster,
+        ServedApplication(directory, config, cluster.address) as served,
+    ):
         yield served
-    finally:
-        served.stop()
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +106,10 @@ def test_a_killed_actor_loses_no_request_and_no_output(
 ) -> None:
     """Requests go on while the actor is dead; what it had acknowledged is there again."""
     client = application.client()
+    num_before = count(ray.get(actor.info.remote()))
     for number in range(3):
         ask(client, f"Tell me about the number {number}.")
-    num_outputs = wait_for_outputs(actor, 4)
+    num_outputs = wait_for_outputs(actor, num_before + 3)
     pid = ray.get(actor.info.remote())["pid"]
     with ThreadPoolExecutor(2) as pool:
         answers = pool.map(lambda n: ask(client, f"What is {n} plus {n}?"), range(12))

@@ -18,6 +18,7 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
+from tests.clusters import local_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -70,19 +71,10 @@ class Replica:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[ModelDatabaseConfig]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            "local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+    with local_ray():
         yield ModelDatabaseConfig(
             snapshot_dir=tmp_path, publish_interval_s=0.05, poll_interval_s=0.1
         )
-        ray.shutdown()
 
 
 def eventually(is_true: Callable[[], bool]) -> None:
