@@ -8,9 +8,9 @@ from typing import Final
 from hdserve.engine.batch import ForwardBatch, StepPlan
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.packed_rows import pack_rows
-from hdserve.engine.row_buffers import RowBuffers
+from hdserve.engine.row_buffers import WORD_BITS, RowBuffers
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.workers import Workers
 
@@ -22,7 +22,7 @@ class FixedBatches:
     """Makes batches whose rows attend by :class:`~hdserve.engine.block_attention.BlockAttention`.
 
     Args:
-        max_draft_tokens: most drafted tokens of a sequence.
+        max_draft_tokens: most drafted tokens of a sequence; there is room for some, whatever it is.
         is_compiled: whether attention is, as on a GPU.
     """
 
@@ -30,7 +30,7 @@ class FixedBatches:
         self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, is_compiled: bool
     ) -> None:
         self._cache = cache
-        self._max_draft_tokens = max_draft_tokens
+        self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
         self._is_compiled = is_compiled
         self._made: dict[int, tuple[RowBuffers, StepPlan]] = {}

@@ -45,7 +45,7 @@ class RowBuffers:
 
     Args:
         num_rows: of the forwards, padding included.
-        max_draft_tokens: most drafted tokens of a sequence.
+        max_draft_tokens: most drafted tokens of a sequence, at least one.
 
     Attributes:
         token_ids, position_ids: ``[1, num_rows]``.
@@ -68,7 +68,7 @@ class RowBuffers:
 
     def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
         self.num_rows = num_rows
-        num_words = max(1, -(-max_draft_tokens // WORD_BITS))
+        num_words = -(-max_draft_tokens // WORD_BITS)
         num_parts = -(-num_rows // ROWS_PER_BLOCK)
         num_cache_blocks = -(-cache.num_stored_rows // KEYS_PER_BLOCK)
         width = align(num_rows, _ALIGNMENT)

@@ -12,6 +12,7 @@ from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
 from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.row_buffers import WORD_BITS
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -73,8 +74,8 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
     assert not within.is_fixed
     assert not len(within.logit_rows)
-    large = DraftTree(5, 5)
-    large.add_path([1, 2, 3, 4, 5], Source.OTHER)
+    large = DraftTree(5, WORD_BITS + 1)
+    large.add_path([1] * (WORD_BITS + 1), Source.OTHER)
     assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
     assert batches.fits([Chunk(Segment(0, 32), 3, [5], tree)])
 
