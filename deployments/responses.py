@@ -353,7 +353,7 @@ class ResponseBuilder:
     """The objects of one response, which share an id and a time.
 
     Args:
-        includes_usage: whether a stream ends with a chunk of usage.
+        includes_usage: whether a stream ends with a chunk of usage, which is null in those before.
     """
 
     def __init__(
@@ -389,8 +389,9 @@ class ResponseBuilder:
             self._answers[index] = Answer(delta.prompt_index)
         choices = self._form.deltas(delta, index, is_first=is_first)
         choices[-1] |= _sources(delta)
+        usage_later = {"usage": None} if self._includes_usage else {}
         return [
-            {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
+            {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_later}
             for choice in choices
         ]
 

@@ -192,9 +192,13 @@ def test_an_empty_first_chunk_has_content() -> None:
 
 
 def test_the_last_chunk_has_usage_and_no_choices() -> None:
-    """After the choices comes what they cost and what drafting did."""
+    """After the choices comes what they cost and what drafting did; chunks before it say that it
+    will, as the OpenAI API has it."""
     assert builder(ChatFormat()).end(SUMMARY) == []
-    (body,) = ResponseBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True).end(SUMMARY)
+    assert "usage" not in builder(ChatFormat()).add(delta("a"))[0]
+    made = ResponseBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True)
+    assert made.add(delta("a"))[0]["usage"] is None
+    (body,) = made.end(SUMMARY)
     chunk = ChatCompletionChunk.model_validate(body)
     assert chunk.choices == []
     assert chunk.usage is not None
