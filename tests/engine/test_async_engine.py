@@ -255,7 +255,7 @@ def test_the_ends_of_ranges_are_answered(name: str) -> None:
     run_async(test)
 
 
-@pytest.mark.parametrize("options", [{"logit_bias": {"a": 1.0}}, {"stop_token_ids": (None,)}])
+@pytest.mark.parametrize("options", [{"logit_bias": {"a": 1.0}}, {"stop_token_ids": 5}])
 def test_what_nobody_checked_ends_one_request_alone(options: dict[str, Any]) -> None:
     """A value that a request cannot be begun or decoded with is an error of this request."""
 

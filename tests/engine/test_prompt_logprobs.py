@@ -25,6 +25,12 @@ from tests.sampling import SAMPLING
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 
+def make_odd(seq: core.Sequence, position: int) -> None:
+    """Put a number into its prompt that models take for a token and scores do not."""
+    token_ids: list[Any] = seq.token_ids
+    token_ids[position] = Fraction(token_ids[position])
+
+
 def stock_logprobs(model: torch.nn.Module, prompt: list[int]) -> torch.Tensor:
     """``[len(prompt) - 1, vocab_size]``: what follows each token of the prompt, by transformers."""
     stock: Any = model
@@ -208,16 +214,15 @@ def test_a_choice_that_goes_away_leaves_the_scoring_to_the_next(ending: str) -> 
     gone."""
     model, prompt = make_model(), make_prompt(60)
     engine = make_engine(model=model)
-    odd: list[Any] = [*prompt[:30], Fraction(prompt[30]), *prompt[31:]]
     shared = core.PromptScores()
     sequences = [
         make_sequence(str(number), prompt, **GREEDY, prompt_logprobs=0) for number in range(3)
     ]
-    if ending == "fault":
-        sequences[0].token_ids = odd
     for seq in sequences:
         seq.prompt_scores = shared
         engine.add(seq)
+    if ending == "fault":
+        make_odd(sequences[0], 30)
     outputs = engine.step()
     assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 2)
     if ending == "abort":
@@ -294,21 +299,23 @@ def test_what_cannot_be_scored_ends_its_sequence_alone(position: int) -> None:
     model = make_model()
     prompts = [make_prompt(40, number) for number in range(3)]
     wanted = stock_logprobs(model, prompts[0])
-    odd: list[Any] = list(prompts[0])
-    odd[position] = Fraction(odd[position])
     scored = make_sequence("scored", prompts[0], **GREEDY, prompt_logprobs=2)
     sequences = [
-        make_sequence("bad", odd, **GREEDY, prompt_logprobs=2),
+        make_sequence("bad", prompts[0], **GREEDY, prompt_logprobs=2),
         scored,
         make_sequence("plain", prompts[1], **GREEDY),
-        make_sequence("bad, too", odd, **GREEDY, max_tokens=0, prompt_logprobs=0),
+        make_sequence("bad, too", prompts[0], **GREEDY, max_tokens=0, prompt_logprobs=0),
         make_sequence("later", prompts[2], **GREEDY),
     ]
     good = [seq for seq in sequences if "bad" not in seq.request_id]
     plain = plain_tokens(model, good)
     futures = {seq.request_id: plain.get(seq.request_id, []) for seq in sequences}
     engine = make_engine([OracleDrafter(futures)], model=model, max_num_sequences=3)
-    outputs = run(engine, sequences)
+    for seq in sequences:
+        engine.add(seq)
+        if seq not in good:
+            make_odd(seq, position)
+    outputs = run(engine, [])
     for seq in sequences:
         if seq not in good:
             (end,) = [output for output in outputs if output.sequence is seq]
