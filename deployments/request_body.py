@@ -54,8 +54,8 @@ class OfferedBody(Body):
         """
         offered = cls._offered(data)
         body = parse_body(cls, offered)
-        for name, value in offered.items():
-            if isinstance(value, bool) and not isinstance(getattr(body, name), bool):
+        for name in cls.model_fields:
+            if isinstance(offered.get(name), bool) and not isinstance(getattr(body, name), bool):
                 raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
         return body
 

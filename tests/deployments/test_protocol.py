@@ -438,6 +438,8 @@ def test_unknown_fields_are_named() -> None:
     """A field nobody documents is taken, and reported."""
     body = ChatBody.parse({"model": "m", "messages": USER, "zebra": 1, "apple": None})
     assert body.ignored == ("apple", "zebra")
+    body = ChatBody.parse({"model": "m", "messages": USER, "json": True, "copy": False})
+    assert body.ignored == ("copy", "json")
     options = {"include_usage": True, "flavour": 1}
     body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
     assert body.ignored == ("stream_options.flavour",)
