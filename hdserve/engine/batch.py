@@ -98,8 +98,8 @@ class ForwardBatch:
         logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
             for a chunk without a tree.
         num_nodes: of all trees; as many of ``logit_rows`` come first.
-        is_fixed: whether the tensors, all of them, are those of every such batch of as many rows.
         scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
+        is_fixed: whether the tensors, all of them, are those of every such batch of as many rows.
     """
 
     token_ids: torch.Tensor

@@ -27,8 +27,6 @@ from hdserve.engine.workers import Workers
 
 logger = logging.getLogger(__name__)
 
-_MAX_DRAFT_TOKENS = 64
-
 
 class TopTokens:
     """The likeliest tokens of every row of a forward, computed when first asked for, for all
@@ -100,13 +98,13 @@ class ModelRunner:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
         shapes: to what the sizes of a forward are padded.
-        max_draft_tokens: most drafted tokens of a sequence for which a GPU has fixed batches.
+        max_draft_tokens: see :class:`~hdserve.engine.fixed_batches.FixedBatches`.
         uses_blocks: whether all rows attend in one call, by FlexAttention; ``None`` where it is
             compiled, on a GPU.
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
-        shapes: of the next forwards.
+        shapes: of the next forwards, but for fixed batches, which have their own.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
         chooses_together: whether to sample at all nodes of a forward at once: to wait for one
             choice after the other takes longer on a GPU.
@@ -119,7 +117,7 @@ class ModelRunner:
         *,
         needs_hidden: bool = False,
         shapes: Shapes | None = None,
-        max_draft_tokens: int = _MAX_DRAFT_TOKENS,
+        max_draft_tokens: int = 0,
         uses_blocks: bool | None = None,
     ) -> None:
         self.model = model
@@ -132,7 +130,7 @@ class ModelRunner:
             self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs(self._logits) if self._fixed and is_gpu else None
-        self.shapes = shapes or self._own_shapes
+        self.shapes = shapes or Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
@@ -142,12 +140,7 @@ class ModelRunner:
     def compile_with(self, compiled: CompiledForward | None) -> None:
         """Run the model by ``compiled``, or by its own modules, at the shapes that go with it."""
         self.compiled = compiled
-        self.shapes = self._own_shapes if compiled is None else compiled.shapes
-
-    @property
-    def _own_shapes(self) -> Shapes:
-        """Of the model not compiled."""
-        return Shapes() if self._fixed is None else FIXED_SHAPES
+        self.shapes = Shapes() if compiled is None else compiled.shapes
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
@@ -167,7 +160,6 @@ class ModelRunner:
         """Do without attention by blocks, and the graphs that need it."""
         logger.warning("sequences attend one by one: %s", reason.partition("\n")[0])
         self._fixed = self._graphs = None
-        self.shapes = self._own_shapes
 
     @property
     def attends_by_blocks(self) -> bool:
@@ -209,7 +201,7 @@ class ModelRunner:
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         fixed, shapes = self._fixed, self.shapes
         if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
-            return fixed.build(chunks, shapes)
+            return fixed.build(chunks)
         return build_batch(
             chunks, self.cache, self.model.device, shapes, self._attention, self._workers
         )

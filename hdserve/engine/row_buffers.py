@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.kv_cache import STORED_ALIGNMENT, KVCache, align
 from hdserve.engine.packed_rows import PackedRows
 
-KEYS_PER_BLOCK: Final = 128
+KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
 """Rows of the cache that attention reads, or leaves out, together."""
 
 ROWS_PER_BLOCK: Final = 128
@@ -70,7 +70,7 @@ class RowBuffers:
         self.num_rows = num_rows
         num_words = -(-max_draft_tokens // WORD_BITS)
         num_parts = -(-num_rows // ROWS_PER_BLOCK)
-        num_cache_blocks = -(-cache.num_stored_rows // KEYS_PER_BLOCK)
+        num_cache_blocks = cache.num_stored_rows // KEYS_PER_BLOCK
         width = align(num_rows, _ALIGNMENT)
         self._rows = _Mirror((4, width), torch.int64, cache.device)
         self._seen = _Mirror((_NUM_SEEN + num_words, width), torch.int32, cache.device)

@@ -13,6 +13,7 @@ from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.row_buffers import WORD_BITS
+from hdserve.engine.shapes import Shapes
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -85,6 +86,18 @@ def test_numbers_of_rows_are_few() -> None:
     assert {FIXED_SHAPES.pad_rows(number) for number in range(1, 300)} == {
         1, 2, 4, 8, 16, 32, 64, 128, 256, 512,
     }  # fmt: skip
+
+
+def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
+    """A model that was compiled by itself has others."""
+    runner = make_runner("llama", torch.float32, uses_blocks=True)
+    runner.shapes = Shapes(row_counts=(48,))
+    segment = runner.cache.allocate(64)
+    assert segment is not None
+    for length in (3, 5, 6, 7):
+        runner.forward([Chunk(segment, 0, make_prompt(length), None)])
+    assert runner._fixed is not None
+    assert set(runner._fixed._made) == {4, 8}
 
 
 @pytest.mark.parametrize(
