@@ -2,6 +2,7 @@
 
 Each trial becomes one JSON file; trials that are there already are not run again.  Faults that
 need the same kind of system share a process, and a cluster as long as it is as it should be.
+With ``RAY_SERVE_ENABLE_HA_PROXY=1`` in the environment, HAProxy replaces Ray Serve's proxy.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def start_system(fault: type[Fault]) -> System:
         directory,
         num_workers=fault.num_workers,
         environment=fault.environment(directory),
+        has_haproxy=fault.has_haproxy,
         gcs_storage=fault.gcs_storage,
     )
     try:

