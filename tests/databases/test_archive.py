@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,42 @@ def test_an_archive_that_could_not_be_imported_is_not_written(
     with pytest.raises(DatabaseError, match="over the 500 bytes"):
         archives.export_database(tmp_path / "old", KEY, tmp_path / "a.archive")
     assert list(tmp_path.iterdir()) == [tmp_path / "old"]
+
+
+def test_an_archive_as_large_as_may_be_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its size, an export that succeeds makes what an import takes."""
+    fill(tmp_path / "old").close()
+    archives.export_database(tmp_path / "old", KEY, tmp_path / "whole")
+    num_bytes = (tmp_path / "whole").stat().st_size
+    for limit in (num_bytes - 1, num_bytes):
+        monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", limit)
+        archive = tmp_path / f"a-{limit}.archive"
+        if limit < num_bytes:
+            with pytest.raises(DatabaseError, match="over the"):
+                archives.export_database(tmp_path / "old", KEY, archive)
+        else:
+            archives.export_database(tmp_path / "old", KEY, archive)
+            assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+
+
+def test_an_import_has_one_message_of_the_archive_in_memory(tmp_path: Path) -> None:
+    """What is there already costs no memory, however large the archive is."""
+    fill(tmp_path / "old").close()
+    archive = AppendLog(tmp_path / "a.archive")
+    outputs = [np.full(2**14, 1, np.uint32)] * 60
+    message = Publish("archive", {"default": Segment.from_outputs("r1", 0, outputs)}).encode(KEY)
+    for _ in range(20):
+        archive.append(message)
+    archives.import_archive(archive.path, tmp_path / "new", KEY)
+    tracemalloc.start()
+    try:
+        assert archives.import_archive(archive.path, tmp_path / "new", KEY) == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < archive.path.stat().st_size / 2
 
 
 def test_what_was_flushed_can_be_imported_again_and_counts_once(tmp_path: Path) -> None:
