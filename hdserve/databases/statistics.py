@@ -40,6 +40,7 @@ from hdserve.databases.ngram import (
     new_size,
 )
 from hdserve.databases.ngram_table import NgramTable
+from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
 
 FORMAT_VERSION = 1
@@ -298,8 +299,8 @@ class StatisticsBuilder:
             raise DatabaseError("no text was counted")
         directory = Path(directory)
         path = directory / TABLE_NAME
-        partial = path.with_suffix(".partial")
-        partial_info = directory / (INFO_NAME + ".partial")
+        partial = path.with_suffix(PARTIAL_SUFFIX)
+        partial_info = directory / (INFO_NAME + PARTIAL_SUFFIX)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._write_table(partial)

@@ -15,7 +15,7 @@ from hdserve.databases.corpus import LONGEST_PIECE, corpus_files, read_segments
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
 from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
-from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME
+from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 
 
