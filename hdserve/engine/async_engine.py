@@ -65,9 +65,9 @@ class AsyncEngine:
     """Runs an :class:`Engine` in one thread, the only one that ever touches it.
 
     Everything from outside comes through one inbox that is read between steps; what decoding can do
-    without does not keep it from the next one for long.  Delivery never blocks the engine.  If a step fails, and not for one sequence alone, every waiter gets
-    ``EngineStopped`` with the cause, and everybody who asks later ``EngineGone``: each request ends
-    exactly once.
+    without does not keep it from the next one for long.  Delivery never blocks the engine.  If a
+    step fails, and not for one sequence alone, every waiter gets ``EngineStopped`` with the cause,
+    and everybody who asks later ``EngineGone``: each request ends exactly once.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.

@@ -20,8 +20,8 @@ from hdserve.databases.statistics import (
     StatisticsDatabase,
 )
 from hdserve.databases.statistics_checkpoint import PROGRESS_NAME, Checkpoint
-from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
+from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.interruption import interrupt_when
 
