@@ -75,7 +75,24 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     if not files:
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
         raise DatabaseError(f"{root} holds no model database{''.join(left)}")
-    return [snapshot.read_key(path.read_bytes()) for path in files]
+    return [_key_of(path) for path in files]
+
+
+def _key_of(generation: Path) -> DatabaseKey:
+    """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
+
+    Raises:
+        DatabaseError: none says so.
+    """
+    namespaces = generation.parent
+    others = [path for name in ("state", "*.chunk") for path in namespaces.glob(f"*/{name}")]
+    problem = ""
+    for path in (generation, *others):
+        try:
+            return snapshot.read_key(path.read_bytes())
+        except (OSError, SnapshotError) as error:
+            problem = problem or str(error)
+    raise DatabaseError(f"{generation} cannot be used: {problem}")
 
 
 def find_database(root: Path, model: str | None) -> DatabaseKey:

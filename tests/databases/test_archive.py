@@ -299,6 +299,20 @@ def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
         archives.find_database(tmp_path, "c")
 
 
+def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: Path) -> None:
+    """By its other files; where there are none the message names it."""
+    for key in (KEY, DatabaseKey("b-model", KEY.fingerprint)):
+        fill(tmp_path, key).close()
+    generation = database_directory(tmp_path, KEY) / "generation"
+    generation.write_bytes(bytes(50))
+    assert KEY in archives.find_databases(tmp_path)
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    for path in generation.parent.glob("*/*"):
+        path.unlink()
+    with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):
+        archives.find_databases(tmp_path)
+
+
 def test_the_commands(tmp_path: Path) -> None:
     """Export, import for another model of the tokenizer, and look at both."""
 
