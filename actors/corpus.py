@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.databases.unfinished import is_unfinished
 from hdserve.errors import DatabaseError
 
 INFO_FILE = "info.json"
@@ -49,7 +50,7 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
         sizes = {
             path.relative_to(directory).as_posix(): path.stat().st_size
             for path in sorted(directory.rglob("*"))
-            if path.is_file() and not path.name.startswith(".")
+            if path.is_file() and _is_part(path.relative_to(directory))
         }
     except (OSError, ValueError) as error:
         raise DatabaseError(f"{directory} is no statistics database: {error}") from error
@@ -59,6 +60,11 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
     return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes, info)
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a file belongs to the database, and not to the next one that is being built there."""
+    return not (is_unfinished(path) or path.name.startswith("."))
 
 
 def file_checksum(path: Path) -> str:

@@ -60,6 +60,8 @@ class Publisher:
         self._subscription = subscription
         self._interval_s = interval_s
         self._unsent: Publish | None = None
+        self._flushed_versions: dict[str, int] = {}
+        """Of the namespaces of what is unsent, when it was made."""
         self._next_numbers: dict[str, int] = {}
         self._first_number = 0
         """Of a namespace that has none: names of outputs are never used again."""
@@ -77,7 +79,7 @@ class Publisher:
     async def publish_all(self) -> bool:
         """Send all that is queued; ``False`` if the actor cannot be reached now."""
         while True:
-            message = self._unsent = self._unsent or self._next_message()
+            message = self._unsent = self._unsent_now() or self._next_message()
             if message is None:
                 return True
             num_outputs = sum(map(len, message.outputs.values()))
@@ -98,6 +100,18 @@ class Publisher:
         while not await self.publish_all():
             await asyncio.sleep(self._link.back_off_s)
 
+    def _unsent_now(self) -> Publish | None:
+        """The message whose fate is unknown, without what was forgotten since it was made: an actor
+        that has lost its disk would not know that it was flushed."""
+        if self._unsent is None:
+            return None
+        held = {name for name in self._unsent.namespaces if not self._is_forgotten(name)}
+        return self._unsent.only(held) if held else None
+
+    def _is_forgotten(self, namespace: str) -> bool:
+        now = self._kept.partition(namespace).flushed_version
+        return now != self._flushed_versions[namespace]
+
     def _next_message(self) -> Publish | None:
         batch = self._queue.take(PUBLISH_BYTES)
         return self._number(batch) if batch else None
@@ -109,9 +123,13 @@ class Publisher:
             segments[namespace] = Segment.from_outputs(self._origin, first, outputs)
             self._kept.append(namespace, segments[namespace])
         stand = self._subscription.publication(segments)
-        return replace(
+        message = replace(
             stand, outputs=segments, calibrations=batch.calibrations, standings=batch.standings
         )
+        self._flushed_versions = {
+            name: self._kept.partition(name).flushed_version for name in message.namespaces
+        }
+        return message
 
     def _take_numbers(self, namespace: str, num_outputs: int) -> int:
         """The first of the next numbers of ``namespace``."""

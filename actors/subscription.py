@@ -83,6 +83,9 @@ class Subscription:
         self._positions: dict[str, Position] = {}
         self._uncovered: dict[str, tuple[int, int]] = {}
         """Numbers of own outputs that were acknowledged and that no cursor covers yet."""
+        self._owed: dict[str, str] = {}
+        """Namespaces to give back to an actor that has lost them, and the run of it that will ask;
+        none where it was not told that they were held."""
         self._idle: list[str] = []
         self._num_polls = 0
         self._last_complete_poll = 0
@@ -120,9 +123,9 @@ class Subscription:
         for name, (_, stop) in published.items():
             if reply.covers(name):
                 self._cover(name, stop)
-        self._take(reply)
+        self._take(reply, positions)
         self.last_poll_s = time.monotonic()
-        for namespace, seen in reply.refill.items():
+        for namespace, seen in {**self._overdue(names), **reply.refill}.items():
             await self._refill(namespace, seen)
         if reply.is_complete:
             with self._progress:
@@ -177,8 +180,15 @@ class Subscription:
         cursors = {name: self._positions.get(name, Position()).cursor for name in turn}
         return {name: max(cursor, 1) for name, cursor in cursors.items() if name not in used}
 
-    def _take(self, reply: Reply) -> None:
+    def _overdue(self, names: Iterable[str]) -> dict[str, OriginRanges]:
+        """Of the namespaces that are followed now those that no run of the actor will ask for:
+        they were not followed when it had lost them, or it ended before it had asked."""
+        return {name: {} for name in names if self._owed.get(name, self._epoch) != self._epoch}
+
+    def _take(self, reply: Reply, told: Container[str]) -> None:
         if reply.is_reset:
+            held = self._kept.namespaces() if self._epoch else []
+            self._owed = {name: reply.epoch if name in told else "" for name in held}
             self._positions = {
                 name: position.restarted() for name, position in self._positions.items()
             }
@@ -206,6 +216,7 @@ class Subscription:
     def _forget(self, namespace: str) -> None:
         """Drop what there is of ``namespace``; a replica that had nothing of it is not told."""
         was_used = self._queue.forget(namespace)
+        self._owed.pop(namespace, None)
         if was_used or namespace in self._positions:
             self._kept.flush(namespace)
             self._tell(lambda: self._receiver.forget(self.key.model, namespace))
@@ -230,3 +241,4 @@ class Subscription:
             self.num_refilled_outputs += len(part)
         done = replace(refill, refilled=(namespace,))
         await self.link.call("publish", done.encode(self.key))
+        self._owed.pop(namespace, None)

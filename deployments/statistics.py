@@ -45,7 +45,10 @@ def _cache_directory() -> Path:
 
 
 def _num_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    try:
+        return (directory / TABLE_NAME).stat().st_size
+    except OSError:  # it was replaced, or deleted, meanwhile
+        return 0
 
 
 class ChosenStatistics:

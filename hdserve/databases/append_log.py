@@ -10,14 +10,21 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hdserve.errors import SnapshotError
 
 MAX_RECORD_BYTES = 16 * 2**20
 
 _FRAME = struct.Struct("<II")
+
+
+class _CorruptRecord(SnapshotError):
+    """A record is not intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +95,11 @@ def take_record(data: bytes | bytearray, position: int = 0) -> tuple[bytes, int]
     start = position + _FRAME.size
     if len(data) < start:
         return None
-    length, checksum = _FRAME.unpack_from(data, position)
-    if not 0 < length <= MAX_RECORD_BYTES:
-        raise SnapshotError(f"corrupt at byte {position}: impossible length {length}")
+    length, checksum = _unpack_frame(data, position, at=position)
     end = start + length
     if len(data) < end:
         return None
-    body = bytes(data[start:end])
-    if zlib.crc32(body) != checksum:
-        raise SnapshotError(f"corrupt at byte {position}: the checksum is wrong")
+    body = _checked(bytes(data[start:end]), checksum, at=position)
     return body, end
 
 
@@ -106,24 +109,84 @@ def read_records(path: Path, max_bytes: int) -> Records:
     Raises:
         SnapshotError: the file cannot be read or is larger than ``max_bytes``.
     """
+    bodies: list[bytes] = []
     try:
-        if path.stat().st_size > max_bytes:
-            raise SnapshotError(f"{path}: the file is larger than the {max_bytes} bytes allowed")
-        data = path.read_bytes()
+        with _opened(path, max_bytes) as file:
+            for body in _bodies(file):
+                if body is None:
+                    return Records(bodies, is_torn=True)
+                bodies.append(body)
+    except _CorruptRecord as error:
+        return Records(bodies, error=error.message)
+    return Records(bodies)
+
+
+def iter_records(path: Path, max_bytes: int) -> Iterator[bytes]:
+    """The records of a log that has ended, with one at a time in memory.
+
+    Raises:
+        SnapshotError: the file cannot be read, is larger than ``max_bytes``, or is corrupt or cut
+            off.
+    """
+    try:
+        with _opened(path, max_bytes) as file:
+            for body in _bodies(file):
+                if body is None:
+                    raise SnapshotError(f"{path}: truncated or corrupt: it ends early")
+                yield body
+    except _CorruptRecord as error:
+        raise SnapshotError(f"{path}: truncated or corrupt: {error.message}") from error
+
+
+@contextmanager
+def _opened(path: Path, max_bytes: int) -> Iterator[IO[bytes]]:
+    """
+    Raises:
+        SnapshotError: the file cannot be read or is larger than ``max_bytes``.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise SnapshotError(
+                    f"{path}: the file is larger than the {max_bytes} bytes allowed"
+                )
+            yield file
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
-    bodies: list[bytes] = []
+
+
+def _bodies(file: IO[bytes]) -> Iterator[bytes | None]:
+    """The records from here on; last ``None`` where one is cut off.
+
+    Raises:
+        _CorruptRecord: one is not intact.
+    """
     position = 0
-    while position < len(data):
-        try:
-            taken = take_record(data, position)
-        except SnapshotError as error:
-            return Records(bodies, error=error.message)
-        if taken is None:
-            return Records(bodies, is_torn=True)
-        body, position = taken
-        bodies.append(body)
-    return Records(bodies)
+    while frame := file.read(_FRAME.size):
+        if len(frame) < _FRAME.size:
+            yield None
+            return
+        length, checksum = _unpack_frame(frame, 0, at=position)
+        body = file.read(length)
+        if len(body) < length:
+            yield None
+            return
+        yield _checked(body, checksum, at=position)
+        position += _FRAME.size + length
+
+
+def _unpack_frame(data: bytes | bytearray, start: int, at: int) -> tuple[int, int]:
+    """Length and checksum of the body; ``at`` is where the record begins, for the message."""
+    length, checksum = _FRAME.unpack_from(data, start)
+    if not 0 < length <= MAX_RECORD_BYTES:
+        raise _CorruptRecord(f"corrupt at byte {at}: impossible length {length}")
+    return length, checksum
+
+
+def _checked(body: bytes, checksum: int, at: int) -> bytes:
+    if zlib.crc32(body) != checksum:
+        raise _CorruptRecord(f"corrupt at byte {at}: the checksum is wrong")
+    return body
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

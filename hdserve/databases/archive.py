@@ -19,7 +19,7 @@ import numpy as np
 
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
-from hdserve.databases.append_log import AppendLog, pack_record, read_records
+from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import OutputLog, check_calibration
@@ -75,7 +75,24 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     if not files:
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
         raise DatabaseError(f"{root} holds no model database{''.join(left)}")
-    return [snapshot.read_key(path.read_bytes()) for path in files]
+    return [_key_of(path) for path in files]
+
+
+def _key_of(generation: Path) -> DatabaseKey:
+    """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
+
+    Raises:
+        DatabaseError: none says so.
+    """
+    namespaces = generation.parent
+    others = [path for name in ("state", "*.chunk") for path in namespaces.glob(f"*/{name}")]
+    problem = ""
+    for path in (generation, *others):
+        try:
+            return snapshot.read_key(path.read_bytes())
+        except (OSError, SnapshotError) as error:
+            problem = problem or str(error)
+    raise DatabaseError(f"{generation} cannot be used: {problem}")
 
 
 def find_database(root: Path, model: str | None) -> DatabaseKey:
@@ -135,14 +152,14 @@ def export_database(
         target = AppendLog(partial)
         for message in _messages(log, num_written):
             record = message.encode(key)
-            num_bytes += len(record)
+            num_bytes += len(pack_record(record))
             if num_bytes > MAX_ARCHIVE_BYTES:
                 partial.unlink()
                 raise DatabaseError(
                     f"{archive} would be over the {MAX_ARCHIVE_BYTES} bytes it may have"
                 )
             target.append(record)
-            on_progress(sum(map(len, message.outputs.values())), total)
+            on_progress(_num_outputs(message), total)
         target.sync()
         partial.rename(archive)
         snapshot.sync_directory(archive.absolute().parent)
@@ -159,7 +176,7 @@ def read_archive_key(archive: Path) -> DatabaseKey:
     Raises:
         SnapshotError: it cannot be read, or is no archive.
     """
-    return snapshot.read_key(_records(archive)[0])
+    return snapshot.read_key(next(_records(archive)))
 
 
 def import_archive(
@@ -180,9 +197,10 @@ def import_archive(
         DatabaseError: a calibration in it is too large, and nothing was added; or the database is
             in use, or cannot be written.
     """
-    messages = [Publish.decode(data, key.fingerprint, model=None) for data in _records(archive)]
-    for message in messages:
+    total = 0
+    for message in _imported(archive, key):
         _check_calibrations(message)
+        total += _num_outputs(message)
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     if not store.is_writable:
         raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
@@ -190,10 +208,9 @@ def import_archive(
         log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
         store.restore(log)
         num_new = 0
-        sizes = [sum(map(len, message.outputs.values())) for message in messages]
-        for message, size in zip(messages, sizes, strict=True):
+        for message in _imported(archive, key):
             num_new += take_message(message, log, store)
-            on_progress(size, sum(sizes))
+            on_progress(_num_outputs(message), total)
         if not store.sync(log) or store.num_failures:
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
         return num_new
@@ -292,8 +309,9 @@ def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[
     if not messages or not is_same:
         partial.unlink()
         return 0, {}
-    os.truncate(partial, sum(len(pack_record(body)) for body in bodies))
-    return sum(map(len, bodies)), {name: len(segment) for name, segment in found.items()}
+    num_bytes = sum(len(pack_record(body)) for body in bodies)
+    os.truncate(partial, num_bytes)
+    return num_bytes, {name: len(segment) for name, segment in found.items()}
 
 
 def _begins_with(partition: Partition, written: Segment) -> bool:
@@ -304,11 +322,32 @@ def _begins_with(partition: Partition, written: Segment) -> bool:
     )
 
 
-def _records(archive: Path) -> list[bytes]:
-    records = read_records(archive, MAX_ARCHIVE_BYTES)
-    if records.is_torn or records.error or not records.bodies:
-        raise SnapshotError(f"{archive}: truncated or corrupt: {records.error or 'it ends early'}")
-    return records.bodies
+def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
+    """The messages of an archive, one after the other; the file may be larger than the memory.
+
+    Raises:
+        SnapshotError: it is corrupt, or of another tokenizer.
+    """
+    for data in _records(archive):
+        yield Publish.decode(data, key.fingerprint, model=None)
+
+
+def _num_outputs(message: Publish) -> int:
+    return sum(map(len, message.outputs.values()))
+
+
+def _records(archive: Path) -> Iterator[bytes]:
+    """At least one.
+
+    Raises:
+        SnapshotError: the file cannot be read, or is no archive.
+    """
+    is_empty = True
+    for body in iter_records(archive, MAX_ARCHIVE_BYTES):
+        is_empty = False
+        yield body
+    if is_empty:
+        raise SnapshotError(f"{archive}: truncated or corrupt: it is empty")
 
 
 def _open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:

@@ -7,6 +7,7 @@ message of a chat, or the prompt and the response of a recorded request.  A row 
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 import json
@@ -22,6 +23,9 @@ TEXT_SUFFIXES = (".txt", ".md")
 ROW_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_PIECE_CHARS = 1 << 16
 """A plain text file is cut at the line ends after so many characters."""
+
+LONGEST_PIECE = 1 << 20
+"""Lines of a text file of more bytes, and texts of more characters or tokens, are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +92,16 @@ def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
 
 
 def _read_text(file: IO[bytes] | gzip.GzipFile, raw: IO[bytes]) -> Iterator[CorpusSegment]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
     lines: list[str] = []
     num_chars = 0
-    for line in file:
-        lines.append(line.decode("utf-8"))
+    while line := file.readline(LONGEST_PIECE):
+        lines.append(decoder.decode(line))
         num_chars += len(lines[-1])
         if num_chars >= TEXT_PIECE_CHARS:
             yield CorpusSegment("".join(lines), False, raw.tell())
             lines, num_chars = [], 0
+    decoder.decode(b"", final=True)
     if lines:
         yield CorpusSegment("".join(lines), False, raw.tell())
 
@@ -117,7 +123,11 @@ def _read_rows(
 def _segments_of(row: dict[str, Any], position: int) -> Iterator[CorpusSegment]:
     source, licence = str(row.get("source", "")), str(row.get("licence", ""))
     for content, is_turn in _contents_of(row):
-        yield CorpusSegment(content, is_turn, position, source, licence)
+        end = max(len(content), 1)
+        for begin in range(0, end, LONGEST_PIECE):
+            piece = content[begin : begin + LONGEST_PIECE]
+            is_end = begin + LONGEST_PIECE >= end
+            yield CorpusSegment(piece, is_turn and is_end, position, source, licence)
 
 
 def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:

@@ -22,8 +22,8 @@ for nothing where the namespace was flushed since, as what it says is from befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hdserve.databases import snapshot
@@ -82,6 +82,19 @@ class Publish:
             "standings": {name: list(standing) for name, standing in self.standings.items()},
         }
         return snapshot.encode(payload, kind="publish", key=key)
+
+    @property
+    def namespaces(self) -> set[str]:
+        """Of which there are outputs or calibration."""
+        return {*self.outputs, *self.calibrations}
+
+    def only(self, names: Container[str]) -> Publish:
+        """The same of some of the namespaces."""
+        return replace(
+            self,
+            outputs={name: part for name, part in self.outputs.items() if name in names},
+            calibrations={name: part for name, part in self.calibrations.items() if name in names},
+        )
 
     def by_namespace(self) -> Iterator[tuple[str, Publish]]:
         """Each namespace with a message of what this one says of it."""

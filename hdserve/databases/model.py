@@ -131,10 +131,11 @@ class NamespaceTables:
 
     def count(self, tokens: Tokens, begin: int) -> None:
         """Count ``tokens[begin:]``, each after what stands before it."""
-        while self.table.is_reserve_low:
+        end = len(tokens)
+        while self.table.is_reserve_low(num_new=(end - begin) * (len(self._orders) - 1)):
             self.table.reserve_more()
             self.version += 1
-        rows, size, end = self.table.rows, self.table.size, len(tokens)
+        rows, size = self.table.rows, self.table.size
         insert_tokens(rows, size, tokens, begin, end, self._orders, self.table.stamp, 0)
         self.table.advance_stamp()
         self.num_tokens += max(0, end - begin)

@@ -38,6 +38,11 @@ class NamespaceFiles:
     def chunk_path(self, version: int) -> Path:
         return self.directory / f"{version:016x}.chunk"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no output is in any of them."""
+        return not (self.logs or self.chunks or self.unsaved)
+
     def take_work(self, partition: Partition) -> SyncWork | None:
         """What a sync has to write, if anything; counts as written from now on."""
         oldest = min(self.chunks | self.logs, default=partition.first_version)

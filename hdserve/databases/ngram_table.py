@@ -64,10 +64,13 @@ class NgramTable:
         """Memory in use; what is only reserved is not counted."""
         return self.num_buckets * BUCKET_BYTES
 
-    @property
-    def is_reserve_low(self) -> bool:
-        """Whether :meth:`reserve_more` would let the table grow further."""
-        return self.num_reserved < self.max_buckets and self.num_buckets * 8 > self.num_reserved * 7
+    def is_reserve_low(self, num_new: int) -> bool:
+        """Whether :meth:`reserve_more` would let the table grow further while ``num_new`` contexts
+        come."""
+        if self.num_reserved >= self.max_buckets:
+            return False
+        num_wanted = (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
+        return max(self.num_buckets, num_wanted) * 8 > self.num_reserved * 7
 
     def count_rows(self) -> int:
         """Contexts held now; reads the whole table."""

@@ -116,6 +116,11 @@ class OutputLog:
             self._partitions[namespace] = partition
         return partition
 
+    def peek(self, namespace: str) -> Partition:
+        """The log of ``namespace``; if there is none an empty one, which is not kept."""
+        partition = self._partitions.get(namespace)
+        return partition or Partition(self._first_version, self._chunk_bytes)
+
     def append(self, namespace: str, segment: Segment) -> list[Appended]:
         """Add outputs; those that were appended before are left out.
 

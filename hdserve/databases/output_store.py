@@ -345,7 +345,10 @@ class OutputStore:
             OSError: something could not be written, and is taken again by the next sync.
         """
         with lock:
-            work = self._files(namespace).take_work(log.partition(namespace))
+            files, partition = self._files(namespace), log.peek(namespace)
+            work = files.take_work(partition)
+            if work is None and files.is_empty and partition.is_forgettable:
+                del self._namespaces[namespace]
         if work is None:
             return
         try:

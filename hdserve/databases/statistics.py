@@ -16,7 +16,9 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -38,6 +40,7 @@ from hdserve.databases.ngram import (
     new_size,
 )
 from hdserve.databases.ngram_table import NgramTable
+from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
 
 FORMAT_VERSION = 1
@@ -295,25 +298,30 @@ class StatisticsBuilder:
         if not self.corpora:
             raise DatabaseError("no text was counted")
         directory = Path(directory)
-        num_rows = self.table.num_buckets * BUCKET_ROWS
+        path = directory / TABLE_NAME
+        partial = path.with_suffix(PARTIAL_SUFFIX)
+        partial_info = directory / (INFO_NAME + PARTIAL_SUFFIX)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            path = directory / TABLE_NAME
-            partial = path.with_suffix(".partial")
-            with partial.open("wb") as file:
-                file.write(_MAGIC.ljust(BUCKET_BYTES, b"\0"))
-                self.table.rows[:num_rows].tofile(file)
-                file.flush()
-                os.fsync(file.fileno())
+            self._write_table(partial)
             info = self._info(partial)
+            partial_info.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (directory / INFO_NAME).unlink(missing_ok=True)
             partial.replace(path)
-            partial_info = directory / (INFO_NAME + ".partial")
-            partial_info.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
             partial_info.replace(directory / INFO_NAME)
         except OSError as error:
+            for left in (partial, partial_info):  # on a full disk
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
         return info
+
+    def _write_table(self, path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(_MAGIC.ljust(BUCKET_BYTES, b"\0"))
+            self.table.rows[: self.table.num_buckets * BUCKET_ROWS].tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def _info(self, path: Path | None) -> StatisticsInfo:
         """What is written beside the table at ``path``; without one the checksums are 0."""
@@ -338,6 +346,20 @@ class StatisticsBuilder:
     def finish(self) -> StatisticsDatabase:
         """The counts as a database in memory, without a file."""
         return StatisticsDatabase(self.table.rows, self._info(None))
+
+
+def check_writable(directory: Path) -> None:
+    """Before a long job, that a database can be written there; makes the directory.
+
+    Raises:
+        DatabaseError: it cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise DatabaseError(f"{directory}: cannot be written: {error}") from error
 
 
 def read_info(directory: Path) -> StatisticsInfo:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from hdserve.config import StrictModel
 from hdserve.databases.corpus import CorpusSegment, read_segments
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsInfo, ends_crc32
+from hdserve.databases.statistics import (
+    StatisticsBuilder,
+    StatisticsInfo,
+    check_writable,
+    ends_crc32,
+)
 from hdserve.databases.statistics_checkpoint import Checkpoint
 from hdserve.errors import DatabaseError
 
 BATCH_SEGMENTS = 256
+BATCH_LENGTH = 1 << 22
+"""Characters, or tokens, after which a batch has no more segments."""
 
 
 class CorpusTokenizer(Protocol):
@@ -123,10 +130,11 @@ class StatisticsBuild:
         Raises:
             DatabaseError: a corpus cannot be read, or nothing can be written.
         """
+        check_writable(self._directory)
         num_segments = 0
         next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
         for path in self._paths:
-            for batch in _batches(read_segments(path), BATCH_SEGMENTS):
+            for batch in _batches(read_segments(path)):
                 num_segments += len(batch)
                 kept = self._without_excluded(batch)
                 is_new = num_segments > self.num_resumed_segments
@@ -169,12 +177,14 @@ def _size_and_checksum(path: Path) -> tuple[int, int]:
         return num_bytes, ends_crc32(file.fileno(), num_bytes)
 
 
-def _batches(segments: Iterable[CorpusSegment], size: int) -> Iterable[list[CorpusSegment]]:
+def _batches(segments: Iterable[CorpusSegment]) -> Iterator[list[CorpusSegment]]:
     batch: list[CorpusSegment] = []
+    length = 0
     for segment in segments:
         batch.append(segment)
-        if len(batch) == size:
+        length += len(segment.content)
+        if len(batch) == BATCH_SEGMENTS or length >= BATCH_LENGTH:
             yield batch
-            batch = []
+            batch, length = [], 0
     if batch:
         yield batch

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from hdserve.config import StrictModel
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 
-CHECKPOINT_NAME = "unfinished"
 PROGRESS_NAME = "progress.json"
 
 ProgressT = TypeVar("ProgressT", bound=StrictModel)

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hdserve.config import StrictModel
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase, StatisticsInfo
+from hdserve.databases.statistics import (
+    StatisticsBuilder,
+    StatisticsDatabase,
+    StatisticsInfo,
+    check_writable,
+)
 from hdserve.databases.statistics_checkpoint import Checkpoint
 from hdserve.errors import DatabaseError
 
@@ -97,6 +102,7 @@ class StatisticsMerge:
             DatabaseError: sources are of different tokenizers, one is not what was
                 written, or nothing can be written.
         """
+        check_writable(self._directory)
         saved_s = time.monotonic()
         for number, database in enumerate(self._databases, 1):
             if number > self.num_resumed:

@@ -7,8 +7,10 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
@@ -21,6 +23,26 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _Command = Callable[[Engine], None]
+
+_DISPENSABLE_S = 0.005
+"""How long a step may wait for commands that decoding can do without; one is always run."""
+
+
+class _Dispensable:
+    """A command that decoding can do without: it may wait for the next steps, and may fail."""
+
+    def __init__(self, command: _Command) -> None:
+        self._command = command
+
+    def __call__(self, engine: Engine) -> None:
+        try:
+            self._command(engine)
+        except Exception:
+            logger.exception("a command to the engine failed; decoding goes on")
+
+
+class _Closed(Exception):
+    """Nothing more is to be done."""
 
 
 class _Waiter:
@@ -42,10 +64,10 @@ class _Waiter:
 class AsyncEngine:
     """Runs an :class:`Engine` in one thread, the only one that ever touches it.
 
-    Everything from outside comes through one inbox that is read between steps.  Delivery never
-    blocks the engine.  If a step fails, and not for one sequence alone, every waiter gets
-    ``EngineStopped`` with the cause, and everybody who asks later ``EngineGone``: each request ends
-    exactly once.
+    Everything from outside comes through one inbox that is read between steps; what decoding can do
+    without does not keep it from the next one for long.  Delivery never blocks the engine.  If a
+    step fails, and not for one sequence alone, every waiter gets ``EngineStopped`` with the cause,
+    and everybody who asks later ``EngineGone``: each request ends exactly once.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.
@@ -113,18 +135,12 @@ class AsyncEngine:
             raise EngineStopped(f"the engine has not finished a step for {silence_s:.0f} s")
 
     def call(self, command: _Command) -> None:
-        """Have ``command`` run in the engine's thread between two steps.
+        """Have ``command`` run in the engine's thread between two steps, after those before it.
 
-        For what decoding can do without: an exception is logged, and the engine goes on.
+        For what decoding can do without: an exception is logged, and the engine goes on; where
+        many come at once, there are steps between them.
         """
-
-        def guarded(engine: Engine) -> None:
-            try:
-                command(engine)
-            except Exception:
-                logger.exception("a command to the engine failed; decoding goes on")
-
-        self._inbox.put(guarded)
+        self._inbox.put(_Dispensable(command))
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """The answer of ``question``, which runs in the engine's thread between two steps.
@@ -233,22 +249,43 @@ class AsyncEngine:
             self._is_ready.set()
 
     def _serve(self, engine: Engine) -> None:
+        postponed: deque[_Dispensable] = deque()
         while True:
-            is_idle = not engine.has_work
+            is_idle = not (engine.has_work or postponed)
             self._busy_since_s = None if is_idle else time.monotonic()
             try:
-                while True:
-                    command = self._inbox.get(block=is_idle)
-                    if command is None:
-                        return
-                    if is_idle:
-                        self._busy_since_s = time.monotonic()
-                        is_idle = False
-                    command(engine)
-            except queue.Empty:
-                pass
+                self._obey(engine, postponed, is_idle=is_idle)
+            except _Closed:
+                return
             for output in engine.step():
                 self._deliver(output.sequence, output)
+
+    def _obey(self, engine: Engine, postponed: deque[_Dispensable], *, is_idle: bool) -> None:
+        """Run what has come, or, while there is nothing to do, what comes next; of what decoding
+        can do without as much as there is time for.
+
+        Raises:
+            _Closed: that was said.
+        """
+        until_s = time.monotonic() + _DISPENSABLE_S
+        while postponed:
+            postponed.popleft()(engine)
+            if time.monotonic() >= until_s:
+                break
+        with suppress(queue.Empty):
+            while True:
+                command = self._inbox.get(block=is_idle)
+                if command is None:
+                    raise _Closed
+                if is_idle:
+                    self._busy_since_s = time.monotonic()
+                    until_s = self._busy_since_s + _DISPENSABLE_S
+                    is_idle = False
+                is_late = time.monotonic() >= until_s
+                if isinstance(command, _Dispensable) and (postponed or is_late):
+                    postponed.append(command)
+                else:
+                    command(engine)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -53,6 +53,16 @@ def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
     return found
 
 
+def test_a_build_that_is_under_way_changes_no_corpus(corpus: Path, fingerprint: str) -> None:
+    """A replica that starts meanwhile drafts from what is there, and no node copies more."""
+    before = describe(fingerprint, corpus)
+    for name in ("unfinished/info.json", "unfinished.new/table.partial", "table.partial"):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(b"not yet")
+    assert describe(fingerprint, corpus) == before
+    assert "tables/order-2.bin" in before.sizes
+
+
 def test_choices() -> None:
     """The last one counts; what a replica knows counts where the actor has forgotten."""
     actor = StatisticsDatabaseActor()

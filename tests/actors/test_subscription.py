@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors import publisher
-from actors.link import ActorLink
+from actors.link import ActorLink, ActorUnreachable
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
 from actors.model_database import ModelDatabaseActor
 from actors.output_queue import OutputQueue
@@ -120,6 +120,77 @@ def test_a_refill_without_a_flush_arrives(actor):
     replica.link.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
     replica.poll()
     assert replica.link.actor.info()["namespaces"]["n"]["num_outputs"] == 3
+
+
+def test_a_refill_that_a_restart_interrupts_goes_on(tmp_path):
+    """The actor that comes back has what was published since, and does not know what the one before
+    it had lost: outputs of replicas that are gone."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path / "1", snapshot_interval_s=3600)
+    actor = ModelDatabaseActor(KEY, config)
+    replica = Replica(actor)
+    for origin in ("gone-1", "gone-2"):
+        publish(actor, "n", origin)
+    replica.poll()
+    config = config.model_copy(update={"snapshot_dir": tmp_path / "2"})
+    actor = replica.link.actor = ModelDatabaseActor(KEY, config)
+
+    def interrupt(method: str) -> None:
+        if method == "publish":
+            raise ActorUnreachable("killed")
+
+    replica.link.before = interrupt
+    with pytest.raises(ActorUnreachable):
+        replica.poll()
+    publish(actor, "n", "new")
+    replica.link.before = lambda method: None
+    actor._store.close()
+    actor = replica.link.actor = ModelDatabaseActor(KEY, config)
+    replica.poll()
+    assert actor.info()["namespaces"]["n"]["num_outputs"] == 9
+    num_refilled = replica.subscription.num_refilled_outputs
+    replica.poll()
+    assert replica.subscription.num_refilled_outputs == num_refilled
+
+
+def test_what_was_not_followed_when_it_was_lost_is_given_back_later(actor):
+    """When the namespace is used again; not if it was flushed meanwhile."""
+    for name in ("n", "flushed"):
+        publish(actor, name)
+    replica = Replica(actor)
+    replica.used = ["n", "flushed"]
+    replica.poll()
+    replica.used = []
+    actor = replica.link.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    replica.poll()
+    actor.flush("flushed")
+    replica.poll()
+    replica.used = ["n", "flushed"]
+    replica.poll()
+    assert actor.count("n", [2]) == 5
+    assert actor.count("flushed", [2]) == 0
+    assert replica.forgotten == ["flushed"]
+
+
+def test_what_was_flushed_is_not_sent_to_an_actor_that_lost_its_disk(actor):
+    """Though the fate of the message was unknown when it was; what was not flushed is."""
+    replica = Replica(actor)
+    replica.used = ["n", "m"]
+    replica.poll()
+
+    def interrupt(method: str) -> None:
+        if method == "publish":
+            raise ActorUnreachable("no answer")
+
+    replica.link.before = interrupt
+    replica.queue.put("m", [2])
+    replica.publish(1)
+    actor.flush("n")
+    replica.poll()
+    replica.link.before = lambda method: None
+    actor = replica.link.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    replica.publish(3)
+    assert [replica.count(number) for number in (1, 3)] == [0, 1]
+    assert actor.count("m", [2]) == 1
 
 
 def test_a_replica_forgets_what_it_no_longer_follows(actor):

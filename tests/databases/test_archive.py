@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,42 @@ def test_an_archive_that_could_not_be_imported_is_not_written(
     assert list(tmp_path.iterdir()) == [tmp_path / "old"]
 
 
+def test_an_archive_as_large_as_may_be_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its size, an export that succeeds makes what an import takes."""
+    fill(tmp_path / "old").close()
+    archives.export_database(tmp_path / "old", KEY, tmp_path / "whole")
+    num_bytes = (tmp_path / "whole").stat().st_size
+    for limit in (num_bytes - 1, num_bytes):
+        monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", limit)
+        archive = tmp_path / f"a-{limit}.archive"
+        if limit < num_bytes:
+            with pytest.raises(DatabaseError, match="over the"):
+                archives.export_database(tmp_path / "old", KEY, archive)
+        else:
+            archives.export_database(tmp_path / "old", KEY, archive)
+            assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+
+
+def test_an_import_has_one_message_of_the_archive_in_memory(tmp_path: Path) -> None:
+    """What is there already costs no memory, however large the archive is."""
+    fill(tmp_path / "old").close()
+    archive = AppendLog(tmp_path / "a.archive")
+    outputs = [np.full(2**14, 1, np.uint32)] * 60
+    message = Publish("archive", {"default": Segment.from_outputs("r1", 0, outputs)}).encode(KEY)
+    for _ in range(20):
+        archive.append(message)
+    archives.import_archive(archive.path, tmp_path / "new", KEY)
+    tracemalloc.start()
+    try:
+        assert archives.import_archive(archive.path, tmp_path / "new", KEY) == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < archive.path.stat().st_size / 2
+
+
 def test_what_was_flushed_can_be_imported_again_and_counts_once(tmp_path: Path) -> None:
     """Beside what came after the flush, which is there already."""
     store = fill(tmp_path)
@@ -260,6 +297,20 @@ def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
         archives.find_database(tmp_path, None)
     with pytest.raises(DatabaseError, match=r"no database of 'c'.*a-model.*b-model"):
         archives.find_database(tmp_path, "c")
+
+
+def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: Path) -> None:
+    """By its other files; where there are none the message names it."""
+    for key in (KEY, DatabaseKey("b-model", KEY.fingerprint)):
+        fill(tmp_path, key).close()
+    generation = database_directory(tmp_path, KEY) / "generation"
+    generation.write_bytes(bytes(50))
+    assert KEY in archives.find_databases(tmp_path)
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    for path in generation.parent.glob("*/*"):
+        path.unlink()
+    with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):
+        archives.find_databases(tmp_path)
 
 
 def test_the_commands(tmp_path: Path) -> None:

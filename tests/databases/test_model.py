@@ -44,6 +44,17 @@ def test_insert_and_apply_take_lists_and_arrays(dtype: type) -> None:
     assert database.num_bytes > 0
 
 
+@pytest.mark.parametrize("num_tokens", [500, 4000, 2**14])
+def test_first_text_of_a_namespace_is_kept(num_tokens: int) -> None:
+    """However long it is: the table grows while it comes."""
+    database = ModelDatabase()
+    text = np.random.default_rng(0).integers(0, 30_000, num_tokens).tolist()
+    database.insert("a", text)
+    asked = range(2, num_tokens, max(1, num_tokens // 500))
+    found = sum(text[end] in _next(database, "a", text[end - 2 : end]) for end in asked)
+    assert found > 0.9 * len(asked)
+
+
 def test_impossible_ids_end_a_text() -> None:
     """A delta of a broken replica cannot bring ids into the table that no token has."""
     database = ModelDatabase()

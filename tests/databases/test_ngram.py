@@ -77,12 +77,12 @@ def test_reserve_more_keeps_everything() -> None:
     """Moving to a larger reserve changes no row."""
     table = NgramTable(1 << 20, reserve_bytes=1 << 14)
     rng = np.random.default_rng(1)
-    while not table.is_reserve_low:
+    while not table.is_reserve_low(0):
         _insert(table, rng.integers(0, 500, 20).tolist(), 1, [1, 2])
     before = read_table(table.rows, table.num_buckets)
     table.reserve_more()
     assert read_table(table.rows, table.num_buckets) == before
-    assert not table.is_reserve_low
+    assert not table.is_reserve_low(0)
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.databases import snapshot
+from hdserve.databases import output_log, snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -68,6 +68,32 @@ def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
     assert database.numbers("other") == [7]
     database.append("n", 40)
     assert database.restart().numbers("n") == list(range(41))
+
+
+def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sync(
+    tmp_path, monkeypatch
+):
+    """The log forgets them where there are many, so memory does not grow with all that ever were;
+    their files go, and what comes of them later is kept."""
+    monkeypatch.setattr(output_log, "MIN_CLEARED_PARTITIONS", 8)
+    database = Database(tmp_path, max_bytes=1000)
+    database.log.flush("flushed")
+    database.store.flush("flushed", database.log)
+    for number in range(200):
+        database.append(f"tenant-{number}", number)
+        database.sync()
+    database.sync()
+    kept = set(database.log.namespaces())
+    assert len(kept) <= 64
+    assert "flushed" in kept
+    assert len(database.store._namespaces) <= len(kept)
+    assert sum(1 for name in kept if database.numbers(name)) == len(database.files(".log"))
+    database.append("tenant-0", 1000)
+    found = {name: database.numbers(name) for name in kept | {"tenant-0"}}
+    database.sync()
+    database = database.restart()
+    assert {name: database.numbers(name) for name in found} == found
+    assert database.log.partition("flushed").flushed_version
 
 
 def test_full_chunks_become_snapshots_and_the_tail_stays_a_log(tmp_path):

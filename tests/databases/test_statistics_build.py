@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hdserve.databases.corpus import corpus_files, read_segments
+from hdserve.databases.corpus import LONGEST_PIECE, corpus_files, read_segments
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
-from hdserve.databases.statistics_build import StatisticsBuild
-from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME
+from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
+from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 
 
@@ -199,6 +201,85 @@ def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
     assert len(segments) > 2
     assert all(str(segment.content).endswith("\n") for segment in segments)
     assert segments[-1].position == 220_000
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_text_without_line_ends_is_read_in_pieces(tmp_path: Path, suffix: str) -> None:
+    """Also where a piece would end within a character, and however well it was compressed."""
+    text = "\u00e9\u4e2d" * LONGEST_PIECE
+    path = tmp_path / f"line.{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    pieces = [segment.content for segment in read_segments(path)]
+    assert max(map(len, pieces)) <= LONGEST_PIECE
+    assert "".join(map(str, pieces)) == text
+    (tmp_path / "half.txt").write_bytes(text.encode()[:-1])
+    with pytest.raises(DatabaseError, match="cannot be read"):
+        list(read_segments(tmp_path / "half.txt"))
+
+
+def test_long_documents_are_counted_in_pieces(tmp_path: Path) -> None:
+    """So that neither a document nor many in one batch take more memory than a few others."""
+    long, tokens = "ab " * LONGEST_PIECE, [5, 6] * LONGEST_PIECE
+    messages = [{"role": "assistant", "content": long}]
+    rows = [{"messages": messages}, {"prompt": [1], "response": tokens}, *[{"text": long}] * 3]
+    path = _write_rows(tmp_path / "rows.jsonl", list(rows))
+    segments = list(read_segments(path))
+    assert max(len(segment.content) for segment in segments) <= LONGEST_PIECE
+    assert [segment.is_turn for segment in segments] == [False] * 2 + [True] + [False] * 12
+    sizes = []
+
+    class Counting(Bytes):
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            sizes.append(sum(map(len, texts)))
+            return [[7]] * len(texts)
+
+    StatisticsBuild(tmp_path / "s", (path,), Counting(), 300, max_bytes=1 << 20).run()
+    assert sum(sizes) == 4 * len(long)
+    assert max(sizes) < BATCH_LENGTH + LONGEST_PIECE
+
+
+@contextmanager
+def _full_disk(max_bytes: int) -> Iterator[None]:
+    """No file grows beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("max_bytes", [100, 5000])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, max_bytes: int) -> None:
+    """And nothing else; the build is right when there is room again."""
+    few = _write_rows(tmp_path / "few.jsonl", [{"text": "abc"}])
+    many = _write_rows(tmp_path / "many.jsonl", [{"text": f"{n} {n * n}"} for n in range(500)])
+    whole = _run(tmp_path / "whole", many)
+    _run(tmp_path / "s", few)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    with _full_disk(max_bytes), pytest.raises(DatabaseError, match="cannot be written"):
+        _run(tmp_path / "s", many)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+    assert _run(tmp_path / "s", many).info == whole.info
+
+
+def test_a_database_is_there_until_all_of_the_next_one_is_written(tmp_path: Path) -> None:
+    few, more = ([{"text": "abc"}] * number for number in (1, 2))
+    before = _run(tmp_path / "s", _write_rows(tmp_path / "few.jsonl", list(few)))
+    (tmp_path / "s" / f"{INFO_NAME}.partial").mkdir()
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        _run(tmp_path / "s", _write_rows(tmp_path / "more.jsonl", list(more)))
+    assert StatisticsDatabase.open(tmp_path / "s").info == before.info
+
+
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_counted(
+    tmp_path: Path,
+) -> None:
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "abc"}])
+    counted: list[int] = []
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        _run(corpus / "s", corpus, on_progress=lambda *told: counted.append(told[2]))
+    assert counted == []
 
 
 def _sourced(source: str, text: str, licence: str = "MIT") -> dict[str, str]:

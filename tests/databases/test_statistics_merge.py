@@ -19,8 +19,9 @@ from hdserve.databases.statistics import (
     StatisticsBuilder,
     StatisticsDatabase,
 )
-from hdserve.databases.statistics_checkpoint import CHECKPOINT_NAME, PROGRESS_NAME, Checkpoint
+from hdserve.databases.statistics_checkpoint import PROGRESS_NAME, Checkpoint
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
+from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.interruption import interrupt_when
 

@@ -476,6 +476,35 @@ def test_commands_run_in_the_engines_thread() -> None:
     run_async(test)
 
 
+def test_what_decoding_can_do_without_does_not_keep_it_waiting() -> None:
+    """There are steps between such commands, as when a large database is delivered, however many
+    come, and they are obeyed in order."""
+
+    async def test() -> None:
+        async with started() as engine:
+            obeyed: list[int] = []
+
+            def obey(number: int) -> None:
+                time.sleep(0.006)
+                obeyed.append(number)
+                if number % 10 == 9 and number < num_commands:
+                    order(number + 1)
+
+            def order(first: int) -> None:
+                for number in range(first, first + 10):
+                    engine.call(lambda _, number=number: obey(number))  # type: ignore[misc]
+
+            num_commands = 300
+            order(0)
+            outputs = await collect(engine, make_sequence("a", make_prompt(5), max_tokens=4))
+            assert outputs[-1].finish_reason
+            assert len(obeyed) < num_commands
+            await eventually(lambda: len(obeyed) >= num_commands)
+            assert obeyed == sorted(obeyed)
+
+    run_async(test)
+
+
 def test_an_event_loop_that_is_gone_harms_nobody() -> None:
     """Outputs for a loop that was closed are dropped; the engine serves the next one."""
     engine = AsyncEngine(make, 8)
