@@ -14,7 +14,7 @@ from rich.markup import escape
 from hdserve.cli.config_option import DEFAULT
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
-from hdserve.deployed_config import DeployedConfig, read_deployed_config
+from hdserve.config.deployed import DeployedConfig, read_deployed_config
 from hdserve.finding import Verdict
 
 _DEFAULT_PORT = 8000
