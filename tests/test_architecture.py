@@ -30,6 +30,7 @@ LAYERS = {
     "hdserve.engine": 5,
     "hdserve.bench": 6,
     "hdserve.llm": 6,
+    "hdserve.doctor": 6,
     "hdserve.cli": 7,
     "hdserve": 7,
     "actors": 4,
