@@ -19,8 +19,8 @@ from actors.statistics_database import Choice
 from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
+from deployments.openai_objects import error_body
 from deployments.request_body import parse_body
-from deployments.responses import error_body
 from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
