@@ -1,3 +1,4 @@
+# make help    this
 # make setup   create .venv and install the project with the versions of constraints.txt
 # make serve   serve the bundled models on port 8000
 # make test    run the tests          make test-all   the slow ones, too
@@ -25,8 +26,11 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 TRIALS := 10
 SOAK_MINUTES := 30
 
-.PHONY: setup serve test test-all check fuzz chaos soak
+.PHONY: help setup serve test test-all check fuzz chaos soak
 .DEFAULT_GOAL := setup
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMP)
 

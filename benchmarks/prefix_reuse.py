@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.config import ModelConfig
@@ -45,40 +46,31 @@ def text(number: int, length: int, vocab_size: int) -> list[int]:
     return [(number * 104729 + index * 7919 + 13) % vocab_size for index in range(length)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="hdserve-tiny")
-    parser.add_argument("--history-tokens", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--compile", action="store_true")
-    arguments = parser.parse_args()
-    engines = {}
-    for name, caches in (("reused", True), ("cold", False)):
-        config = ModelConfig.model_validate(
-            {
-                "name": arguments.model,
-                "model": arguments.model,
-                "engine": {
-                    "prefix_caching": caches,
-                    "exact": arguments.exact,
-                    "compile": arguments.compile,
-                    "max_num_sequences": 4,
-                    "num_threads": 1,
-                },
-            }
-        )
-        engines[name] = ModelHost(config).make_engine()
-        vocab_size = ModelHost(config).model.vocab_size
-    num_turn_tokens = NUM_MESSAGE_TOKENS + NUM_ANSWER_TOKENS
-    num_document_tokens = arguments.history_tokens - (NUM_TURNS - 1) * num_turn_tokens
+def make_host(arguments: argparse.Namespace, *, is_caching: bool) -> ModelHost:
+    """The model with the prefix cache, or without it."""
+    engine = {
+        "prefix_caching": is_caching,
+        "exact": arguments.exact,
+        "compile": arguments.compile,
+        "max_num_sequences": 4,
+        "num_threads": 1,
+    }
+    model = arguments.model
+    return ModelHost(ModelConfig.model_validate({"name": model, "model": model, "engine": engine}))
+
+
+def measure(
+    hosts: Mapping[str, ModelHost], num_rounds: int, num_document_tokens: int
+) -> tuple[dict[tuple[str, int], list[float]], list[bool]]:
+    """Milliseconds to the first token by way and turn, and whether the answers were equal."""
+    vocab_size = hosts["cold"].model.vocab_size
+    engines = {name: host.make_engine() for name, host in hosts.items()}
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    num_equal = num_compared = 0
-    for number in range(arguments.rounds):
+    equal = []
+    for number in range(num_rounds):
         history = text(-1 - number, num_document_tokens, vocab_size)
         for turn in range(NUM_TURNS):
-            seed = number * NUM_TURNS + turn
-            new = text(seed, NUM_MESSAGE_TOKENS, vocab_size)
+            new = text(number * NUM_TURNS + turn, NUM_MESSAGE_TOKENS, vocab_size)
             took, _ = ask(engines["cold"], "alone", new)
             times["only the new message", turn].append(took)
             prompt = [*history, *new]
@@ -87,16 +79,30 @@ def main() -> None:
                 took, seq = ask(engine, name, prompt)
                 times[name, turn].append(took)
                 answers.append(seq.output_token_ids)
-            num_compared += 1
-            num_equal += answers[0] == answers[1]
+            equal.append(answers[0] == answers[1])
             history = [*prompt, *answers[0]]
+    return times, equal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="hdserve-tiny")
+    parser.add_argument("--history-tokens", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args()
+    hosts = {name: make_host(arguments, is_caching=name == "reused") for name in ("reused", "cold")}
+    num_turn_tokens = NUM_MESSAGE_TOKENS + NUM_ANSWER_TOKENS
+    num_document_tokens = arguments.history_tokens - (NUM_TURNS - 1) * num_turn_tokens
+    times, equal = measure(hosts, arguments.rounds, num_document_tokens)
     result = {
         "model": arguments.model,
         "exact": arguments.exact,
         "compiled": arguments.compile,
         "hardware": cpu_name(),
         "commit": commit(),
-        "equal answers": f"{num_equal}/{num_compared}",
+        "equal answers": f"{sum(equal)}/{len(equal)}",
         "first token, ms, median by turn": {
             name: [round(statistics.median(times[name, turn]), 1) for turn in range(NUM_TURNS)]
             for name in ("reused", "cold", "only the new message")

@@ -6,7 +6,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.responses import error_body
+from deployments.openai_objects import error_body
 from hdserve.access import Identity
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import Forbidden, Unauthorized

@@ -19,8 +19,8 @@ from actors.statistics_database import Choice
 from deployments.access import require_admin
 from deployments.body_schema import body_schema
 from deployments.json_body import read_json
+from deployments.openai_objects import error_body
 from deployments.request_body import parse_body
-from deployments.responses import error_body
 from deployments.statistics_state import choice_key
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
@@ -71,7 +71,13 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         dependencies=[Depends(require_admin)],
         responses=_RESPONSES,
     )
+    _add_archive_routes(router, gateway)
+    _add_statistics_routes(router, gateway)
+    _add_database_routes(router, gateway)  # last: a path that nothing before takes is a model
+    api.include_router(router)
 
+
+def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get("")
     async def databases() -> dict[str, Any]:
         """The model databases, and what they hold by namespace; with the error instead where a
@@ -80,6 +86,21 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         found = await asyncio.gather(*(_listed(gateway, name) for name in names))
         return {"object": "list", "data": [item for item in found if item]}
 
+    @router.get("/{model:path}")
+    async def database(model: str) -> dict[str, Any]:
+        """One model's database."""
+        return await (await _existing(gateway, model)).info()
+
+    @router.delete("/{model:path}")
+    async def flush(model: str, namespace: str | None = None) -> dict[str, str]:
+        """Forget a namespace: in the actor, on its disk and in every replica."""
+        if not namespace:
+            raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
+        await (await _existing(gateway, model)).flush(namespace)
+        return {"model": gateway.model(model).name, "flushed": namespace}
+
+
+def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get(
         "/{model:path}/export",
         response_class=StreamingResponse,
@@ -103,6 +124,8 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         database = await _existing(gateway, model)
         return {"num_new_outputs": await database.import_(request.stream())}
 
+
+def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/{model:path}/statistics")
     async def statistics(model: str) -> dict[str, Any]:
         """From which statistics database each replica drafts."""
@@ -123,21 +146,6 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
         choice = Choice(body.directory, uuid4().hex)
         await asyncio.to_thread(statistics_database.choose, key, choice)
         return {"model": config.name, "directory": body.directory}
-
-    @router.get("/{model:path}")
-    async def database(model: str) -> dict[str, Any]:
-        """One model's database."""
-        return await (await _existing(gateway, model)).info()
-
-    @router.delete("/{model:path}")
-    async def flush(model: str, namespace: str | None = None) -> dict[str, str]:
-        """Forget a namespace: in the actor, on its disk and in every replica."""
-        if not namespace:
-            raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
-        await (await _existing(gateway, model)).flush(namespace)
-        return {"model": gateway.model(model).name, "flushed": namespace}
-
-    api.include_router(router)
 
 
 class StatisticsBody(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.responses import error_body
+from deployments.openai_objects import error_body
 from hdserve.config import GatewayConfig
 from hdserve.errors import BodyTooLarge
 

@@ -10,7 +10,7 @@ import ray
 from ray import serve
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from hdserve.deployed_config import GATEWAY_DEPLOYMENT
+from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 
 
 def cluster_state(address: str) -> dict[str, Any]:

@@ -38,8 +38,8 @@ from deployments.statistics_state import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
+from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 from hdserve.current_access import CurrentAccess
-from hdserve.deployed_config import GATEWAY_DEPLOYMENT
 from hdserve.errors import (
     BodyTooLarge,
     EngineGone,

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from deployments.responses import error_body
+from deployments.openai_objects import error_body
 from hdserve.errors import HdserveError, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")

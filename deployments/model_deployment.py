@@ -9,7 +9,7 @@ from ray import serve
 from deployments.model_server import ModelServer
 from deployments.runtime import actor_options
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.deployed_config import deployment_name
+from hdserve.config.deployed import deployment_name
 
 _NUM_OTHER_CALLS = 32
 """Calls at a time of a full replica: those it refuses, and those that generate nothing."""

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from deployments.call_reader import Arguments, CallBegin, CallPart
 from deployments.generation import Delta, Summary
+from deployments.openai_objects import error_body, metrics
 from deployments.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
-from deployments.responses import error_body, metrics
 from deployments.responses_protocol import ResponsesBody
 from deployments.tool_parsers import ToolParser
 from hdserve.errors import HdserveError

@@ -14,6 +14,8 @@ from deployments.admin import add_admin_routes
 from deployments.api_pages import add_api_pages
 from deployments.body_limit import BodyLimit
 from deployments.body_schema import body_schema
+from deployments.chat_format import ChatFormat
+from deployments.completion_format import CompletionFormat
 from deployments.deadline import Deadline
 from deployments.documented_api import DocumentedApi
 from deployments.generation import GenerationRequest
@@ -30,6 +32,7 @@ from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
 from deployments.http_tracing import TracedRequests
 from deployments.json_body import read_json
+from deployments.openai_objects import STREAM_END, server_sent_event
 from deployments.page import add_page_routes
 from deployments.protocol import (
     ChatBody,
@@ -38,14 +41,7 @@ from deployments.protocol import (
     GenerationBody,
     TokenizeBody,
 )
-from deployments.responses import (
-    STREAM_END,
-    ChatFormat,
-    CompletionFormat,
-    ResponseBuilder,
-    ResponseFormat,
-    server_sent_event,
-)
+from deployments.response_builder import ResponseBuilder, ResponseFormat
 from deployments.responses_route import add_responses_route
 from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.errors import InvalidRequest

@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 from ray.serve.scripts import cli
 
-from hdserve.deployed_config import APPLICATION
+from hdserve.config.deployed import APPLICATION
 
 _POLL_S = 0.1
 

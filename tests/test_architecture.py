@@ -15,7 +15,6 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
-    "hdserve.strict_yaml": 0,
     "hdserve.grammar": 1,
     "hdserve.journal": 1,
     "hdserve.prompts": 1,
@@ -23,9 +22,7 @@ LAYERS = {
     "hdserve.core": 1,
     "hdserve.tree": 1,
     "hdserve.models": 1,
-    "hdserve.config_errors": 2,
     "hdserve.config": 2,
-    "hdserve.deployed_config": 3,
     "hdserve.access": 3,
     "hdserve.telemetry": 3,
     "hdserve.databases": 3,
@@ -33,6 +30,7 @@ LAYERS = {
     "hdserve.engine": 5,
     "hdserve.bench": 6,
     "hdserve.llm": 6,
+    "hdserve.doctor": 6,
     "hdserve.cli": 7,
     "hdserve": 7,
     "actors": 4,

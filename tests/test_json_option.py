@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from hdserve.cli import app
 from hdserve.cli.json_option import JsonCommand, with_path
 from hdserve.errors import ConfigError, InvalidRequest
-from tests.bench.test_serve import Server
+from tests.bench.stand_in import StandIn
 
 MODEL = "hdserve-mini"
 SMALL = ("--model", MODEL, "--max-tokens", "8")
@@ -86,10 +87,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.close()
+def server() -> Iterator[StandIn]:
+    with closing(StandIn()) as running:
+        yield running
 
 
 def test_every_command_has_it() -> None:
@@ -105,7 +105,7 @@ def test_every_command_has_it() -> None:
     [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS],
 )
 def test_printed_or_written(
-    name: str, directory: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    name: str, directory: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, JSON is all there is on standard output; with a path, text is there and JSON in the
     file, with the same keys."""

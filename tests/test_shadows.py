@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hdserve.cli.serve import check_is_importable
-from hdserve.diagnosis import check_packages
+from hdserve.doctor.machine import check_packages
 from hdserve.errors import ConfigError
 from hdserve.shadows import shadows
 

@@ -34,7 +34,7 @@ models:
     model: hdserve-tiny
 ```
 
-This page is written by `python -m tools.config_reference` from the models in `hdserve/config.py`.
+This page is written by `python -m tools.config_reference` from the models in `hdserve/config/`.
 """
 
 _DRAFTERS = """

@@ -75,12 +75,18 @@ class Replay:
         self._concurrency = concurrency
         self.result = ReplayResult()
 
-    def fill(self, rows: Iterable[ReplayRow]) -> None:
-        """Record finished requests before the replay, as serving would have."""
+    def fill(self, rows: Iterable[ReplayRow], on_row: Callable[[], None] | None = None) -> None:
+        """Record finished requests before the replay, as serving would have.
+
+        Args:
+            on_row: called after each request.
+        """
         for row in rows:
             seq = _sequence(row)
             seq.token_ids += row.response
             self._database.record(seq)
+            if on_row is not None:
+                on_row()
 
     def run(
         self,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.config import DrafterConfig, DraftingConfig, checked
+from hdserve.config.strict_yaml import read_yaml
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
 from hdserve.errors import ConfigError, DatabaseError
-from hdserve.strict_yaml import read_yaml
 
 UNKNOWN_TOKENIZER = "unknown"
 

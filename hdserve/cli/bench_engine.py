@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
+from hdserve.cli.progress import progress
 from hdserve.cli.prompts_option import HELP as PROMPTS_HELP
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
@@ -172,10 +165,8 @@ def _measure(
     from hdserve.bench.engine import run_rounds, summarise
 
     results: list[Result] = []
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        total = sum(_num_able(contenders, size) for size in sizes) * rounds * len(tasks)
-        shown = bar.add_task("", total=total)
+    total = sum(_num_able(contenders, size) for size in sizes) * rounds * len(tasks)
+    with progress("decoding", total) as bar:
         for size in sizes:
             runs = run_rounds(
                 contenders,
@@ -185,7 +176,7 @@ def _measure(
                 sampling={"temperature": temperature},
                 num_rounds=rounds,
                 journal=journal,
-                progress=lambda: bar.advance(shown),
+                progress=bar.advance,
             )
             results += summarise(runs, size, temperature)
     return results
@@ -276,7 +267,6 @@ def _fill(
     from hdserve.bench.replay_files import read_replay
     from hdserve.prompts import read_prompts
 
-    columns = (TextColumn("filling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     for contender in contenders:
         if not isinstance(contender, EngineContender) or not contender.is_drafting:
             continue
@@ -285,14 +275,9 @@ def _fill(
             continue
         longest = host.model.max_model_len - max_tokens
         rows = [encode_prompt(row, host.tokenizer, longest) for row in read_prompts(fill)]
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=len(rows))
-            answer = partial(contender.answers, rows, max_tokens, partial(_show, bar, task))
+        with progress("filling", len(rows)) as bar:
+            answer = partial(contender.answers, rows, max_tokens, bar.show)
             contender.fill_with(journal.once(f"{contender.name}, fill", answer))
-
-
-def _show(bar: Progress, task: TaskID, num_done: int) -> None:
-    bar.update(task, completed=num_done)
 
 
 def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:

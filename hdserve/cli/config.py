@@ -14,7 +14,7 @@ import yaml
 from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
-from hdserve.deployed_config import APPLICATION, IMPORT_PATH, read_deployed_config
+from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, context_length, is_path
 

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonOutput
+from hdserve.cli.progress import progress
 from hdserve.cli.prompts_option import Prompts
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.output_files import database_directory
@@ -65,13 +64,11 @@ def build(
     if not store.is_writable:
         raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
     log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         store.restore(log)
         missing = _missing(log, namespace, origin, len(rows))
         llm = LLM(model) if missing else None
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=len(rows), completed=len(rows) - len(missing))
+        with progress("answering", len(rows), len(rows) - len(missing)) as bar:
             for begin in range(0, len(missing), batch_size):
                 assert llm is not None
                 batch = missing[begin : begin + batch_size]
@@ -80,7 +77,7 @@ def build(
                 found = zip(batch, (answer.token_ids for answer in answers), strict=True)
                 for appended in log.append(namespace, _segment(origin, found)):
                     store.append(namespace, appended)
-                bar.advance(task, len(batch))
+                bar.advance(len(batch))
         if not store.sync(log) or store.num_failures:
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
     finally:

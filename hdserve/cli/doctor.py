@@ -14,8 +14,8 @@ from rich.markup import escape
 from hdserve.cli.config_option import DEFAULT
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import load_config
-from hdserve.deployed_config import DeployedConfig, read_deployed_config
-from hdserve.finding import Verdict
+from hdserve.config.deployed import DeployedConfig, read_deployed_config
+from hdserve.doctor.finding import Verdict
 
 _DEFAULT_PORT = 8000
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -46,7 +46,7 @@ def doctor(
     """
     output = JsonOutput(json_path)
     deployed = DeployedConfig(load_config()) if config is None else read_deployed_config(config)
-    from hdserve.diagnosis import diagnose
+    from hdserve.doctor.diagnosis import diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
     listening_at = port or deployed.port or _DEFAULT_PORT

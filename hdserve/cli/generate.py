@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from hdserve import core
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
+from hdserve.cli.progress import progress
 from hdserve.cli.prompts_option import HELP as PROMPTS_HELP
 from hdserve.cli.whole_file import write_whole
 from hdserve.core import SpeculationParams, StepOutput
@@ -137,16 +137,16 @@ def _write_answers(
         found, seq = _answer(row, outputs)
         return {"answer": found, "token_ids": seq.output_token_ids}
 
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     answers = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        for number, row in enumerate(bar.track(rows)):
+    with progress("answering", len(rows)) as bar:
+        for number, row in enumerate(rows):
             unit = f"row {number}"
             is_restored = unit in journal
             result = journal.once(unit, partial(answer, row))
             if is_restored:
                 llm.remember([result["token_ids"]])
             answers.append(result["answer"])
+            bar.advance()
     write_whole(path, "".join(_line(one) + "\n" for one in answers))
     journal.finish()
     num_now = len(rows) - journal.num_restored

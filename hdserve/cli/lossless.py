@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.progress import progress
 from hdserve.cli.prompts_option import Prompts
 from hdserve.config import ModelConfig, checked
 from hdserve.journal import Journal, file_digest
@@ -108,15 +107,13 @@ def _run(
     journal = Journal(result_path, settings)
     longest = host.model.max_model_len - max_tokens
     encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(SETTINGS) * 3 * len(encoded))
+    with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:
         check = LosslessCheck(
             host,
             encoded,
             max_tokens,
             batch_size=batch_size,
             journal=journal,
-            progress=lambda num: bar.advance(task, num),
+            progress=bar.advance,
         )
         return check.run(), journal

@@ -24,7 +24,7 @@ import typer
 
 from hdserve.cli.config_option import ConfigFile
 from hdserve.config import load_config
-from hdserve.deployed_config import APPLICATION, IMPORT_PATH
+from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
 from hdserve.shadows import shadows
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
+from hdserve.cli.progress import progress
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
@@ -158,18 +158,16 @@ def merge(
     An interrupted merge goes on where it was saved when the same command is run again.
     """
     found = JsonOutput(json_path)
-    columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(sources))
+    with progress("merging", len(sources)) as bar:
         job = StatisticsMerge(
             output,
             sources,
             max_bytes=max_mib << 20,
             checkpoint_s=checkpoint_s,
-            on_progress=lambda: bar.advance(task),
+            on_progress=bar.advance,
         )
         if job.num_resumed:
-            bar.console.print(f"resumed after {job.num_resumed:,} databases")
+            bar.print(f"resumed after {job.num_resumed:,} databases")
         merged = job.run()
     _report(merged, output, found)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hdserve.config import DrafterConfig, DraftingConfig
-from hdserve.config_errors import describe_errors
+from hdserve.config.mistakes import describe_errors
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.context import ContextDrafter
 from hdserve.drafting.hierarchy import Hierarchy

@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,52 +15,10 @@ from actors import model_database
 from actors.mirror import Mirror
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
+from tests.actors.replicas import Brittle, Replica, quick_config
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-
-WAIT_S = 60.0
-
-
-class Replica:
-    """A receiver that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.outputs: list[tuple[str, str, list[int]]] = []
-        self.calibrations: list[tuple[str, str, bytes]] = []
-        self.forgotten: list[tuple[str, str]] = []
-
-    def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
-        self.outputs += [(model, namespace, output.tolist()) for output in outputs]
-
-    def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
-        self.calibrations.append((model, namespace, calibration))
-
-    def forget(self, model: str, namespace: str) -> None:
-        self.forgotten.append((model, namespace))
-
-    def texts(self, namespace: str = "n") -> list[list[int]]:
-        return [ids for _, name, ids in self.outputs if name == namespace]
-
-
-class Brittle(Replica):
-    """A receiver that fails at the first delivery."""
-
-    def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
-        is_first = not self.outputs
-        super().deliver(model, namespace, outputs)
-        if is_first:
-            raise RuntimeError("no")
-
-
-def quick_config(directory: Path, **settings: float) -> ModelDatabaseConfig:
-    """One with which nobody waits long."""
-    return ModelDatabaseConfig(
-        snapshot_dir=directory,
-        publish_interval_s=0.05,
-        poll_interval_s=0.1,
-        snapshot_interval_s=0.2,
-        **settings,
-    )
 
 
 class Cluster:
@@ -115,14 +73,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.close()
-
-
-def eventually(is_true: Callable[[], bool]) -> None:
-    """Wait for a condition that must come; how long it takes does not matter."""
-    deadline = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.01)
 
 
 def test_two_replicas_see_each_others_outputs_and_not_their_own(cluster):

@@ -15,7 +15,8 @@ from actors.sharded_mirror import ShardedMirror
 from actors.shards import WHOLE, Shard, shard_of, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
-from tests.actors.test_mirror import WAIT_S, Replica, eventually, quick_config
+from tests.actors.replicas import Replica, quick_config
+from tests.waiting import WAIT_S, eventually
 
 NUM_SHARDS = 3
 NAMESPACES = [f"tenant-{number}" for number in range(6)]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 from typer.testing import CliRunner
 
-from deployments.metrics import Report, Sample, render
 from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
@@ -28,117 +25,17 @@ from hdserve.bench.spec_decode import read_draft_totals
 from hdserve.cli import app
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
+from tests.bench.stand_in import MODEL, StandIn
 from tests.interruption import interrupt_after, interrupt_when, units
-
-MODEL = "model-a"
-USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}
-DRAFTS = {
-    "vllm:spec_decode_num_drafts": 4,
-    "vllm:spec_decode_num_draft_tokens": 20,
-    "vllm:spec_decode_num_accepted_tokens": 6,
-}
-
-
-def chunk(text: str, finish_reason: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]}
-
-
-class Server:
-    """Answers a prompt by its first word; counts what it was sent."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.num_open = self.max_num_open = 0
-        self.num_answered_to_end: int | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-        self.base_url = f"http://127.0.0.1:{self.port}"
-
-    async def _start(self) -> int:
-        api = web.Application()
-        api.add_routes(
-            [
-                web.post("/v1/chat/completions", self._answer),
-                web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-            ]
-        )
-        self._runner = web.AppRunner(api, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        port: int = self._runner.addresses[0][1]
-        return port
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL}]})
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        num_answers = len(self.bodies)
-        samples = [Sample(name, value * num_answers) for name, value in DRAFTS.items()]
-        by_position = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        for position, count in enumerate((4, 2)):
-            samples.append(Sample(by_position, count * num_answers, (str(position),)))
-        return web.Response(body=render({MODEL: [Report("r", tuple(samples))]}))
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
-        kind = body["messages"][0]["content"].split()[0]
-        if self.num_answered_to_end is not None and len(self.bodies) > self.num_answered_to_end:
-            kind = "endless"
-        if kind == "full":
-            headers = {"retry-after": "3"}
-            return web.json_response({"error": {"message": "full"}}, status=429, headers=headers)
-        if kind == "broken":
-            return web.json_response({"error": {"message": "broken"}}, status=500)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        self.num_open += 1
-        self.max_num_open = max(self.max_num_open, self.num_open)
-        try:
-            for event in self._events(kind):
-                await asyncio.sleep(0.005)
-                await response.write(event)
-            if kind == "endless":
-                await asyncio.sleep(60)
-        finally:
-            self.num_open -= 1
-        return response
-
-    def _events(self, kind: str) -> Iterator[bytes]:
-        first = b"data: " + json.dumps(chunk("")).encode() + b"\r\n\r\n"
-        second = b"data: " + json.dumps(chunk("caf\u00e9 ")).encode() + b"\n\n"
-        yield first + second[:20]
-        yield second[20:]
-        if kind in {"cut", "endless"}:
-            return
-        if kind == "failing":
-            yield b'data: {"error": {"message": "the engine stopped"}}\n\n'
-        else:
-            yield b"data: " + json.dumps(chunk("bar", "stop")).encode() + b"\n\n"
-            yield b"data: " + json.dumps(USAGE).encode() + b"\n\n"
-        yield b"data: [DONE]\n\n"
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.close()
+def server() -> Iterator[StandIn]:
+    with closing(StandIn()) as running:
+        yield running
 
 
-def bench(server: Server, directory: Path, texts: list[str], *options: str) -> tuple[int, Any]:
+def bench(server: StandIn, directory: Path, texts: list[str], *options: str) -> tuple[int, Any]:
     """Exit status and results of a run over ``texts``."""
     prompts, found = directory / "prompts.jsonl", directory / "out.json"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
@@ -147,7 +44,7 @@ def bench(server: Server, directory: Path, texts: list[str], *options: str) -> t
     return outcome.exit_code, json.loads(found.read_text())["results"]
 
 
-def test_answers_are_counted_and_timed(server: Server, tmp_path: Path) -> None:
+def test_answers_are_counted_and_timed(server: StandIn, tmp_path: Path) -> None:
     """Tokens as the server says, times from the chunks with text, drafts from ``/metrics``."""
     options = ("--concurrency", "1,3", "--api-key", "secret", "--num-prompts", "7", "--detailed")
     status, (one, three) = bench(server, tmp_path, ["good 1", "good 2"], *options)
@@ -173,7 +70,7 @@ def test_answers_are_counted_and_timed(server: Server, tmp_path: Path) -> None:
     assert seeds == {None: 1, **dict.fromkeys(range(7), 2)}
 
 
-def test_every_end_has_its_count(server: Server, tmp_path: Path) -> None:
+def test_every_end_has_its_count(server: StandIn, tmp_path: Path) -> None:
     """Refused is not failed; cut off, an error in mid-stream and status 500 are."""
     texts = ["good", "full", "broken", "cut", "failing", "full"]
     status, (row,) = bench(server, tmp_path, texts, "--concurrency", "2", "--detailed")
@@ -187,7 +84,7 @@ def test_every_end_has_its_count(server: Server, tmp_path: Path) -> None:
     assert "the engine stopped" in errors[4]
 
 
-def test_what_is_sent(server: Server, tmp_path: Path) -> None:
+def test_what_is_sent(server: StandIn, tmp_path: Path) -> None:
     """Sampling, length and further fields are in every request."""
     extra = '{"speculation": {"enabled": false}}'
     options = ("--max-tokens", "9", "--temperature", "0.5", "--ignore-eos", "--extra-body", extra)
@@ -200,7 +97,7 @@ def test_what_is_sent(server: Server, tmp_path: Path) -> None:
         assert body["stream_options"] == {"include_usage": True}
 
 
-def test_goodput(server: Server, tmp_path: Path) -> None:
+def test_goodput(server: StandIn, tmp_path: Path) -> None:
     """All are good within an hour, none within no time."""
     for bound, share in (("e2el:3600000", 1.0), ("ttft:0,tpot:10000", 0.0)):
         options = ("--concurrency", "2", "--goodput", bound)
@@ -219,7 +116,7 @@ def test_goodput(server: Server, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_named(
-    server: Server, tmp_path: Path, options: tuple[str, str], reason: str
+    server: StandIn, tmp_path: Path, options: tuple[str, str], reason: str
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"turns": ["good"]}\n')
@@ -237,7 +134,7 @@ def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> None:
+def test_interrupted_it_keeps_what_it_has(server: StandIn, tmp_path: Path) -> None:
     """Ctrl-C while requests are under way: their streams are closed, the others are in the file."""
     prompts, found = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     texts = ["good", "good", "good", *["endless"] * 20]
@@ -260,7 +157,7 @@ def test_interrupted_it_keeps_what_it_has(server: Server, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_interrupted_without_a_file_it_says_which_command_could_go_on(
-    server: Server, tmp_path: Path, num_before: int
+    server: StandIn, tmp_path: Path, num_before: int
 ) -> None:
     """The same one, with a file for its result; in the first request as well as later."""
     prompts = tmp_path / "my prompts.jsonl"
@@ -277,7 +174,7 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     assert (name, words) == ("hdserve", [*command, *shown])
 
 
-def test_interrupted_it_goes_on(server: Server, tmp_path: Path) -> None:
+def test_interrupted_it_goes_on(server: StandIn, tmp_path: Path) -> None:
     """A load that had ended is not sent again; the one that was interrupted is, as a whole."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text('{"turns": ["good"]}\n' * 4)
@@ -326,7 +223,7 @@ def test_prompts_come_again_when_they_run_out() -> None:
     assert names[:3] == names[3:6]
 
 
-def test_conversations_are_chats(server: Server, tmp_path: Path) -> None:
+def test_conversations_are_chats(server: StandIn, tmp_path: Path) -> None:
     """They are sent as they are; as completions they cannot be."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on."}]
     rows = [{"messages": chat}, {"prompt": "Hello."}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from tests.serving import ServedApplication
@@ -36,3 +37,9 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     }
     with ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [tiny, mini]}) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def client(application: ServedApplication) -> openai.OpenAI:
+    """The OpenAI client of the ``application`` of a file."""
+    return application.client()

@@ -10,8 +10,8 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from hdserve.config import ServeConfig, parse_config
-from hdserve.deployed_config import GATEWAY_DEPLOYMENT
-from hdserve.placement_check import compare_with_cluster
+from hdserve.config.deployed import GATEWAY_DEPLOYMENT
+from hdserve.doctor.room import compare_with_cluster
 from tests.clusters import connected_cluster, patiently
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

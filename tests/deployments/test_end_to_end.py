@@ -26,11 +26,6 @@ def application(bundled_application: ServedApplication) -> ServedApplication:
     return bundled_application
 
 
-@pytest.fixture(scope="module")
-def client(application: ServedApplication) -> openai.OpenAI:
-    return application.client()
-
-
 def test_models_are_listed(client: openai.OpenAI) -> None:
     """Both bundled models, the default one first, each with what it runs on."""
     listed = list(client.models.list())

@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.request_faults import RequestFault
-from hdserve.deployed_config import deployment_name
+from hdserve.config.deployed import deployment_name
 from hdserve.errors import PromptTooLong
 from tests.clusters import connected_cluster
 from tests.serving import ServedApplication

@@ -38,11 +38,6 @@ def application(bundled_application: ServedApplication) -> ServedApplication:
 
 
 @pytest.fixture(scope="module")
-def client(application: ServedApplication) -> openai.OpenAI:
-    return application.client()
-
-
-@pytest.fixture(scope="module")
 def stock() -> Any:
     return AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32).eval()
 

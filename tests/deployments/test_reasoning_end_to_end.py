@@ -66,11 +66,6 @@ def application(
 
 
 @pytest.fixture(scope="module")
-def client(application: ServedApplication) -> openai.OpenAI:
-    return application.client()
-
-
-@pytest.fixture(scope="module")
 def options(model: Path) -> dict[str, Any]:
     """Of requests that close the reasoning sooner or later."""
     (closing,) = load_tokenizer(str(model)).encode(CLOSE, adds_special_tokens=False)

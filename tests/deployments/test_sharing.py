@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,11 @@ from hdserve.drafting.registry import merge_drafter_states
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from tests.clusters import local_ray
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NAMESPACE = "tenant"
-WAIT_S = 60.0
 
 
 class Replica:
@@ -75,14 +74,6 @@ def config(tmp_path: Path) -> Iterator[ModelDatabaseConfig]:
         yield ModelDatabaseConfig(
             snapshot_dir=tmp_path, publish_interval_s=0.05, poll_interval_s=0.1
         )
-
-
-def eventually(is_true: Callable[[], bool]) -> None:
-    """Wait for a condition that must come; how long it takes does not matter."""
-    deadline = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.01)
 
 
 def test_a_flush_returns_drafting_to_the_prior_everywhere(config: ModelDatabaseConfig) -> None:

@@ -9,9 +9,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
+from deployments.chat_format import ChatFormat
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.protocol import ChatBody
-from deployments.responses import ChatFormat, ResponseBuilder
+from deployments.response_builder import ResponseBuilder
 from deployments.tool_parsers import HermesToolParser
 from hdserve import grammar
 from hdserve.core import DraftCounts

@@ -12,7 +12,7 @@ import yaml
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
-from hdserve.deployed_config import read_deployed_config
+from hdserve.config.deployed import read_deployed_config
 from tests.k8s.manifests import (
     OVERLAYS,
     application_config,

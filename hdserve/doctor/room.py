@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hdserve.config import ServeConfig
-from hdserve.finding import Finding, failure, ok, warning
-from hdserve.placement import Process, Resources, missing, processes, total, unplaced
+from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.doctor.placement import Process, Resources, missing, processes, total, unplaced
 
 _CLUSTER_TIMEOUT_S = 60.0
 _SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}

@@ -18,10 +18,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hdserve import diagnosis
 from hdserve.cli import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
-from hdserve.finding import Finding, Verdict
+from hdserve.doctor.configuration import (
+    check_access,
+    check_memory,
+    check_model_database,
+    check_placement,
+    check_telemetry,
+)
+from hdserve.doctor.finding import Finding, Verdict
+from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
+from hdserve.doctor.model import check_compiler, check_device, check_model
 from hdserve.models import bundled_model_path, bundled_statistics
 
 
@@ -101,7 +109,7 @@ def test_who_can_read_the_keys(tmp_path: Path) -> None:
 
     def found() -> list[str]:
         config = parse_config({"models": MODELS, "access": {"api_keys_file": str(keys)}})
-        return verdicts(diagnosis.check_access(config))
+        return verdicts(check_access(config))
 
     assert found() == ["failure"]
     keys.write_text("a-key-of-sixteen-characters\n")
@@ -109,7 +117,7 @@ def test_who_can_read_the_keys(tmp_path: Path) -> None:
     assert found() == ["ok"]
     keys.chmod(0o644)
     assert found() == ["warning"]
-    assert verdicts(diagnosis.check_access(parse_config({"models": MODELS}))) == ["ok"]
+    assert verdicts(check_access(parse_config({"models": MODELS}))) == ["ok"]
 
 
 @pytest.mark.parametrize("content", [None, "short\n", "# none\n"])
@@ -119,10 +127,10 @@ def test_what_mends_a_file_of_keys(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         keys.write_text(content)
     config = parse_config({"models": MODELS, "access": {"api_keys_file": str(keys)}})
-    (finding,) = diagnosis.check_access(config)
+    (finding,) = check_access(config)
     if content is None:
         subprocess.run(["bash", "-c", finding.remedy], check=True)
-        assert verdicts(diagnosis.check_access(config)) == ["ok"]
+        assert verdicts(check_access(config)) == ["ok"]
     else:
         assert finding.remedy == f"nano '{keys}'"
 
@@ -131,16 +139,16 @@ def test_what_mends_an_administrators_key(tmp_path: Path) -> None:
     """One that is not there, one that is too short, and one in the configuration itself."""
     admin = tmp_path / "admin"
     config = parse_config({"models": MODELS, "access": {"admin_key_file": str(admin)}})
-    (finding,) = diagnosis.check_access(config)
+    (finding,) = check_access(config)
     assert (finding.verdict, "openssl" in finding.remedy) == ("warning", True)
     admin.write_text("short\n")
     admin.chmod(0o600)
-    (finding,) = diagnosis.check_access(config)
+    (finding,) = check_access(config)
     assert finding.verdict == "failure"
     subprocess.run(["bash", "-c", finding.remedy], check=True)
-    assert verdicts(diagnosis.check_access(config)) == ["ok"]
+    assert verdicts(check_access(config)) == ["ok"]
     inline = parse_config({"models": MODELS, "access": {"admin_key": "short"}})
-    assert verdicts(diagnosis.check_access(inline)) == ["failure"]
+    assert verdicts(check_access(inline)) == ["failure"]
 
 
 def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
@@ -156,16 +164,16 @@ def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
 
 def test_packages() -> None:
     """What is not installed, or not fit, is named."""
-    assert verdicts(diagnosis.check_packages()) == ["ok"]
-    assert verdicts(diagnosis.check_packages("no-such-distribution")) == ["failure"]
+    assert verdicts(check_packages()) == ["ok"]
+    assert verdicts(check_packages("no-such-distribution")) == ["failure"]
 
 
 def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little shared memory is a warning, a Ray that cannot be imported a failure."""
-    assert verdicts(diagnosis.check_ray(tmp_path, min_free_bytes=2**62)) == ["ok", "warning"]
+    assert verdicts(check_ray(tmp_path, min_free_bytes=2**62)) == ["ok", "warning"]
     (tmp_path / "ray.py").write_text("raise ImportError('broken on purpose')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = diagnosis.check_ray(tmp_path)
+    (finding,) = check_ray(tmp_path)
     assert finding.verdict is Verdict.FAILURE
     assert "broken on purpose" in finding.text
 
@@ -175,40 +183,40 @@ def test_cluster() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        (finding,) = diagnosis.check_cluster(address)
+        (finding,) = check_cluster(address)
         assert (finding.verdict, "RAY_ADDRESS" in finding.remedy) == ("failure", True)
         listener.listen()
         for found in (address, f"ray://{address}"):
-            assert verdicts(diagnosis.check_cluster(found)) == ["ok"]
+            assert verdicts(check_cluster(found)) == ["ok"]
     for found in ("", "local", "auto"):
-        assert verdicts(diagnosis.check_cluster(found)) == []
+        assert verdicts(check_cluster(found)) == []
 
 
 def test_placement() -> None:
     """Of this machine where the cluster is its own; of none that does not answer."""
     needy = parse_config({"models": [{**MODELS[0], "num_cpus": 1e6}]})
     for address in ("", "local"):
-        assert verdicts(diagnosis.check_placement(default_config(), address)) == ["ok"]
-        assert verdicts(diagnosis.check_placement(needy, address)) == ["failure"]
-    assert verdicts(diagnosis.check_placement(needy, f"127.0.0.1:{free_port()}")) == []
+        assert verdicts(check_placement(default_config(), address)) == ["ok"]
+        assert verdicts(check_placement(needy, address)) == ["failure"]
+    assert verdicts(check_placement(needy, f"127.0.0.1:{free_port()}")) == []
 
 
 def test_memory_of_all_replicas() -> None:
     """Each has its own weights."""
     many = {"num_replicas": 10**9, "num_cpus": 0, "engine": {"device": "cpu"}}
     config = parse_config({"models": [{**MODELS[0], **many}]})
-    assert verdicts(diagnosis.check_memory(config)) == ["failure"]
-    assert verdicts(diagnosis.check_memory(default_config())) == []
+    assert verdicts(check_memory(config)) == ["failure"]
+    assert verdicts(check_memory(default_config())) == []
 
 
 def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces need packages that are not always there."""
-    assert verdicts(diagnosis.check_telemetry(default_config())) == []
+    assert verdicts(check_telemetry(default_config())) == []
     telemetry = {"endpoint": "http://localhost:4318/v1/traces"}
     config = parse_config({"models": [{"name": "a", "model": "a"}], "telemetry": telemetry})
     module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, module, None)
-    (finding,) = diagnosis.check_telemetry(config)
+    (finding,) = check_telemetry(config)
     assert finding.verdict == "failure"
     assert "hdserve[tracing]" in finding.remedy
 
@@ -216,11 +224,11 @@ def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_port() -> None:
     """A free one is fine; one at which a stranger listens is not."""
     port = free_port()
-    assert verdicts(diagnosis.check_port(port)) == ["ok"]
+    assert verdicts(check_port(port)) == ["ok"]
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
-        assert verdicts(diagnosis.check_port(port)) == ["failure"]
+        assert verdicts(check_port(port)) == ["failure"]
 
 
 def test_another_port_is_one_that_is_free() -> None:
@@ -228,9 +236,9 @@ def test_another_port_is_one_that_is_free() -> None:
     with socket.socket() as last:
         last.bind(("127.0.0.1", 65535))
         last.listen()
-        (finding,) = diagnosis.check_port(65535)
+        (finding,) = check_port(65535)
     port = int(finding.remedy.rpartition(" ")[2])
-    assert verdicts(diagnosis.check_port(port)) == ["ok"]
+    assert verdicts(check_port(port)) == ["ok"]
 
 
 def test_model_database(tmp_path: Path) -> None:
@@ -240,7 +248,7 @@ def test_model_database(tmp_path: Path) -> None:
     def check(**options: Any) -> list[str]:
         models = [{"name": "m", "model": "hdserve-mini"}]
         config = parse_config({"models": models, "model_database": options})
-        return verdicts(diagnosis.check_model_database(config))
+        return verdicts(check_model_database(config))
 
     assert check(is_enabled=False) == ["warning"]
     assert check() == ["warning"]
@@ -263,18 +271,18 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
             "model_database": {"snapshot_dir": tmp_path / "new"},
         }
     )
-    assert verdicts(diagnosis.check_model_database(config)) == ["failure"]
+    assert verdicts(check_model_database(config)) == ["failure"]
 
 
 def test_device() -> None:
     """A GPU that is wanted and not there is a failure."""
-    (finding, *_) = diagnosis.check_device(configured(engine={"device": "auto"}))
+    (finding, *_) = check_device(configured(engine={"device": "auto"}))
     assert finding.verdict is not Verdict.FAILURE
     import torch
 
     if not torch.cuda.is_available():
         wanted = configured(engine={"device": "cuda"})
-        assert verdicts(diagnosis.check_device(wanted)) == ["failure"]
+        assert verdicts(check_device(wanted)) == ["failure"]
 
 
 @pytest.mark.parametrize(
@@ -284,35 +292,35 @@ def test_device() -> None:
 def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) -> None:
     """Without one a model is slower, or not served if it has to be compiled."""
     config = configured(engine={"device": "cpu", "compile": wanted})
-    assert verdicts(diagnosis.check_compiler(config, can_compile=True)) == with_compiler
-    assert verdicts(diagnosis.check_compiler(config, can_compile=False)) == without
+    assert verdicts(check_compiler(config, can_compile=True)) == with_compiler
+    assert verdicts(check_compiler(config, can_compile=False)) == without
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
     """Each part that is missing, or belongs to another tokenizer, is named."""
     (statistics, *_) = bundled_statistics()
-    assert verdicts(diagnosis.check_model(configured())) == ["ok", "ok"]
-    assert verdicts(diagnosis.check_model(configured(statistics=None))) == ["ok", "ok"]
+    assert verdicts(check_model(configured())) == ["ok", "ok"]
+    assert verdicts(check_model(configured(statistics=None))) == ["ok", "ok"]
     found = configured(statistics=str(statistics))
-    assert verdicts(diagnosis.check_model(found)) == ["ok", "ok"]
+    assert verdicts(check_model(found)) == ["ok", "ok"]
     missing = configured(statistics=str(tmp_path / "none"))
-    assert verdicts(diagnosis.check_model(missing)) == ["ok", "failure"]
+    assert verdicts(check_model(missing)) == ["ok", "failure"]
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     info = json.loads((statistics / "info.json").read_text())
     (foreign / "info.json").write_text(json.dumps({**info, "tokenizer": "0" * 64}))
     other = configured(statistics=str(foreign))
-    assert verdicts(diagnosis.check_model(other)) == ["ok", "failure"]
+    assert verdicts(check_model(other)) == ["ok", "failure"]
 
 
 def test_chat_template(tmp_path: Path) -> None:
     """One of its own is read, and named."""
     path = tmp_path / "own.jinja"
     path.write_text("{{ messages }}")
-    findings = list(diagnosis.check_model(configured(chat_template=str(path))))
+    findings = list(check_model(configured(chat_template=str(path))))
     assert [item.text for item in findings if "chat template" in item.subject] == [str(path)]
     path.write_text("{{ messages")
-    assert verdicts(diagnosis.check_model(configured(chat_template=str(path))))[0] == "failure"
+    assert verdicts(check_model(configured(chat_template=str(path))))[0] == "failure"
 
 
 def test_a_model_without_weights(tmp_path: Path) -> None:
@@ -321,4 +329,4 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
     assert source is not None
     shutil.copytree(source, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     bare = configured(model=str(tmp_path / "m"))
-    assert verdicts(diagnosis.check_model(bare)) == ["failure"]
+    assert verdicts(check_model(bare)) == ["failure"]

@@ -9,10 +9,10 @@ import pytest
 
 from actors import statistics_database
 from hdserve.config import ServeConfig, parse_config
+from hdserve.doctor.finding import Finding
+from hdserve.doctor.placement import STATISTICS_CPUS, Process, processes, total, unplaced
+from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
-from hdserve.finding import Finding
-from hdserve.placement import STATISTICS_CPUS, Process, processes, total, unplaced
-from hdserve.placement_check import compare_resources
 
 
 def configured(*models: dict[str, Any], **system: Any) -> ServeConfig:

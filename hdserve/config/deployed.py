@@ -17,17 +17,18 @@ from typing import Any
 
 import yaml
 
-from hdserve.config import ServeConfig, load_config, parse_config
-from hdserve.config_errors import LineOf, Location, nowhere
-from hdserve.errors import ConfigError
-from hdserve.strict_yaml import (
+from hdserve.config.application import ServeConfig
+from hdserve.config.loading import load_config, parse_config
+from hdserve.config.mistakes import LineOf, Location, nowhere
+from hdserve.config.strict_yaml import (
     describe_yaml_error,
     load_documents,
     load_yaml,
     read_text,
     read_yaml,
 )
-from hdserve.strict_yaml import line_of as yaml_line_of
+from hdserve.config.strict_yaml import line_of as yaml_line_of
+from hdserve.errors import ConfigError
 
 IMPORT_PATH = "deployments:app"
 APPLICATION = "hdserve"

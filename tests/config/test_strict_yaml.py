@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hdserve.config.strict_yaml import line_of, load_documents, load_yaml, read_yaml
 from hdserve.errors import ConfigError
-from hdserve.strict_yaml import line_of, load_documents, load_yaml, read_yaml
 
 MERGED = "a: &base {b: 1, c: 2}\nd:\n  <<: *base\n  c: 3\n"
 

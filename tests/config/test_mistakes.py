@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hdserve.config import load_config
-from hdserve.deployed_config import read_deployed_config
+from hdserve.config.deployed import read_deployed_config
 from hdserve.errors import ConfigError
 
 MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"

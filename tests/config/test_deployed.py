@@ -15,7 +15,7 @@ from deployments.model_deployment import model_deployment
 from hdserve.access import read_access
 from hdserve.cli import app
 from hdserve.config import default_config, parse_config
-from hdserve.deployed_config import (
+from hdserve.config.deployed import (
     GATEWAY_DEPLOYMENT,
     deployment_name,
     read_deployed_config,

@@ -9,18 +9,12 @@ import pytest
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from deployments.chat_format import ChatFormat
+from deployments.completion_format import CompletionFormat
 from deployments.generation import Alternative, Delta, DraftedToken, Summary, TokenInfo
+from deployments.openai_objects import STREAM_END, error_body, server_sent_event, usage
 from deployments.prediction import PredictionCounts
-from deployments.responses import (
-    STREAM_END,
-    ChatFormat,
-    CompletionFormat,
-    ResponseBuilder,
-    ResponseFormat,
-    error_body,
-    server_sent_event,
-    usage,
-)
+from deployments.response_builder import ResponseBuilder, ResponseFormat
 from deployments.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts, Source
 from hdserve.errors import (

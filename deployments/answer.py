@@ -1,0 +1,26 @@
+"""What a choice has come to."""
+
+from __future__ import annotations
+
+from deployments.generation import Delta, TokenInfo
+
+
+class Answer:
+    """One choice as it is collected."""
+
+    def __init__(self, prompt_index: int) -> None:
+        self.prompt_index = prompt_index
+        self.reasoning = ""
+        self.text = ""
+        self.logprobs: list[TokenInfo] | None = None
+        self.prompt_logprobs: tuple[TokenInfo, ...] = ()
+        self.finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.reasoning += delta.reasoning
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += delta.logprobs

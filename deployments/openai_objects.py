@@ -1,0 +1,79 @@
+"""What answers of every route have in the OpenAI API: events, errors, usage, metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.generation import Summary
+from hdserve.errors import HdserveError, Overloaded, RequestError
+
+STREAM_END = b"data: [DONE]\n\n"
+
+
+def server_sent_event(data: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_body(error: HdserveError) -> dict[str, Any]:
+    """The ``error`` object of the OpenAI API; ``code`` is a slug."""
+    is_client_error = 400 <= error.status < 500
+    kind = "invalid_request_error" if is_client_error else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": "rate_limit_error" if isinstance(error, Overloaded) else kind,
+            "param": error.param if isinstance(error, RequestError) else None,
+            "code": error.code,
+        }
+    }
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """The ``usage`` object."""
+    found: dict[str, Any] = {
+        "prompt_tokens": summary.num_prompt_tokens,
+        "completion_tokens": summary.num_output_tokens,
+        "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
+    }
+    details = {}
+    if summary.prediction is not None:
+        details["accepted_prediction_tokens"] = summary.prediction.num_accepted_tokens
+        details["rejected_prediction_tokens"] = summary.prediction.num_rejected_tokens
+    if summary.num_reasoning_tokens is not None:
+        details["reasoning_tokens"] = summary.num_reasoning_tokens
+    if details:
+        found["completion_tokens_details"] = details
+    return found
+
+
+def metrics(summary: Summary) -> dict[str, Any]:
+    """What drafting did, by the field names of vLLM, with accepted tokens by source, which replica
+    it was, and how long its first token took."""
+    counts = summary.drafts
+    first_token_s = summary.first_token_s
+    return {
+        "replica": summary.replica,
+        "time_to_first_token_s": None if first_token_s is None else round(first_token_s, 6),
+        "speculative_decoding": {
+            "mean_acceptance_length": _ratio(
+                counts.num_accepted_tokens + counts.num_drafts, counts.num_drafts
+            ),
+            "draft_acceptance_rate": _ratio(counts.num_accepted_tokens, counts.num_draft_tokens),
+            "acceptance_histogram": counts.num_drafts_by_accepted,
+            "num_spec_steps": counts.num_drafts,
+            "num_steps": counts.num_steps,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted_draft_tokens": counts.num_accepted_tokens,
+            "accepted_by_source": {
+                source.label: count for source, count in sorted(counts.accepted_by_source.items())
+            },
+        },
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

@@ -1,0 +1,188 @@
+"""``hdserve bench replay``: recorded outputs through the drafters, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hdserve.bench.environment import commit
+from hdserve.bench.replay import Replay, ReplayMode
+from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_result import ReplayResult
+from hdserve.bench.replay_setup import (
+    ending_token_ids,
+    largest_id,
+    load_drafting,
+    open_statistics,
+    with_min_score,
+)
+from hdserve.cli.interruption import how_to_go_on, interruptible
+from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.progress import progress
+from hdserve.config import DrafterConfig, DraftingConfig
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.statistics import INFO_NAME, StatisticsDatabase
+from hdserve.drafting.base import Drafter, DraftResources
+from hdserve.drafting.registry import build_drafters
+from hdserve.errors import ConfigError
+from hdserve.journal import Journal, file_digest
+
+
+def replay(
+    evaluate: Annotated[
+        Path,
+        typer.Option(
+            "--eval",
+            metavar="FILE",
+            help="Recorded requests to replay: JSON Lines with `prompt` and `response`, token ids.",
+        ),
+    ],
+    fill: Annotated[
+        list[Path] | None, typer.Option(help="Recorded requests that warm the model database.")
+    ] = None,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(help="Statistics: replay files, or directories made by `statistics build`."),
+    ] = None,
+    mode: Annotated[
+        ReplayMode,
+        typer.Option(
+            help="What the model database holds: nothing, what was replayed, what --fill has, too."
+        ),
+    ] = (ReplayMode.COLD),
+    budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16,
+    floor: Annotated[
+        float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)
+    ] = 0.0,
+    share_prompts: Annotated[
+        bool, typer.Option(help="Prompts enter the model database as well as responses.")
+    ] = False,
+    drafter: Annotated[
+        str | None, typer.Option(help="Name of one drafter, instead of a configuration.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests that take their steps in turn.", min=1)
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
+    database_mib: Annotated[int, typer.Option(help="Bound of the model database.", min=1)] = 256,
+    statistics_mib: Annotated[
+        int, typer.Option(help="Bound of statistics that are counted from files.", min=1)
+    ] = 2048,
+    json_path: JobJson = None,
+) -> None:
+    """Replay recorded outputs through the drafters that serve, without a model.
+
+    Reports the mean acceptance length (tokens per step, the bonus token included) by task and
+    overall, how much was drafted, from where it was accepted, and what drafting cost.  An
+    interrupted job goes on when the same command is run again: requests that had ended are shown to
+    the drafters and the model database again, in the same order, and are not drafted for again.
+    """
+    drafting = _drafting(config, drafter, floor)
+    _check_mode(mode, has_fill=bool(fill), concurrency=concurrency)
+    output = JsonOutput(json_path)
+    settings: dict[str, Any] = {
+        "eval": evaluate.name,
+        "fill": [path.name for path in fill or ()],
+        "statistics": [path.name for path in statistics or ()],
+        "mode": str(mode),
+        "budget": budget,
+        "floor": floor,
+        "share_prompts": share_prompts,
+        "concurrency": concurrency,
+        "drafters": [each.name for each in drafting.drafters],
+    }
+    unshown = {
+        "digests": [_digest(path) for path in (evaluate, *(fill or ()), *(statistics or ()))],
+        "drafting": drafting.model_dump(mode="json"),
+        "limit": limit,
+        "database_mib": database_mib,
+        "statistics_mib": statistics_mib,
+        "commit": commit(),
+    }
+    with interruptible(how_to_go_on(output.file)):
+        journal = Journal(output.file, settings | unshown)
+        rows = list(read_replay(evaluate, limit))
+        if not rows:
+            raise ConfigError(f"{evaluate}: there is no recorded request in it")
+        fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
+        database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
+        corpus = open_statistics(statistics or [], statistics_mib << 20)
+        drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
+        run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
+        with progress("filling", len(fills)) as bar:
+            run.fill(fills, bar.advance)
+        with progress("replaying", len(rows)) as bar:
+            run.run(rows, bar.advance, journal)
+    if output.has_text:
+        Console(markup=False).print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+    interruptions = {"interruptions": journal.num_interruptions}
+    output.write(settings | run.result.as_json() | interruptions)
+    journal.finish()
+
+
+def _drafting(config: Path | None, drafter: str | None, floor: float) -> DraftingConfig:
+    found = load_drafting(config)
+    if drafter is not None:
+        found = found.model_copy(update={"drafters": (DrafterConfig(name=drafter),)})
+    return with_min_score(found, floor) if floor else found
+
+
+def _check_mode(mode: ReplayMode, *, has_fill: bool, concurrency: int) -> None:
+    if mode is ReplayMode.WARM and not has_fill:
+        raise ConfigError("--mode warm needs --fill")
+    if mode is ReplayMode.COLD and concurrency > 1:
+        raise ConfigError(
+            "--mode cold replays one request at a time, since those that run feed the model "
+            "database for each other; leave out --concurrency, or choose --mode online or warm"
+        )
+
+
+def _make_drafters(
+    drafting: DraftingConfig,
+    database: ModelDatabase,
+    corpus: StatisticsDatabase | None,
+    rows: Sequence[ReplayRow],
+) -> tuple[Drafter, ...]:
+    """For the vocabulary that ``rows`` and ``corpus`` show; warmed up."""
+    vocab_size = largest_id(rows) + 1
+    if corpus is not None and corpus.directory is not None:
+        vocab_size = max(vocab_size, corpus.info.vocab_size)
+    resources = DraftResources(
+        vocab_size, database, corpus, ending_token_ids=ending_token_ids(rows)
+    )
+    drafters = build_drafters(drafting, resources)
+    for each in drafters:
+        each.warm_up()
+    return drafters
+
+
+def _digest(path: Path) -> str | None:
+    """Of a replay file, or of what names the checksum of a statistics database."""
+    return file_digest(path / INFO_NAME if path.is_dir() else path)
+
+
+def _table(result: ReplayResult, title: str) -> Table:
+    table = Table("", "tokens", "steps", "mean acceptance length", title=title)
+    for task, length in result.by_task().items():
+        tokens, steps = result.tokens_by_task[task], result.steps_by_task[task]
+        table.add_row(task, str(tokens), str(steps), f"{length:.3f}")
+    table.add_section()
+    figures = result.as_json()
+    total = (str(result.num_tokens), str(result.num_steps), f"{result.mean_acceptance_length:.3f}")
+    table.add_row("all", *total)
+    draft, observe = figures["draft_latency_us"], figures["observe_latency_us"]
+    accepted = ", ".join(f"{k} {v}" for k, v in figures["accepted_by_source"].items())
+    table.caption = (
+        f"drafted {result.mean_draft_tokens:.2f} tokens a step; accepted: {accepted or 'none'}; "
+        f"expected / accepted {result.score_calibration:.3f}\n"
+        f"draft p50 {draft['p50']:.1f} us, p99 {draft['p99']:.1f}; observe per token p50 "
+        f"{observe['p50']:.1f}, p99 {observe['p99']:.1f}; model database "
+        f"{result.database_bytes / 2**20:.1f} MiB"
+    )
+    return table

@@ -1,0 +1,50 @@
+"""A bar on standard error while a job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a job tells of itself."""
+
+    _shown: Progress
+    _task: TaskID
+
+    def advance(self, num: int = 1) -> None:
+        """So many units more are done."""
+        self._shown.advance(self._task, num)
+
+    def show(self, num_done: int) -> None:
+        """So many units are done, all told."""
+        self._shown.update(self._task, completed=num_done)
+
+    def print(self, line: str) -> None:
+        """Write a line above the bar, which stays when the bar goes."""
+        self._shown.console.print(line)
+
+
+@contextmanager
+def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
+    """Show how many of ``total`` units are done and the time that is left, until the job ends.
+
+    Args:
+        num_done: units that an interrupted job had done before, which say nothing of the speed.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    stderr = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as shown:
+        yield Bar(shown, shown.add_task(doing, total=total, completed=num_done))

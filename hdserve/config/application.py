@@ -1,0 +1,159 @@
+"""The configuration of an application: its models, and what they share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from hdserve.config.model import ModelConfig
+from hdserve.config.strict_model import StrictModel, check_is_once
+
+
+class ModelDatabaseConfig(StrictModel):
+    """The cluster-wide database of generated text."""
+
+    is_enabled: bool = True
+    """Whether replicas share what they generate."""
+
+    max_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    """Most bytes of text of one model: in the actor that of each namespace, in a replica that of
+    all together, the largest of which gives way first."""
+
+    max_total_bytes: int = Field(default=2**30, ge=2**16)
+    """Most bytes of text all namespaces of one model keep in the actor."""
+
+    refill_bytes: int = Field(default=32 * 2**20, ge=0)
+    """Most bytes of recent text each replica keeps for an actor that has lost its disk."""
+
+    snapshot_dir: Path | None = None
+    """Where the actor keeps its snapshots; ``None`` keeps nothing on disk."""
+
+    snapshot_interval_s: float = Field(default=10.0, gt=0)
+    """How much a power failure may lose; a killed actor loses nothing it acknowledged."""
+
+    publish_interval_s: float = Field(default=0.2, gt=0)
+    """How often a replica publishes what it generated."""
+
+    poll_interval_s: float = Field(default=0.5, gt=0)
+    """How often a replica asks for what others generated."""
+
+    num_shards: int = Field(default=1, ge=1, le=256)
+    """Actors that share the namespaces of each model among them.  Each namespace is in one, so
+    this spreads the load of many tenants; text kept under another number stays on its disk."""
+
+    num_cpus: float = Field(default=0.1, ge=0)
+    """What Ray reserves for each actor."""
+
+
+class GatewayConfig(StrictModel):
+    """The HTTP side."""
+
+    num_replicas: int = Field(default=1, ge=1)
+    """How many processes take requests."""
+
+    num_cpus: float = Field(default=0.2, ge=0)
+    """What Ray reserves for each."""
+
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    """A larger request is refused with 413."""
+
+    max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
+    """Most bytes of an archive the administrator imports."""
+
+    max_ongoing_requests: int = Field(default=1000, ge=1)
+    """Most requests a gateway answers at a time."""
+
+    max_queued_requests: int | None = Field(default=None, ge=1)
+    """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full; one more
+    is answered with 429 by the proxy.  A burst counts until it is handed out, so this should be
+    more than come in one; ``None`` lets all of them wait."""
+
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    """How long an answer may take, from the arrival of the request to its last byte: what is not
+    complete then is ended with an error; ``None`` lets it take as long as it takes."""
+
+    strict_requests: bool = False
+    """Whether a request with a field nobody documents is refused; otherwise the field is named in
+    the header ``x-hdserve-ignored``."""
+
+
+class AccessConfig(StrictModel):
+    """Who may use the application.  Files are read again when they change."""
+
+    api_keys_file: Path | None = None
+    """A line per key: the key and the namespace of its model databases, ``default`` without one.
+    ``None`` lets everybody in.  ``HDSERVE_API_KEYS_FILE`` replaces it."""
+
+    admin_key_file: Path | None = None
+    """A file of one line, the key for ``/v1/speculation``, which is closed while there is no such
+    file.  ``HDSERVE_ADMIN_KEY_FILE`` replaces it."""
+
+    admin_key: SecretStr | None = None
+    """That key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
+    replaces both."""
+
+    @model_validator(mode="after")
+    def _check_admin_key(self) -> Self:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("there is one administrator's key: admin_key or admin_key_file")
+        return self
+
+
+class TelemetryConfig(StrictModel):
+    """Traces of requests through gateway, replica and engine."""
+
+    endpoint: str | None = None
+    """Where traces go: the OTLP/HTTP address of an OpenTelemetry collector, such as
+    ``http://collector:4318/v1/traces``; ``None`` makes none.  Needs ``hdserve[tracing]``."""
+
+    sample_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Which share of the requests is traced when the client's ``traceparent`` does not decide."""
+
+    max_steps: int = Field(default=64, ge=0, le=1024)
+    """Of how many engine steps of a traced request, from its first, a span is made."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", endpoint):
+            raise ValueError("an address that begins with http:// or https:// is expected")
+        return endpoint
+
+
+class ServeConfig(StrictModel):
+    """A whole application: the models, their databases, and the gateway."""
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1)
+    """The first one is the default of clients that take the first of ``/v1/models``."""
+
+    access: AccessConfig = AccessConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    model_database: ModelDatabaseConfig = ModelDatabaseConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    statistics_root: Path | None = None
+    """A directory of every node with statistics databases, of which the administrator may have
+    the replicas of a model draft from another one while they run; ``None`` allows none."""
+
+    drain_timeout_s: float = Field(default=120.0, ge=0)
+    """How long a process that is replaced or removed may take to end what it has begun to answer;
+    what is not done by then fails."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two models are called {name!r}")
+        known = {model.name for model in self.models}
+        for model in self.models:
+            check_is_once(f"{model.name}: draft_from names", model.draft_from)
+            for other in model.draft_from:
+                if other == model.name:
+                    raise ValueError(f"{model.name}: draft_from names the model itself")
+                if other not in known:
+                    raise ValueError(f"{model.name}: draft_from names the unknown model {other!r}")
+        return self

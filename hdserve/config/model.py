@@ -1,0 +1,261 @@
+"""The configuration of one served model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from hdserve.config.strict_model import StrictModel, check_is_once
+from hdserve.models import BUNDLED_PREFIX, bundled_models
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class DrafterConfig(StrictModel):
+    """One draft source and its options, which the source itself checks."""
+
+    name: str
+    """One of the registered sources."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """See the options of the sources."""
+
+
+class DraftingConfig(StrictModel):
+    """How drafts are made for one model."""
+
+    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(name="hierarchy"),)
+    """Sources in the order in which they fill a tree."""
+
+    max_draft_tokens: int = Field(default=16, ge=0, le=256)
+    """Most drafted tokens of one sequence in one step; 0 decodes plainly."""
+
+    max_depth: int = Field(default=24, ge=1, le=256)
+    """Longest path of a draft tree."""
+
+    adapts_budget: bool = True
+    """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        check_is_once("drafters names", [drafter.name for drafter in self.drafters])
+        return self
+
+
+class EngineConfig(StrictModel):
+    """The engine of one replica."""
+
+    dtype: Dtype = "auto"
+    """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
+
+    device: Device = "auto"
+    """``auto``: a GPU where there is one."""
+
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and output together; default: what the model was made for."""
+
+    max_num_sequences: int = Field(default=16, ge=1)
+    """Most sequences decoded at a time."""
+
+    max_num_queued: int = Field(default=256, ge=0)
+    """Most sequences that wait for a place in a replica; one more is refused with 429.  While a
+    model has no replica, requests wait in each gateway, as many as all replicas take."""
+
+    kv_cache_tokens: int | None = Field(default=None, ge=32)
+    """Rows of the KV cache; default: from the memory that is free."""
+
+    prefill_chunk_tokens: int = Field(default=256, ge=1)
+    """Most prompt tokens in one step."""
+
+    prefill_slowdown: float = Field(default=2.0, gt=1.0)
+    """By how much prompts may lengthen a step in which others decode: so much is measured as steps
+    go by, and a chunk of a prompt is cut to it, but for 16 tokens that always go.  Prompts get more
+    where more sequences wait for theirs than decode."""
+
+    prefix_caching: bool = True
+    """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and
+    values while they are still there."""
+
+    exact: bool | Literal["auto"] = "auto"
+    """Whether a row's result may not depend on what else is in a forward, so that drafted output
+    equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
+    prompts, as it mostly does once a model is compiled on a CPU."""
+
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU: ``true``
+    compiles it before the first request; ``auto`` compiles it beside the first requests of a
+    server on a CPU that has a C++ compiler, but in general not with ``exact: true``: answers would
+    be others from then on."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
+    cores of the machine or container shared by the models."""
+
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that are decoded or wait."""
+        return self.max_num_sequences + self.max_num_queued
+
+
+class AutoscalingPolicy(StrictModel):
+    """What decides how many replicas there are, instead of Ray Serve's own rule."""
+
+    policy_function: str = Field(min_length=1)
+    """A function or class, as ``path.to.module:name``."""
+
+    policy_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What a class is made with."""
+
+
+class AutoscalingConfig(StrictModel):
+    """Ray Serve's ``autoscaling_config``, in place of ``num_replicas``; without it nothing
+    scales."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    """Fewest processes; with 0 the first request after a pause waits until a model is loaded."""
+
+    max_replicas: int = Field(default=1, ge=1)
+    """Most processes."""
+
+    initial_replicas: int | None = Field(default=None, ge=0)
+    """How many there are at first; default: ``min_replicas``."""
+
+    target_ongoing_requests: float = Field(default=2.0, gt=0)
+    """Requests per replica, about three quarters of ``engine.max_num_sequences``: with more there
+    are more replicas, with fewer fewer."""
+
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    """How long there must be too few replicas."""
+
+    downscale_delay_s: float = Field(default=600.0, ge=0)
+    """How long there must be too many."""
+
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    """How long the last one must be too many; default: ``downscale_delay_s``."""
+
+    upscaling_factor: float | None = Field(default=None, gt=0)
+    """Above 1 it scales up in larger steps, below in smaller ones."""
+
+    downscaling_factor: float | None = Field(default=None, gt=0)
+    """The same for scaling down."""
+
+    look_back_period_s: float = Field(default=30.0, gt=0)
+    """Over which time requests are counted."""
+
+    aggregation_function: Literal["mean", "max", "min"] = "mean"
+    """What is taken of the counts in this time."""
+
+    policy: AutoscalingPolicy | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas is below min_replicas")
+        initial = self.initial_replicas
+        if initial is not None and not self.min_replicas <= initial <= self.max_replicas:
+            raise ValueError("initial_replicas is not between min_replicas and max_replicas")
+        return self
+
+
+class ModelConfig(StrictModel):
+    """One served model."""
+
+    name: str = Field(min_length=1)
+    """The ``model`` of a request."""
+
+    model: str = Field(min_length=1)
+    """A bundled model's name, a local directory or a Hugging Face id."""
+
+    revision: str | None = None
+    """Of a Hugging Face id: a branch, tag or commit."""
+
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+
+    load_format: Literal["safetensors", "auto"] = "safetensors"
+    """``auto`` also loads weights that are pickled, which can run code."""
+
+    aliases: tuple[str, ...] = ()
+    """Further names a request may use."""
+
+    engine: EngineConfig = EngineConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    statistics: str | None = "bundled"
+    """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
+    there is one."""
+
+    draft_from: tuple[str, ...] = ()
+    """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""
+
+    chat_template: Path | None = None
+    """A file with the Jinja template that makes prompts of chats, on every node of the model;
+    ``None`` takes the model's own."""
+
+    tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
+    """How the model writes tool calls; ``None`` refuses tools."""
+
+    reasoning_parser: Literal["think"] | None = None
+    """How the model marks what it thinks before it answers a chat, which is then given apart;
+    ``None`` leaves it in the text."""
+
+    share_output: bool = True
+    """Whether finished outputs enter the cluster's model database."""
+
+    num_replicas: int | None = Field(default=None, ge=1)
+    """How many processes serve this model; default: 1, unless ``autoscaling`` says."""
+
+    autoscaling: AutoscalingConfig | None = None
+
+    session_affinity: bool = True
+    """Whether requests of one conversation prefer the replica that served it."""
+
+    num_cpus: float = Field(default=0.5, ge=0)
+    """What Ray reserves for a replica; says nothing about its threads."""
+
+    num_gpus: float = Field(default=0, ge=0)
+    """What Ray reserves for a replica: whole GPUs, or a part of one."""
+
+    resources: dict[str, Annotated[float, Field(strict=True)]] = Field(default_factory=dict)
+    """Custom Ray resources of a replica."""
+
+    @property
+    def first_num_replicas(self) -> int:
+        """How many processes serve this model at first."""
+        scaling = self.autoscaling
+        if scaling is None:
+            return self.num_replicas or 1
+        return (
+            scaling.min_replicas if scaling.initial_replicas is None else scaling.initial_replicas
+        )
+
+    @property
+    def max_num_replicas(self) -> int:
+        """Most processes that serve this model."""
+        if self.autoscaling is None:
+            return self.num_replicas or 1
+        return self.autoscaling.max_replicas
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str) -> str:
+        bundled = bundled_models()
+        is_ours = model.startswith(BUNDLED_PREFIX) and "/" not in model
+        if is_ours and model not in bundled and not Path(model).exists():
+            raise ValueError(f"no bundled model is called {model}: there are {', '.join(bundled)}")
+        return model
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _check_gpus(cls, num_gpus: float) -> float:
+        if num_gpus > 1 and not num_gpus.is_integer():
+            raise ValueError("a whole number, or a part of one GPU, is expected")
+        return num_gpus
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.autoscaling is not None and self.num_replicas is not None:
+            raise ValueError("num_replicas and autoscaling exclude each other")
+        return self

@@ -1,0 +1,46 @@
+"""What every section of a configuration is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model that refuses unknown keys, and numbers that are not finite."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """``true`` is no 1, and 1 is no ``true``."""
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        is_union = get_origin(annotation) in (Union, UnionType)
+        kinds = get_args(annotation) if is_union else (annotation,)
+        takes_numbers = int in kinds or float in kinds
+        if isinstance(value, bool) and takes_numbers and bool not in kinds:
+            raise ValueError("a number is expected, not true or false")
+        if type(value) in (int, float) and bool in kinds and not takes_numbers:
+            raise ValueError("true or false is expected, not a number")
+        return value
+
+
+def check_is_once(what: str, names: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: one of ``names`` is there twice; it begins with ``what``.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} twice")

@@ -1,0 +1,116 @@
+"""What a configuration asks of the machine or the cluster: room, keys, directories, packages."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+
+from hdserve.access import key_file_warnings, read_access
+from hdserve.config import AccessConfig, ServeConfig
+from hdserve.databases.output_files import left_by_other_versions
+from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
+from hdserve.doctor.machine import check_cluster
+from hdserve.doctor.model import weight_bytes
+from hdserve.doctor.room import compare_resources, compare_with_cluster
+from hdserve.engine.hardware import describe_hardware, node_resources
+from hdserve.errors import ConfigError
+from hdserve.telemetry import check_tracing
+
+_OWN_CLUSTER = ("", "local")
+"""Addresses that mean a cluster which is started with the application, on this machine."""
+
+
+def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
+    """Whether what the configuration reserves is there: on this machine, or free in the cluster."""
+    if address in _OWN_CLUSTER:
+        yield from compare_resources(config, [node_resources()], "this machine")
+        yield from check_memory(config)
+    elif all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
+        yield from compare_with_cluster(config, address)
+
+
+def check_memory(config: ServeConfig) -> Iterator[Finding]:
+    """Whether the weights of all processes find room together, where each model's do."""
+    num_bytes, free_bytes = 0, math.inf
+    for model in config.models:
+        with suppress(ConfigError):
+            found = describe_hardware(model.engine.device)
+            if found.name == "cpu":
+                num_bytes += model.first_num_replicas * weight_bytes(model)
+                free_bytes = found.free_bytes
+    if num_bytes > free_bytes:
+        text = f"{num_bytes / 2**30:.1f} GiB of weights in all, {free_bytes / 2**30:.1f} GiB free"
+        remedy = "engine: {dtype: bfloat16}  # of the largest; or fewer models or num_replicas"
+        yield failure("memory", text, remedy)
+
+
+def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
+    """Whether traces that are wanted can be sent."""
+    if config.telemetry.endpoint is None:
+        return
+    try:
+        check_tracing(config.telemetry)
+    except ConfigError as error:
+        yield failure("traces", error.message, "python -m pip install 'hdserve[tracing]'")
+    else:
+        yield ok("traces", f"to {config.telemetry.endpoint}")
+
+
+def check_access(config: ServeConfig) -> Iterator[Finding]:
+    """Whether the keys can be read, and by whom."""
+    subject = "access"
+    try:
+        access = read_access(config.access)
+    except ConfigError as error:
+        yield failure(subject, error.message, _access_remedy(config.access, error.message))
+        return
+    warnings = [*key_file_warnings(config.access)]
+    for found in warnings:
+        yield warning(subject, found.text, found.remedy)
+    if not warnings:
+        yield ok(subject, f"{len(access.keys)} API keys" if access.keys else "for everybody")
+
+
+def _access_remedy(config: AccessConfig, message: str) -> str:
+    """For what keeps the keys from being read."""
+    keys, admin = config.api_keys_file, config.admin_key_file
+    for path in (keys, admin):
+        if path is None or str(path) not in message:
+            continue
+        place = shlex.quote(str(path))
+        if not path.exists():
+            return f'(umask 077; echo "$(openssl rand -hex 24) default" > {place})'
+        return f"nano {place}" if os.access(path, os.R_OK) else f'sudo chown "$USER" {place}'
+    if admin is None:
+        return "export HDSERVE_ADMIN_KEY=$(openssl rand -hex 24)"
+    return f"(umask 077; openssl rand -hex 24 > {shlex.quote(str(admin))})"
+
+
+def check_model_database(config: ServeConfig) -> Iterator[Finding]:
+    """Whether generated text survives a restart."""
+    database, subject = config.model_database, "model database"
+    if not database.is_enabled:
+        yield warning(
+            subject, "is off: replicas share nothing", "model_database: {is_enabled: true}"
+        )
+        return
+    directory = database.snapshot_dir
+    if directory is None:
+        remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
+        yield warning(subject, "is kept in memory only, and lost with its actor", remedy)
+        return
+    place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
+        if place.is_dir():
+            remedy = f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
+        yield failure(subject, f"{directory} cannot be written", remedy)
+    else:
+        yield ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
+    for other, what_to_do in left_by_other_versions(directory).items():
+        remedy = f"hdserve database export {shlex.quote(str(directory))} old.hdb  # {what_to_do}"
+        yield warning(subject, f"{other} is not read", remedy)

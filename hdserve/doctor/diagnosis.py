@@ -1,0 +1,47 @@
+"""All checks, in the order in which a server needs what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hdserve.config import ServeConfig
+from hdserve.doctor.configuration import (
+    check_access,
+    check_model_database,
+    check_placement,
+    check_telemetry,
+)
+from hdserve.doctor.finding import Finding
+from hdserve.doctor.machine import (
+    check_cluster,
+    check_packages,
+    check_port,
+    check_python,
+    check_ray,
+)
+from hdserve.doctor.model import check_compiler, check_device, check_model
+
+
+def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
+    """Everything that ``serve run deployments:app`` needs, in the order in which it needs it.
+
+    Args:
+        ray_address: of the cluster to run on; empty for one of its own.
+    """
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        check_python,
+        check_packages,
+        check_ray,
+        lambda: check_cluster(ray_address),
+        lambda: check_placement(config, ray_address),
+        lambda: check_port(port),
+        lambda: check_access(config),
+        lambda: check_model_database(config),
+        lambda: check_telemetry(config),
+    )
+    for check in checks:
+        yield from check()
+    for model in config.models:
+        yield from check_device(model)
+        yield from check_compiler(model)
+        yield from check_model(model)

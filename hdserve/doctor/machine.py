@@ -1,0 +1,143 @@
+"""What a machine has: Python, packages, Ray, a cluster that answers, a free port."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.shadows import shadows
+
+MIN_SHARED_MEMORY_BYTES = 2**30
+
+_MIN_PYTHON = (3, 11)
+_IMPORT_TIMEOUT_S = 120.0
+_HTTP_TIMEOUT_S = 2.0
+_MIN_PORT, _MAX_PORT = 1024, 65535
+_CONNECT_TIMEOUT_S = 3.0
+
+
+def check_python() -> Iterator[Finding]:
+    found = sys.version.split()[0]
+    if sys.version_info < _MIN_PYTHON:
+        yield failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
+    else:
+        yield ok("Python", found)
+
+
+def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
+    """Whether each dependency is installed, in a version the project takes."""
+    remedy = "python -m pip install --constraint constraints.txt --editable ."
+    try:
+        lines = requires(distribution) or []
+    except PackageNotFoundError:
+        yield failure("packages", f"{distribution} itself is not installed", remedy)
+        return
+    num_right = 0
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            yield failure("packages", f"{requirement} is not installed", remedy)
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            num_right += 1
+        else:
+            yield failure("packages", f"{requirement} is needed; {found} is installed", remedy)
+    for shadow in shadows(Path.cwd()):
+        text = f"{shadow} hides the installed package from Ray's processes"
+        place = shlex.quote(str(shadow.parent.parent))
+        yield failure("packages", text, f"cd {place}  # or to any other directory")
+    yield ok("packages", f"{num_right} dependencies fit")
+
+
+def check_ray(
+    shared_memory: Path = Path("/dev/shm"), min_free_bytes: int = MIN_SHARED_MEMORY_BYTES
+) -> Iterator[Finding]:
+    """Whether Ray Serve can be imported, in a process of its own, and has room for objects."""
+    command = [sys.executable, "-c", "import ray, ray.serve; print(ray.__version__)"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        yield failure("Ray", f"its import took over {_IMPORT_TIMEOUT_S:.0f} s", "ray stop --force")
+        return
+    if result.returncode:
+        last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        remedy = 'python -m pip install --constraint constraints.txt "ray[serve]"'
+        yield failure("Ray", f"Ray Serve cannot be imported: {last_line}", remedy)
+        return
+    yield ok("Ray", result.stdout.strip())
+    if shared_memory.is_dir():
+        free_bytes = shutil.disk_usage(shared_memory).free
+        text = f"{free_bytes / 2**30:.1f} GiB free in {shared_memory}"
+        if free_bytes < min_free_bytes:
+            remedy = (
+                f"sudo mount -o remount,size=4G {shared_memory}"
+                "  # in a container: docker run --shm-size=4g, or more memory for the pod"
+            )
+            yield warning("shared memory", f"{text}; Ray falls back to a slow disk", remedy)
+        else:
+            yield ok("shared memory", text)
+
+
+def check_cluster(address: str) -> Iterator[Finding]:
+    """Whether somebody listens where the cluster is said to be."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):  # "local", "auto" and the like: Ray's own to find
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        remedy = "unset RAY_ADDRESS  # for a cluster of its own; or there: ray start --head"
+        yield failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
+    else:
+        yield ok("Ray cluster", f"somebody listens at {address}")
+
+
+def check_port(port: int) -> Iterator[Finding]:
+    """Whether ``serve run`` can listen, or hdserve does already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            yield _taken_port(port)
+            return
+    yield ok("port", f"{port} is free")
+
+
+def _taken_port(port: int) -> Finding:
+    try:
+        url = f"http://127.0.0.1:{port}/version"
+        with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
+            if b'"version"' in answer.read(1000):
+                return ok("port", f"hdserve answers on {port}")
+    except (OSError, ValueError, urllib.error.URLError):
+        pass
+    text = f"another program listens on {port}; 'ss -ltnp' shows which"
+    return failure("port", text, f"hdserve serve --port {_free_port(port)}")
+
+
+def _free_port(taken: int) -> int:
+    """The next one that nobody listens at."""
+    for port in chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    return taken

@@ -1,0 +1,131 @@
+"""What one model needs: a device, a compiler, and files that belong together."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdserve.config import ModelConfig
+from hdserve.databases.statistics import read_info
+from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.engine.compiled_forward import can_compile as compiler_exists
+from hdserve.engine.hardware import describe_hardware
+from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
+from hdserve.errors import ConfigError, SnapshotError
+from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
+
+
+def check_device(model: ModelConfig) -> Iterator[Finding]:
+    subject = f"{model.name}: device"
+    try:
+        found = describe_hardware(model.engine.device)
+    except ConfigError as error:
+        yield failure(subject, error.message, "engine: {device: auto}")
+        return
+    if found.has_unused_gpu:
+        index = "https://download.pytorch.org/whl/cu130"
+        text = f"torch {found.torch_version} cannot use this machine's NVIDIA GPU"
+        yield warning(subject, text, f"make setup TORCH_INDEX={index}")
+        return
+    yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
+    weights = weight_bytes(model)
+    if weights > found.free_bytes:
+        text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
+        yield failure(
+            f"{model.name}: memory", text, "engine: {dtype: bfloat16}  # or a smaller model"
+        )
+
+
+def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
+    """Whether a model that runs on a CPU can be compiled.
+
+    Args:
+        can_compile: instead of what this machine can.
+    """
+    try:
+        is_on_cpu = describe_hardware(model.engine.device).name == "cpu"
+    except ConfigError:
+        return  # said already
+    if model.engine.compile is False or not is_on_cpu:
+        return
+    subject = f"{model.name}: compiler"
+    if compiler_exists() if can_compile is None else can_compile:
+        yield ok(subject, "there is a C++ compiler: the model runs compiled")
+        return
+    make = failure if model.engine.compile is True else warning
+    text = "no C++ compiler: the model cannot be compiled, which makes its steps a third faster"
+    yield make(subject, text, "sudo apt-get install g++  # or engine: {compile: false}")
+
+
+def check_model(model: ModelConfig) -> Iterator[Finding]:
+    """Whether tokenizer, weights and statistics are there and belong together."""
+    subject = f"{model.name}: model"
+    try:
+        tokenizer = load_tokenizer(
+            model.model, model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except ConfigError as error:
+        yield failure(subject, error.message, _download(model))
+        return
+    if model.chat_template is not None:
+        yield _chat_template(model.name, model.chat_template)
+    place = Path(resolve_model(model.model))
+    if place.is_dir() and not _weight_files(model):
+        text = f"{place} has no *.safetensors"
+        yield failure(subject, text, _download(model))
+        return
+    yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
+    yield _statistics(model, tokenizer.fingerprint)
+
+
+def _download(model: ModelConfig) -> str:
+    """What brings the files of a model: into a directory, where one is named."""
+    if is_path(model.model) or Path(model.model).is_dir():
+        return f"hf download OWNER/MODEL --local-dir {shlex.quote(model.model)}"
+    if "/" not in model.model:
+        return f"model: {bundled_models()[0]}  # which is bundled; on the hub names are OWNER/MODEL"
+    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    return f"hf download {shlex.quote(model.model)}{revision}"
+
+
+def _chat_template(name: str, path: Path) -> Finding:
+    subject = f"{name}: chat template"
+    try:
+        read_chat_template(path)
+    except ConfigError as error:
+        return failure(subject, error.message, "chat_template: null  # or a file with a template")
+    return ok(subject, str(path))
+
+
+def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
+    subject = f"{model.name}: statistics"
+    tokenizer = shlex.quote(model.model)
+    build = f"hdserve statistics build --tokenizer {tokenizer} --input TEXTS --output"
+    if model.statistics is None:
+        return ok(subject, "are off")
+    if model.statistics == "bundled":
+        for directory in bundled_statistics():
+            if read_info(directory).tokenizer == fingerprint:
+                return ok(subject, f"bundled, {read_info(directory).num_tokens:,} tokens")
+        return warning(
+            subject, "none ships for this tokenizer", f"{build} own  # and statistics: own"
+        )
+    try:
+        info = read_info(Path(model.statistics))
+    except SnapshotError as error:
+        return failure(subject, error.message, f"{build} {shlex.quote(model.statistics)}")
+    if info.tokenizer != fingerprint:
+        text = f"{model.statistics} was made with another tokenizer"
+        return failure(subject, text, f"{build} {shlex.quote(model.statistics)}")
+    return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Of the files of a local model; 0 of one of the hub."""
+    return sum(path.stat().st_size for path in _weight_files(model))
+
+
+def _weight_files(model: ModelConfig) -> list[Path]:
+    """Of a local model; those of the hub are not asked for."""
+    return list(Path(resolve_model(model.model)).glob("*.safetensors"))
