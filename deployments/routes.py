@@ -32,6 +32,7 @@ from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
 from deployments.http_tracing import TracedRequests
 from deployments.json_body import read_json
+from deployments.origins import allow_origins
 from deployments.page import add_page_routes
 from deployments.protocol import (
     ChatBody,
@@ -83,6 +84,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     add_api_pages(api)
     add_page_routes(api)
     api.add_middleware(HeadRequests)
+    allow_origins(api, gateway.config.gateway.allowed_origins)
     gateway.http_metrics.expect(known_answers(api))
     return api
 

@@ -99,7 +99,7 @@ def test_where_a_body_is_no_json_is_said(body: bytes, reason: str) -> None:
 def test_a_body_that_an_upgrade_took_away_is_missed_as_such() -> None:
     """Java's HTTP client asks for HTTP/2 with every request, and the body behind that is lost in
     the HTTP server."""
-    with pytest.raises(InvalidRequest, match="upgrade 'h2c'.*HTTP/1.1") as caught:
+    with pytest.raises(InvalidRequest, match=r"upgrade 'h2c'.*HTTP/1\.1") as caught:
         asyncio.run(read_json(request_of(b"", upgrade=b"h2c")))
     assert caught.value.param == "upgrade"
     assert asyncio.run(read_json(request_of(b"{}", upgrade=b"h2c"))) == {}
