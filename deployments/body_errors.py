@@ -31,10 +31,12 @@ _EXPECTED: Mapping[str, str] = {
     "literal_error": "{expected}",
     "too_long": "an array of at most {max_length}",
     "too_short": "an array of at least {min_length}",
-    "union_tag_invalid": "a type of {expected_tags}",
+    "union_tag_invalid": "a type of {types}",
     "union_tag_not_found": "an object",
 }
 _REASONS: Mapping[str, str] = {"extra_forbidden": "is unknown", "missing": "is missing"}
+
+_NO_BRACKETS = str.maketrans("", "", "[]")
 
 _FORMS = frozenset({"NamedFunction", "NamedTool", "bool", "float", "int", "str"})
 """What pydantic calls forms of a value that may have several, beside those with brackets."""
@@ -43,7 +45,8 @@ _FORMS = frozenset({"NamedFunction", "NamedTool", "bool", "float", "int", "str"}
 def first_error(error: ValidationError) -> tuple[Location, str]:
     """Where the first field at fault is wrong, and what is expected there.
 
-    Of a value that may have several forms it is where the one that was followed furthest ends.
+    Of a value that may have several forms it is where the one that was followed furthest ends, and
+    of an object with a wrong ``type``, that: the other fields follow from it.
     """
     found: dict[Location, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False, include_input=False):
@@ -65,12 +68,19 @@ def _expected(item: ErrorDetails) -> str:
     kind = item["type"]
     if kind in _EXPECTED:
         context: dict[str, Any] = item["ctx"]
-        return _EXPECTED[kind].format_map(context)
+        return _EXPECTED[kind].format_map({**context, "types": _types(context)})
     return _KINDS.get(kind.split("_")[0], "") if kind.endswith(_KIND_ERRORS) else ""
 
 
-def _distance(location: Location) -> tuple[int, list[int]]:
-    return len(location), [part for part in location if isinstance(part, int)]
+def _types(context: Mapping[str, Any]) -> str:
+    """The tags of a union, which are types in brackets."""
+    *others, last = str(context.get("expected_tags", "")).translate(_NO_BRACKETS).split(", ")
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _distance(location: Location) -> tuple[int, list[int], bool]:
+    places = [part for part in location if isinstance(part, int)]
+    return len(location), places, location[-1:] == ("type",)
 
 
 def _is_form(part: int | str) -> bool:

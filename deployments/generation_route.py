@@ -21,6 +21,8 @@ from hdserve.config import GatewayConfig
 from hdserve.errors import HdserveError, InvalidRequest
 
 _EVENT_STREAM = "text/event-stream"
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Nginx, which would keep events back, passes them on as they come."""
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -148,7 +150,9 @@ async def streamed_answer(
     """
     first = await _next(messages)
     stream = _stream(builder, first, messages, write, last)
-    return StreamingResponse(stream, media_type=_EVENT_STREAM, headers=dict(headers))
+    return StreamingResponse(
+        stream, media_type=_EVENT_STREAM, headers={**_STREAM_HEADERS, **headers}
+    )
 
 
 async def _stream(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from http import HTTPStatus
+
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -12,7 +15,9 @@ from starlette.routing import Match
 from deployments.openai_objects import error_body
 from hdserve.errors import HdserveError, Overloaded, RequestError, RequestTimeout
 
-_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
+_PREFIX = "/v1"
+_MAX_PATH_CHARACTERS = 100
 
 _CLIENT_CLOSED_REQUEST = 499
 """What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
@@ -37,14 +42,38 @@ async def _on_error(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 
 
-async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = error_body(RequestError(str(error.detail)))
+    message = str(error.detail)
+    if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
+        path = _own_path(request)
+        without_slashes = re.sub("/+", "/", path).rstrip("/")
+        if without_slashes != path and _is_served(request, without_slashes):
+            return _redirect(request, without_slashes)
+        message = _no_route(request, path)
+    body = error_body(RequestError(message))
     body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
     headers = {**(error.headers or {})}
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed_methods(request))
     return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+def _redirect(request: Request, path: str) -> RedirectResponse:
+    """To another path here.  Neither scheme nor host are in it: the server does not know by which
+    ones a proxy in front of it is asked."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return RedirectResponse(f"{_root(request)}{path}{query}")
+
+
+def _no_route(request: Request, path: str) -> str:
+    """What is not there, and what may be meant: base URLs end in ``/v1`` or not, as clients add
+    it themselves or not."""
+    message = f"there is no route {request.method} {path[:_MAX_PATH_CHARACTERS]}"
+    for meant in (_PREFIX + path, path.removeprefix(_PREFIX)):
+        if meant not in ("", path) and _is_served(request, meant):
+            return f"{message}; did you mean {meant[:_MAX_PATH_CHARACTERS]}?"
+    return message
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
@@ -58,11 +87,27 @@ async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Of all routes of a path; Starlette names those of the first one alone."""
-    routes = request.app.router.routes
-    return [
-        method
-        for method in _METHODS
-        if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
-        )
-    ]
+    path = _own_path(request)
+    found = {method for method in _METHODS if _is_served(request, path, method)}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
+
+
+def _is_served(request: Request, path: str, method: str = "") -> bool:
+    """Whether a route is there for a path and the method of ``request``, or another one."""
+    scope = {
+        **request.scope,
+        "path": _root(request) + path,
+        "method": method or request.method,
+    }
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
+
+
+def _own_path(request: Request) -> str:
+    path: str = request.scope["path"]
+    return path.removeprefix(_root(request))
+
+
+def _root(request: Request) -> str:
+    """Below which path the application is."""
+    root: str = request.scope.get("root_path", "")
+    return root

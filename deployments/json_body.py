@@ -17,6 +17,7 @@ _MAX_INLINE_BYTES = 2**16
 """Longer bodies are read in a thread, so that the answers of others go on."""
 
 _ENCODING_HEADER = "content-encoding"
+_UPGRADE_HEADER = "upgrade"
 _MAX_DEPTH = 100
 _MAX_PARTS = 50_000
 """Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
@@ -42,6 +43,12 @@ async def read_json(request: Request) -> Any:
         reason = f"{_ENCODING_HEADER} {encoding[:20]!r} is not supported"
         raise Unsupported(reason, _ENCODING_HEADER)
     body = await request.body()
+    upgrade = request.headers.get(_UPGRADE_HEADER)
+    if upgrade and not body:  # the HTTP server reads none behind such a header
+        reason = (
+            f"the body is lost with {_UPGRADE_HEADER} {upgrade[:20]!r}; use HTTP/1.1 without it"
+        )
+        raise InvalidRequest(reason, _UPGRADE_HEADER)
     if len(body) <= _MAX_INLINE_BYTES:
         return parse_json(body)
     return await asyncio.to_thread(parse_json, body)
@@ -62,10 +69,23 @@ def parse_json(body: bytes) -> Any:
         if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the request body is not valid JSON") from error
+        raise InvalidRequest(f"the request body is not valid JSON: {_fault(error)}") from error
     if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
         raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with a text that is no JSON, and where."""
+    if isinstance(error, json.JSONDecodeError):
+        place = f"line {error.lineno}, column {error.colno}"
+        return f"{error.msg}, {place}" if error.doc else "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not in UTF-8"
+    if isinstance(error, UnicodeEncodeError):
+        return "it has half of a surrogate pair"
+    is_deep = isinstance(error, RecursionError)
+    return "it is nested too deep" if is_deep else "a number has too many digits"
 
 
 def _marks(body: bytes) -> bytes:

@@ -32,6 +32,20 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "stop_regex": ([],),
     "guided_grammar": (),
     "structural_tag": (),
+    "custom_logit_processor": (),
+    "include_reasoning": (True,),
+    "logprob_token_ids": ([],),
+    "lora_path": (),
+    "no_stop_trim": (False,),
+    "repetition_detection": ({},),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "thinking_token_budget": (),
 }
 
 _SERVICE_TIERS = (None, "auto", "default")

@@ -34,6 +34,30 @@ _SAME_AS_CHAT = (
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
+_OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "min_tokens": (0,),
+    "n": (1,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+}
+"""Parameters of a chat that this API does not have, with the values that change nothing."""
+
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
 
@@ -90,26 +114,28 @@ class InputCallOutput(Body):
     output: str | Parts
 
 
+# Brackets tell forms of a value from its fields where an error is told.
 def _type_of_item(item: Any) -> Any:
-    return item.get("type", "message") if isinstance(item, Mapping) else None
+    return f"[{item.get('type', 'message')}]" if isinstance(item, Mapping) else None
 
 
 def _type_of_input(value: Any) -> str:
-    return "text" if isinstance(value, str) else "items"
+    return "[text]" if isinstance(value, str) else "[items]"
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputReasoning, Tag("reasoning")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[InputReasoning, Tag("[reasoning]")]
+    | Annotated[InputCall, Tag("[function_call]")]
+    | Annotated[InputCallOutput, Tag("[function_call_output]")],
     Discriminator(_type_of_item),
 ]
 InputItems = Annotated[
     tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]
 Input = Annotated[
-    Annotated[str, Tag("text")] | Annotated[InputItems, Tag("items")], Discriminator(_type_of_input)
+    Annotated[str, Tag("[text]")] | Annotated[InputItems, Tag("[items]")],
+    Discriminator(_type_of_input),
 ]
 
 
@@ -190,6 +216,7 @@ class ResponsesBody(RequestBody):
         "store": (False,),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
+        **_OF_CHATS,
     }
     """Nothing is stored, so nothing of an earlier response can be asked for."""
 

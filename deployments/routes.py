@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from deployments.access import SignIn
 from deployments.admin import add_admin_routes
@@ -28,11 +29,13 @@ from deployments.generation_route import (
     streamed_answer,
     whole_answer,
 )
+from deployments.head_requests import HeadRequests
 from deployments.http_errors import add_error_handlers
 from deployments.http_metrics import add_metrics_route, known_answers
 from deployments.http_tracing import TracedRequests
 from deployments.json_body import read_json
 from deployments.openai_objects import STREAM_END, server_sent_event
+from deployments.origins import allow_origins
 from deployments.page import add_page_routes
 from deployments.protocol import (
     ChatBody,
@@ -61,6 +64,7 @@ def build_api(gateway: Gateway) -> FastAPI:
         description="LLM serving, losslessly accelerated by hierarchical drafting.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     api.add_middleware(BodyLimit, limits=gateway.config.gateway)
     api.add_middleware(SignIn, access=gateway.access)
@@ -75,6 +79,8 @@ def build_api(gateway: Gateway) -> FastAPI:
     add_admin_routes(api, gateway)
     add_api_pages(api)
     add_page_routes(api)
+    api.add_middleware(HeadRequests)
+    allow_origins(api, gateway.config.gateway.allowed_origins)
     gateway.http_metrics.expect(known_answers(api))
     return api
 
@@ -180,6 +186,8 @@ def _add_model_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
         """One model and what its replica runs on."""
+        if not name:  # a slash too many behind the list
+            raise HTTPException(404)
         found = entry(name)
         info = await gateway.deadline().wait(gateway.describe(name))
         return {

@@ -15,6 +15,34 @@ _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation.  JSON
 allows endless white space, in which a small model loses itself."""
 
+HELD_FORMATS = frozenset(
+    {
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "time",
+        "uri",
+        "uuid",
+    }
+)
+"""Of texts.  Others are notes to readers of a schema, as JSON Schema has it."""
+
+_NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_SCHEMAS = (
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "items",
+    "oneOf",
+    "prefixItems",
+)
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
+
 
 def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON texts that ``schema`` (JSON Schema) allows, their keys in the schema's order.
@@ -69,5 +97,31 @@ def quoted(text: str) -> str:
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` with how its JSON texts are to be written, unless it says so itself."""
-    return {"x-guidance": _JSON_OPTIONS, **schema}
+    """``schema`` with how its JSON texts are to be written, unless it says so itself; without what
+    forbids nothing and llguidance does not know."""
+    return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
+
+
+def _without_notes(schema: Any) -> Any:
+    """A schema, or a list of some."""
+    if isinstance(schema, (list, tuple)):
+        return [_without_notes(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[key] = {name: _without_notes(item) for name, item in value.items()}
+        elif key in _SCHEMAS:
+            found[key] = _without_notes(value)
+        elif not _is_note(key, value):
+            found[key] = value
+    return found
+
+
+def _is_note(key: str, value: Any) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value not in HELD_FORMATS
+    if key == "propertyNames":
+        return value in _ANY_NAME
+    return key == "uniqueItems" and value is False

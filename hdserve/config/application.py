@@ -79,6 +79,19 @@ class GatewayConfig(StrictModel):
     """Whether a request with a field nobody documents is refused; otherwise the field is named in
     the header ``x-hdserve-ignored``."""
 
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may ask this server from a browser, as in
+    ``https://chat.example.com``; ``*`` is all of them.  Its own page may always."""
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^\s/*]+", item) for item in origins):
+            raise ValueError(
+                "an origin without a path, as in https://chat.example.com, or '*' is expected"
+            )
+        return origins
+
 
 class AccessConfig(StrictModel):
     """Who may use the application.  Files are read again when they change."""

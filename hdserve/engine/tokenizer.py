@@ -114,8 +114,9 @@ class Tokenizer:
                 "none; use /v1/completions"
             )
             raise Unsupported(reason, "messages")
+        options = inspect.signature(self._tokenizer.apply_chat_template).parameters
         for name in template_options:
-            if name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
+            if name in options or name == "messages":
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
         if tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=list(tools))):
             raise Unsupported("this model's chat template does not know tools", "tools")

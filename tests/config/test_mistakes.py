@@ -94,6 +94,14 @@ def test_values(tmp_path: Path, key: str, reason: str) -> None:
         ("models:\n  - name: ''\n    model: x", "line 2, models.0.name: must not be empty"),
         ("models:\n  name: a\n  model: b", "line 1, models: a list is expected, not a mapping"),
         (f"{MODEL}telemetry: {{endpoint: 'a:1'}}", "line 4, telemetry.endpoint: an address that"),
+        (
+            f"{MODEL}gateway: {{allowed_origins: ['https://a.example/']}}",
+            "line 4, gateway.allowed_origins: an origin without a path, as in",
+        ),
+        (
+            f"{MODEL}gateway: {{allowed_origins: [a.example]}}",
+            "line 4, gateway.allowed_origins: an origin without a path, as in",
+        ),
     ],
 )
 def test_shapes(tmp_path: Path, text: str, reason: str) -> None:

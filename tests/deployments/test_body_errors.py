@@ -55,12 +55,34 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (CompletionBody, {"prompt": ["a", [5]]}, "prompt.1: a string is expected"),
     (CompletionBody, {"prompt": [5, "a"]}, "prompt.1: an integer is expected"),
     (CompletionBody, {"prompt": [[5], "a"]}, "prompt.1: an array is expected"),
-    (ResponsesBody, {"input": ["a"]}, "input.items.0: an object is expected"),
+    (ResponsesBody, {"input": ["a"]}, "input.0: an object is expected"),
     (
         ResponsesBody,
         {"input": [{"type": "item_reference", "id": "a"}]},
-        "input.items.0: a type of 'message', 'reasoning', 'function_call', 'function_call_output' "
-        "is expected",
+        "input.0: a type of 'message', 'reasoning', 'function_call' or 'function_call_output' is "
+        "expected",
+    ),
+    (ResponsesBody, {"input": None}, "input: an array is expected"),
+    (ResponsesBody, {"input": []}, "input: an array of at least 1 is expected"),
+    (
+        ResponsesBody,
+        {"input": [{"role": "user", "content": 5}]},
+        "input.0.content: a string or an array is expected",
+    ),
+    (
+        ResponsesBody,
+        {"input": [USER, {"type": "function_call", "name": "f", "arguments": "{}"}]},
+        "input.1.call_id: is missing",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "tools": [{"type": "web_search"}]},
+        "tools.0.type: 'function' is expected",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        "tool_choice.type: 'function' is expected",
     ),
 ]
 

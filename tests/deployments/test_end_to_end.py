@@ -253,6 +253,7 @@ def test_small_routes(application: ServedApplication) -> None:
     get, post = httpx.get, httpx.post
     url = application.base_url
     assert get(f"{url}/health").json() == {"status": "ok"}
+    assert httpx.head(f"{url}/health").status_code == 200
     assert get(f"{url}/ready").json()["status"] == "ready"
     assert get(f"{url}/version").json()["version"]
     assert get(f"{url}/docs").status_code == 200

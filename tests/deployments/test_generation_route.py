@@ -105,6 +105,15 @@ def test_a_header_turns_drafts_off(path: str) -> None:
     assert asked("perhaps").json()["error"]["param"] == "x-hdserve-speculation"
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_proxies_pass_streams_on_at_once(path: str) -> None:
+    """Nginx keeps events back for as long as nobody tells it not to."""
+    model = serve.deployment(Measuring).bind()
+    streamed, whole = (answer(model, path, stream=stream).headers for stream in (True, False))
+    assert (streamed["x-accel-buffering"], streamed["cache-control"]) == ("no", "no-cache")
+    assert "x-accel-buffering" not in whole
+
+
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     text = response.text.removesuffix("data: [DONE]\n\n")
     return [

@@ -18,10 +18,10 @@ from hdserve.config import default_config
     ("path", "allowed"),
     [
         ("/v1/chat/completions", "POST"),
-        ("/v1/models/a/b", "GET"),
-        ("/v1/speculation/databases", "GET"),
-        ("/v1/speculation/databases/a", "DELETE, GET"),
-        ("/v1/speculation/databases/a/import", "DELETE, GET, POST"),
+        ("/v1/models/a/b", "GET, HEAD"),
+        ("/v1/speculation/databases", "GET, HEAD"),
+        ("/v1/speculation/databases/a", "DELETE, GET, HEAD"),
+        ("/v1/speculation/databases/a/import", "DELETE, GET, HEAD, POST"),
         ("/openapi.json", "GET, HEAD"),
     ],
 )
@@ -40,6 +40,68 @@ def test_unknown_routes() -> None:
         answer = client.get("/v1/nothing")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "invalid_route")
     assert "allow" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models/a/b", "/v1/models/a/b"),
+        ("POST", "/v1/tokenize", "/tokenize"),
+        ("GET", "/chat/completions", None),
+        ("POST", "/v1/embeddings", None),
+        ("GET", "/v1", None),
+    ],
+)
+def test_unknown_routes_name_the_one_that_is_meant(
+    method: str, path: str, meant: str | None
+) -> None:
+    """A base URL without ``/v1``, or with two, is what newcomers begin with."""
+    with TestClient(build_api(Gateway(default_config(), {}))) as client:
+        answer = client.request(method, path)
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    hint = "" if meant is None else f"; did you mean {meant}?"
+    assert message == f"there is no route {method} {path}{hint}"
+
+
+def test_messages_about_unknown_routes_are_bounded() -> None:
+    with TestClient(build_api(Gateway(default_config(), {}))) as client:
+        answer = client.get(f"/v1/{'é' * 5000}")
+    assert len(answer.json()["error"]["message"]) < 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "location"),
+    [
+        ("POST", "/v1/chat/completions/?a=b%20c", "/v1/chat/completions?a=b%20c"),
+        ("GET", "/v1/models/", "/v1/models"),
+        ("GET", "//v1//models", "/v1/models"),
+        ("HEAD", "/health/", "/health"),
+        ("GET", "//elsewhere.example/health/", None),
+        ("GET", "/v1/chat/completions/", None),
+    ],
+)
+def test_slashes_too_many_lead_to_the_route(method: str, path: str, location: str | None) -> None:
+    """On the same server by the same scheme: in front of it a proxy may speak TLS, and a client
+    would send what is in the request in the clear."""
+    with TestClient(build_api(Gateway(default_config(), {}))) as client:
+        answer = client.request(method, f"http://hdserve{path}", follow_redirects=False)
+    assert answer.headers.get("location") == location
+    assert answer.status_code == (404 if location is None else 307)
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/version", "/docs", "/page/main.js"])
+def test_head_is_get_without_the_body(path: str) -> None:
+    """As monitors ask whether a server is there."""
+    with TestClient(build_api(Gateway(default_config(), {}))) as client:
+        whole, answer = client.get(path), client.head(path)
+        refused = client.head("/v1/chat/completions")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers == whole.headers
+    assert answer.headers["content-length"] == str(len(whole.content))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

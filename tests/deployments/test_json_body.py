@@ -12,8 +12,9 @@ from deployments.json_body import read_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 
-def request_of(body: bytes, encoding: str | None = None) -> Request:
+def request_of(body: bytes, encoding: str | None = None, upgrade: bytes = b"") -> Request:
     headers = [] if encoding is None else [(b"content-encoding", encoding.encode("latin-1"))]
+    headers += [(b"upgrade", upgrade)] if upgrade else []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -74,6 +75,34 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
         read(body)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"'{\"a\": 1}'", "Expecting value, line 1, column 1"),
+        (b'{"a": 1,\n "b": }', "Expecting value, line 2, column 7"),
+        (b'{"a": "b\nc"}', "Invalid control character at, line 1, column 9"),
+        ('{"a": "é"}'.encode("latin-1"), "it is not in UTF-8"),
+        (rb'{"a": "\ud83d"}', "it has half of a surrogate pair"),
+        (b"1" * 5000, "a number has too many digits"),
+    ],
+)
+def test_where_a_body_is_no_json_is_said(body: bytes, reason: str) -> None:
+    """Shells take quotes away, and files have other encodings."""
+    with pytest.raises(InvalidRequest) as caught:
+        read(body)
+    assert caught.value.message == f"the request body is not valid JSON: {reason}"
+
+
+def test_a_body_that_an_upgrade_took_away_is_missed_as_such() -> None:
+    """Java's HTTP client asks for HTTP/2 with every request, and the body behind that is lost in
+    the HTTP server."""
+    with pytest.raises(InvalidRequest, match=r"upgrade 'h2c'.*HTTP/1\.1") as caught:
+        asyncio.run(read_json(request_of(b"", upgrade=b"h2c")))
+    assert caught.value.param == "upgrade"
+    assert asyncio.run(read_json(request_of(b"{}", upgrade=b"h2c"))) == {}
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])

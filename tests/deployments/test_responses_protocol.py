@@ -196,6 +196,12 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ),
     ({"stream": "perhaps"}, "stream", InvalidRequest),
     ({"guided_grammar": "x"}, "guided_grammar", Unsupported),
+    ({"max_tokens": 5}, "max_tokens", Unsupported),
+    ({"stop": ["a"]}, "stop", Unsupported),
+    ({"n": 2}, "n", Unsupported),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", Unsupported),
+    ({"response_format": {"type": "json_object"}}, "response_format", Unsupported),
+    ({"logprobs": True}, "logprobs", Unsupported),
 ]
 
 
@@ -219,6 +225,13 @@ def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str
     """Not the chat it becomes."""
     with pytest.raises(InvalidRequest, match=message):
         request(**fields)
+
+
+def test_parameters_of_a_chat_are_offered_or_refused() -> None:
+    """They would change the answer; with a value that changes nothing they are taken."""
+    known = {*ResponsesBody.model_fields, *ResponsesBody.unsupported}
+    assert ChatBody.model_fields.keys() - {"messages", "prompt_logprobs"} <= known
+    request(n=1, frequency_penalty=0.0, presence_penalty=0, stop=None, logprobs=False)
 
 
 def test_a_body_is_an_object_with_model_and_input() -> None:

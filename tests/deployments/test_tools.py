@@ -183,6 +183,15 @@ def test_wrong_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     assert len(caught.value.message) <= 300
 
 
+def test_formats_of_parameters_are_notes() -> None:
+    """Tools that were made from OpenAPI have many that nobody knows."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "byte"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammars.check(request(tools=[tool], tool_choice="required").sampling["grammar"])
+
+
 def test_deep_parameters_are_refused() -> None:
     """A schema deeper than can be written down is an error of the request."""
     deep: dict[str, Any] = {}

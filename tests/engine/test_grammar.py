@@ -175,6 +175,58 @@ def test_wrong_grammars_say_what_is_wrong(text: str, named: str) -> None:
     assert not engine.has_work
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "password"},
+        {"type": "array", "items": {"type": "string", "format": "binary"}},
+        {"type": "array", "uniqueItems": False},
+        {"type": "object", "propertyNames": {"type": "string"}},
+        {"anyOf": [{"$ref": "#/$defs/path"}], "$defs": {"path": {"format": "path"}}},
+        {"type": "object", "properties": {"a": {"properties": {"b": {"format": "regex"}}}}},
+    ],
+)
+def test_what_forbids_nothing_is_left_out_of_a_schema(schema: dict[str, Any]) -> None:
+    """Formats that nobody knows are notes, as JSON Schema has it; generators of schemas write
+    these (pydantic, OpenAPI, Zod), and tools of agents have them."""
+    GRAMMARS.check(grammar.json_schema(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": True},
+        {"type": "object", "propertyNames": {"pattern": "^a"}},
+        {"properties": {"a": {"propertyNames": {"maxLength": 3}}}},
+    ],
+)
+def test_what_cannot_be_held_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        GRAMMARS.check(grammar.json_schema(schema))
+
+
+@pytest.mark.parametrize("name", sorted(grammar.HELD_FORMATS))
+def test_known_formats_are_held(name: str) -> None:
+    """None of them allows an empty text."""
+    state = GRAMMARS.state(grammar.json_schema({"type": "string", "format": name}))
+    for token_id in b'""':
+        state.push(token_id)
+    assert state.error is not None
+
+
+def test_names_and_values_are_no_schemas() -> None:
+    """A property may be called ``format``, and a constant may look like a schema."""
+    value = {"format": "frob", "uniqueItems": False}
+    schema = {
+        "type": "object",
+        "properties": {"format": {"const": value}, "uniqueItems": {"enum": [value]}},
+        "required": ["format", "uniqueItems"],
+    }
+    held = json.loads(grammar.json_schema(schema))["grammars"][0]["json_schema"]
+    assert held.pop("x-guidance")
+    assert held == schema
+
+
 def test_deep_schemas_are_refused() -> None:
     """Nesting beyond what the library reads is an error of the request."""
     schema: dict[str, Any] = {}

@@ -68,7 +68,8 @@ def test_a_conversation_ends_where_the_assistant_speaks() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chat_template", "tools", "tokenize", "return_dict", "add_generation_prompt"]
+    "name",
+    ["chat_template", "messages", "tools", "tokenize", "return_dict", "add_generation_prompt"],
 )
 def test_template_options_are_variables(name: str) -> None:
     """A client cannot bring its own template, which is code, nor change how one is applied."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,12 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.gateway import Gateway
-from deployments.http_metrics import known_answers
-from deployments.metrics import METRICS
+from deployments.http_metrics import HttpMetrics, known_answers
+from deployments.metrics import METRICS, Report, Sample
+from deployments.metrics import render as metrics_text
 from deployments.routes import build_api
 from hdserve.config import default_config
 from tests.k8s.manifests import of_kind, render
@@ -143,6 +146,21 @@ def test_shares_are_of_requests_of_clients() -> None:
         for sign, pattern in matchers:
             matched = {route for route in routes if re.fullmatch(pattern, route)}
             assert (matched if sign == "=" else routes - matched) == wanted, alert
+
+
+def test_a_model_without_replicas_is_missed() -> None:
+    """Gateways count for every model of the configuration, replicas report for their own."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveModelDown")
+    present, absent = re.findall(r"count by \(model_name\) \((\w+)\)", rule["expr"])
+    assert f") unless count by (model_name) ({absent})" in rule["expr"]
+    gateway = Report("g", HttpMetrics(["here", "gone"]).samples())
+    replica = Report("r", (Sample("hdserve_slots", 16.0),))
+    text = metrics_text({"here": [replica]}, [gateway]).decode()
+    models: defaultdict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            models[sample.name].add(sample.labels.get("model_name", ""))
+    assert models[present] - models[absent] == {"gone"}
 
 
 def test_the_service_is_scraped_once() -> None:
