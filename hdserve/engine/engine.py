@@ -462,7 +462,9 @@ class Engine:
         history = None
         if params.has_history_terms:
             history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
-        detokenizer = None if self._backend is None else Detokenizer(self._backend, params)
+        detokenizer = None
+        if self._backend is not None:
+            detokenizer = Detokenizer(self._backend, params, seq.token_ids)
         grammar = None
         if params.grammar is not None:
             assert self._grammars is not None

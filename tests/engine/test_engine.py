@@ -7,7 +7,11 @@ from itertools import count
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from hdserve import core
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
@@ -18,7 +22,7 @@ from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.stats import add_counts
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import InterruptedDrafter, JunkDrafter, OracleDrafter, SlowLearner
@@ -237,6 +241,18 @@ def test_held_text_comes_at_the_end() -> None:
     outputs = run(make(tokenizer=TOKENIZER), [seq])
     assert "".join(output.text for output in outputs) == text
     assert outputs[-1].text.endswith(text[-2:])
+
+
+def test_the_text_goes_on_after_the_prompt() -> None:
+    """Prompt and output together are the text, also where a decoder drops the space that a text
+    begins with."""
+    words = {f"\u2581w{number}": number for number in range(VOCAB_SIZE)}
+    backend = tokenizers.Tokenizer(WordLevel(words, unk_token="\u2581w0"))
+    backend.decoder = Metaspace()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    seq = make_sequence("a", make_prompt(5), **GREEDY)
+    text = "".join(output.text for output in run(make(tokenizer=tokenizer), [seq]))
+    assert tokenizer.decode(make_prompt(5)) + text == tokenizer.decode(seq.token_ids)
 
 
 # --- what is refused ---
