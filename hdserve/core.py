@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,12 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             _check_count("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
-        for value in self.logit_bias.values():
-            _check_range("logit_bias", value, -100.0, 100.0)
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise InvalidRequest("stop_token_ids must be a tuple of token ids", "stop_token_ids")
+        _check_biases(self.logit_bias)
+        if not isinstance(self.grammar, str | None):
+            reason = "grammar must be what a function of hdserve.grammar made"
+            raise InvalidRequest(reason, "grammar")
 
     @property
     def is_greedy(self) -> bool:
@@ -156,20 +159,29 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
 def _check_range(
     name: str, value: float, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
-    try:
-        is_above = low < value if is_low_open else low <= value
-        if is_above and value <= high:
-            return
-    except TypeError as error:
-        raise InvalidRequest(f"{name} must be a number", name) from error
+    if not isinstance(value, Real):
+        raise InvalidRequest(f"{name} must be a number", name)
+    if (low < value if is_low_open else low <= value) and value <= high:
+        return
     bound = f"{'above' if is_low_open else 'at least'} {low}"
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
+
+
+def _check_biases(biases: Mapping[int, float]) -> None:
+    if not isinstance(biases, Mapping):
+        raise InvalidRequest("logit_bias must be a mapping of token ids", "logit_bias")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
+    for value in biases.values():
+        _check_range("logit_bias", value, -100.0, 100.0)
 
 
 def _check_stop(stop: tuple[str, ...] | str) -> None:
     if isinstance(stop, str):
         reason = "stop must be a tuple of strings: of a string each character would end the output"
         raise InvalidRequest(reason, "stop")
+    if not isinstance(stop, Collection) or not all(isinstance(text, str) for text in stop):
+        raise InvalidRequest("stop must be a tuple of strings", "stop")
     if any(not text for text in stop):
         raise InvalidRequest("a stop string is empty", "stop")
     if any(len(text) > MAX_STOP_CHARACTERS for text in stop):

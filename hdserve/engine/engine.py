@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from operator import index
 from typing import Any
 
 from hdserve import core
@@ -167,7 +168,7 @@ class Engine:
         self.check(seq)
         seq.max_total_tokens = self._max_total_tokens
         if seq.params.max_tokens is not None:
-            wanted = seq.num_prompt_tokens + seq.params.max_tokens
+            wanted = seq.num_prompt_tokens + index(seq.params.max_tokens)
             seq.max_total_tokens = min(wanted, self._max_total_tokens)
         self._decoders[seq.request_id] = self._decoder(seq)
         self._scheduler.add(seq)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -109,6 +110,13 @@ def test_max_tokens_is_exact_with_drafts() -> None:
         run(make([OracleDrafter({"a": future})]), [seq])
         assert seq.token_ids == future[: len(prompt) + max_tokens]
         assert seq.finish_reason is FinishReason.LENGTH
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Drafters are given Python's, which know more."""
+    seq = make_sequence("a", make_prompt(5), max_tokens=np.int64(7))
+    make().add(seq)
+    assert type(seq.max_total_tokens) is int
 
 
 @pytest.mark.parametrize("has_drafts", [False, True])
