@@ -114,6 +114,18 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
     assert type(model).__name__ in caught.value.message
 
 
+def test_sinks_that_take_little_are_found() -> None:
+    """In bfloat16 they change a short text no more than rounding does."""
+    torch.manual_seed(0)
+    model = _gpt_oss().eval().to(torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.fill_(-4.0)
+    with pytest.raises(UnsupportedModel, match="attends by s_aux"):
+        make_engine(model=model, exact=False)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_models_that_are_right_are_served(architecture: str, dtype: torch.dtype) -> None:
