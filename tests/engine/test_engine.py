@@ -452,6 +452,40 @@ def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -
     assert isinstance(output.error, HdserveError)
 
 
+class PoisonDrafter(Drafter):
+    """Drafts one token."""
+
+    name = "poison"
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        tree.add_path([self._token_id], Source.OTHER)
+
+
+@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
+)
+def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
+    options: dict[str, Any], uses_blocks: bool
+) -> None:
+    """Neither of the request nor of those beside it."""
+    model, poison = make_model(), 7
+    clean = [[token for token in make_prompt(size) if token != poison] for size in (20, 1, 40)]
+    params: dict[str, Any] = {**options, "max_tokens": 8}
+    wanted = [plain(prompt, **params).token_ids for prompt in clean]
+    assert not any(poison in token_ids for token_ids in wanted)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=uses_blocks)
+    sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
+    run(engine, sequences)
+    assert [seq.token_ids for seq in sequences] == wanted
+    assert all(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
+
+
 @pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])
 def test_what_is_tried_at_the_start_leaves_no_such_rows(exact: bool, poison: int) -> None:
     """Trees and contexts that hold a token of which the model makes no numbers go through it before
