@@ -79,12 +79,11 @@ def test_what_is_no_token_and_no_text_is_refused_by_name(llm: LLM) -> None:
 
 def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
     """A list of them, one per prompt, or a dictionary: nothing is generated with another's."""
-    params = SamplingParams(max_tokens=1)
-    for wrong in ([params], {"temperature": 0.0}):
-        given: Any = wrong
-        for call in (lambda: llm.generate([[5]], given), lambda: llm.stream([5], given)):
+    wrong: list[Any] = [[SamplingParams(max_tokens=1)], {"temperature": 0.0}]
+    for params in wrong:
+        for answer in (llm.generate, llm.stream):
             with pytest.raises(InvalidRequest, match="one SamplingParams") as caught:
-                call()
+                answer([[5]], params)
             assert caught.value.param == "params"
 
 

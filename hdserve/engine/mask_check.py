@@ -86,9 +86,8 @@ def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
     if probe.unknown:
-        raise UnsupportedModel(
-            f"{name} attends by {', '.join(sorted(probe.unknown))}, which packed forwards do not know"
-        )
+        unknown = ", ".join(sorted(probe.unknown))
+        raise UnsupportedModel(f"{name} attends by {unknown}, which packed forwards do not know")
     if probe.changes_masks:
         raise UnsupportedModel(
             f"{name} changes the masks of its attention, which packed forwards do not see"

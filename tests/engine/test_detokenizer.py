@@ -301,7 +301,9 @@ WORDS = st.lists(st.sampled_from(["▁a", "b", "é", "<s>", "</s>"]), max_size=8
 
 
 @given(prompt=WORDS, words=WORDS.filter(bool), skips=st.booleans())
-def test_the_text_goes_on_after_the_prompt(prompt: list[str], words: list[str], skips: bool) -> None:
+def test_the_text_goes_on_after_the_prompt(
+    prompt: list[str], words: list[str], skips: bool
+) -> None:
     """Decoders drop the space before the first word of a text; before the first word of an output
     it stays, so that prompt and output together are what decoding both at once gives."""
     before, token_ids = ([FALLBACK.token_to_id(word) for word in each] for each in (prompt, words))
