@@ -192,8 +192,7 @@ class LLM:
         params: SamplingParams | None,
         speculation: SpeculationParams | None,
     ) -> core.Sequence:
-        if not isinstance(params, SamplingParams | None):
-            raise InvalidRequest("one SamplingParams holds for all prompts", "params")
+        _check_params(params)
         return core.Sequence(
             request_id=str(next(self._numbers)),
             token_ids=self._token_ids(prompt),
@@ -212,6 +211,11 @@ class LLM:
             return [index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError as error:
             raise InvalidRequest(_NO_PROMPT, "prompt") from error
+
+
+def _check_params(params: object) -> None:
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidRequest("one SamplingParams holds for all prompts", "params")
 
 
 def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:
