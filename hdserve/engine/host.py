@@ -179,7 +179,7 @@ class ModelHost:
 def _ending_with(model: LoadedModel, token_id: int | None) -> LoadedModel:
     """``model``, whose sequences end with ``token_id``, too: the tokenizer's own end of a text,
     which the generation configs of many tuned models do not name."""
-    if token_id not in range(model.vocab_size):
+    if token_id is None or token_id >= model.vocab_size:
         return model
     return replace(model, eos_token_ids=model.eos_token_ids | {token_id})
 
