@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,9 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             _check_count("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
-        for value in self.logit_bias.values():
-            _check_range("logit_bias", value, -100.0, 100.0)
+        _check_type("stop_token_ids", self.stop_token_ids, Iterable, "a tuple of token ids")
+        _check_biases(self.logit_bias)
+        _check_type("grammar", self.grammar, str | None, "what hdserve.grammar makes")
 
     @property
     def is_greedy(self) -> bool:
@@ -156,20 +156,33 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
 def _check_range(
     name: str, value: float, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
-    try:
-        is_above = low < value if is_low_open else low <= value
-        if is_above and value <= high:
-            return
-    except TypeError as error:
-        raise InvalidRequest(f"{name} must be a number", name) from error
+    _check_type(name, value, Real, "a number")
+    if (low < value if is_low_open else low <= value) and value <= high:
+        return
     bound = f"{'above' if is_low_open else 'at least'} {low}"
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
+
+
+def _check_type(name: str, value: object, kind: Any, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name} must be {wanted}", name)
+
+
+def _check_biases(biases: Mapping[int, float]) -> None:
+    _check_type("logit_bias", biases, Mapping, "a mapping of token ids")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"at most {MAX_LOGIT_BIASES} biases are allowed", "logit_bias")
+    for value in biases.values():
+        _check_range("logit_bias", value, -100.0, 100.0)
 
 
 def _check_stop(stop: tuple[str, ...] | str) -> None:
     if isinstance(stop, str):
         reason = "stop must be a tuple of strings: of a string each character would end the output"
         raise InvalidRequest(reason, "stop")
+    _check_type("stop", stop, Collection, "a tuple of strings")
+    for text in stop:
+        _check_type("stop", text, str, "a tuple of strings")
     if any(not text for text in stop):
         raise InvalidRequest("a stop string is empty", "stop")
     if any(len(text) > MAX_STOP_CHARACTERS for text in stop):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from operator import index
+from threading import RLock
 from typing import Any
 
 from hdserve import core
@@ -52,6 +54,8 @@ class Completion:
 class LLM:
     """Generates text with one model; what it generates speeds up what it generates later.
 
+    Several threads may use it: whoever needs a step runs it for all.
+
     Args:
         model: a bundled model's name, a local directory or a Hugging Face id.
         options: further fields of :class:`hdserve.config.ModelConfig`.
@@ -65,9 +69,14 @@ class LLM:
         config = checked(ModelConfig, {"name": model, "model": model, **options})
         self._host = ModelHost(config)
         self._engine = self._host.make_engine()
-        self._num_requests = 0
+        self._numbers = count(1)
         self._outputs: dict[str, deque[StepOutput]] = {}
         """That nobody has taken yet, by the ids of the sequences that are decoded."""
+        self._lock = RLock()
+        """Of all above."""
+        self._is_stepping = False
+        self._left: list[str] = []
+        """Requests whose iterator was closed within a step, by a collection of garbage."""
 
     def generate(
         self,
@@ -107,7 +116,8 @@ class LLM:
             InvalidRequest: the prompt or a parameter cannot be used; at the call.
         """
         seq = self._sequence(prompt, params, speculation)
-        self._engine.check(seq)
+        with self._lock:
+            self._engine.check(seq)
         return self._decode([seq])
 
     def sampling(self, **chosen: Any) -> SamplingParams:
@@ -120,36 +130,58 @@ class LLM:
 
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:
         """Draft from token ids that the model generated in another process, too."""
-        self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
+        with self._lock:
+            self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
         added = []
         try:
             for seq in sequences:
-                added.append(seq)
-                self._outputs[seq.request_id] = deque()
-                self._engine.add(seq)
+                with self._lock:
+                    added.append(seq)
+                    self._outputs[seq.request_id] = deque()
+                    self._engine.add(seq)
             for seq in added:
                 yield from self._outputs_of(seq)
         finally:
             for seq in added:
-                self._outputs.pop(seq.request_id, None)
-                self._engine.abort(seq.request_id)
+                self._leave(seq.request_id)
+
+    def _leave(self, request_id: str) -> None:
+        with self._lock:
+            self._outputs.pop(request_id, None)
+            if self._is_stepping:
+                self._left.append(request_id)
+            else:
+                self._engine.abort(request_id)
 
     def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
         """Those of one sequence; what a step gives others waits for whoever asks for it."""
-        outputs = self._outputs[seq.request_id]
-        while outputs or self._engine.has_work:
-            if outputs:
-                output = outputs.popleft()
-                yield output
-                if output.finish_reason is not None:
-                    return
-            else:
+        while True:
+            output = self._next_output(seq.request_id)
+            if output is None:
+                return
+            yield output
+            if output.finish_reason is not None:
+                return
+
+    def _next_output(self, request_id: str) -> StepOutput | None:
+        """``None`` when there will be none."""
+        with self._lock:
+            outputs = self._outputs[request_id]
+            while not outputs and self._engine.has_work:
                 self._step()
+            return outputs.popleft() if outputs else None
 
     def _step(self) -> None:
-        for output in self._engine.step():
+        self._is_stepping = True
+        try:
+            found = self._engine.step()
+        finally:
+            self._is_stepping = False
+            while self._left:
+                self._engine.abort(self._left.pop())
+        for output in found:
             outputs = self._outputs.get(output.sequence.request_id)
             if outputs is not None:  # whoever asked for it may have been interrupted
                 outputs.append(output)
@@ -160,9 +192,9 @@ class LLM:
         params: SamplingParams | None,
         speculation: SpeculationParams | None,
     ) -> core.Sequence:
-        self._num_requests += 1
+        _check_params(params)
         return core.Sequence(
-            request_id=str(self._num_requests),
+            request_id=str(next(self._numbers)),
             token_ids=self._token_ids(prompt),
             params=params or self._host.params({}),
             speculation=speculation or SpeculationParams(),
@@ -172,11 +204,18 @@ class LLM:
         if isinstance(prompt, str):
             return self._host.tokenizer.encode(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            if not all(isinstance(message, Mapping) for message in prompt):
+                raise InvalidRequest(_NO_PROMPT, "prompt")
             return self._host.tokenizer.encode_chat(prompt, {})  # type: ignore[arg-type]
         try:
             return [index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError as error:
             raise InvalidRequest(_NO_PROMPT, "prompt") from error
+
+
+def _check_params(params: object) -> None:
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidRequest("one SamplingParams holds for all prompts", "params")
 
 
 def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:

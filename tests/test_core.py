@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -61,7 +62,11 @@ def test_ranges(name: str) -> None:
         *((name, "3") for name in ("max_tokens", "seed", "prompt_logprobs", "temperature")),
         *((name, None) for name in ("seed", "min_tokens", "top_k", "temperature", "top_p")),
         ("max_tokens", [3]),
-        ("stop", "###"),
+        ("temperature", Decimal("0.5")),
+        *(("stop", value) for value in ("###", None, 5, (b"a",), (("a",),))),
+        *(("stop_token_ids", value) for value in (None, 5)),
+        *(("logit_bias", value) for value in (None, [5])),
+        ("grammar", {"type": "object"}),
     ],
 )
 def test_values_of_wrong_types_are_refused(name: str, value: Any) -> None:

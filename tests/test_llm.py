@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,11 +69,22 @@ def test_what_is_no_token_and_no_text_is_refused_by_name(llm: LLM) -> None:
         ([5], {"stop_token_ids": ("a",)}, "stop_token_ids"),
         ("a\ud800", {}, "prompt"),
         ([{"role": "user", "content": "\ud800"}], {}, "prompt"),
+        ([{"role": "user", "content": "a"}, 5], {}, "prompt"),
     ]
     for prompt, fields, param in wrong:
         with pytest.raises(InvalidRequest) as caught:
             llm.generate([prompt], SamplingParams(max_tokens=1, **fields))
         assert caught.value.param == param
+
+
+def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
+    """A list of them, one per prompt, or a dictionary: nothing is generated with another's."""
+    wrong: list[Any] = [[SamplingParams(max_tokens=1)], {"temperature": 0.0}]
+    for params in wrong:
+        for answer in (llm.generate, llm.stream):
+            with pytest.raises(InvalidRequest, match="one SamplingParams") as caught:
+                answer([[5]], params)
+            assert caught.value.param == "params"
 
 
 def test_a_stream_that_cannot_be_is_refused_at_the_call(llm: LLM) -> None:
@@ -96,8 +109,9 @@ def test_an_answer_that_fails_says_why(llm: LLM) -> None:
     """The others are what they are without it."""
     params = SamplingParams(temperature=0.0, max_tokens=6)
     (wanted,) = llm.generate([[5, 300]], params)
-    unchecked: Any = {"stop": (("a",),)}
-    (failed,) = llm.generate([[5, 300]], replace(params, **unchecked))
+    unchecked = replace(params)
+    object.__setattr__(unchecked, "stop", (("a",),))
+    (failed,) = llm.generate([[5, 300]], unchecked)
     assert (failed.finish_reason, type(failed.error)) == ("error", HdserveError)
     (again,) = llm.generate([[5, 300]], params)
     assert (again.token_ids, again.error) == (wanted.token_ids, None)
@@ -126,7 +140,7 @@ def test_after_an_interruption_answers_are_what_they_were() -> None:
     (wanted,) = llm.generate([prompt], params)
     stream = llm.stream([9, 8], params)
     next(stream)
-    with _interrupted_by_next_step(), pytest.raises(KeyboardInterrupt):
+    with _in_next_step(_interrupt), pytest.raises(KeyboardInterrupt):
         llm.generate([prompt], params)
     *_, last = stream
     assert (last.finish_reason, type(last.error)) == ("error", HdserveError)
@@ -137,14 +151,45 @@ def test_after_an_interruption_answers_are_what_they_were() -> None:
     assert rest.token_ids[: len(wanted.token_ids) - half] == wanted.token_ids[half:]
 
 
+def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:
+    """Whoever needs a step runs it for all."""
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    prompts = [[5, 300, number] for number in range(6)]
+    alone = [answer.token_ids for answer in llm.generate(prompts, params)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for _ in range(3):
+            answers = pool.map(lambda prompt: llm.generate([prompt], params), prompts)
+            assert [answer.token_ids for (answer,) in answers] == alone
+
+
+def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None:
+    """Python may close an iterator that nobody holds any more at any time."""
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    (wanted,) = llm.generate([[5, 300]], params)
+    left: list[Any] = [llm.stream([9, 8], params)]
+    next(left[0])
+    left.append(left)  # not freed before it is collected
+    del left
+    with _in_next_step(gc.collect):
+        (found,) = llm.generate([[5, 300]], params)
+    assert found.token_ids == wanted.token_ids
+    (again,) = llm.generate([[5, 300]], params)
+    assert again.token_ids == wanted.token_ids
+
+
+def _interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextmanager
-def _interrupted_by_next_step() -> Iterator[None]:
-    """``KeyboardInterrupt`` while the model runs, as a signal raises it."""
+def _in_next_step(act: Callable[[], object]) -> Iterator[None]:
+    """``act`` is called once while the model runs."""
 
-    def interrupt(*_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def run(*_: Any) -> None:
+        hook.remove()
+        act()
 
-    hook = register_module_forward_pre_hook(interrupt)
+    hook = register_module_forward_pre_hook(run)
     try:
         yield
     finally:

@@ -34,6 +34,11 @@ class SequenceFault(Exception):
     """A sequence cannot be decoded because of a value of its request; others are not touched."""
 
 
+class NoToken(SequenceFault):
+    """No token can be chosen after the last one of a sequence, whose logits are no numbers; nothing
+    was chosen in this step."""
+
+
 @dataclass(slots=True)
 class SequenceDecoder:
     """Chooses the tokens of one sequence and knows when it is over.
@@ -85,7 +90,8 @@ class SequenceDecoder:
             chosen: the choice at every node of :meth:`nodes`, where they were made together.
 
         Raises:
-            SequenceFault: no token can be chosen.
+            NoToken: no first token can be chosen.
+            SequenceFault: no other one can.
         """
         self._logprobs.clear()
         self._grammar_ends.clear()
@@ -118,6 +124,8 @@ class SequenceDecoder:
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         try:
             return self._chosen(logits, position)
+        except FloatingPointError as error:
+            raise _no_token(is_first=position == len(self.seq.token_ids)) from error
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
 
@@ -130,7 +138,7 @@ class SequenceDecoder:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
             token_id = choose_one(shaped, params, noise)
             if not may_be_chosen(token_id, logits, shaped):
-                raise _no_token()
+                raise FloatingPointError("no token can be chosen: its logit is not finite")
         if self.history is not None:
             self.history.push(token_id)
         if self.grammar is not None:
@@ -230,7 +238,7 @@ def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:
 
     def choose(node: int) -> int:
         if token_ids[node] == NO_TOKEN:
-            raise SequenceFault from _no_token()
+            raise _no_token(is_first=node == 0)
         return token_ids[node]
 
     return choose
@@ -241,14 +249,15 @@ def _likeliest(token_ids: list[int], logits: list[float]) -> Callable[[int], int
 
     def choose(node: int) -> int:
         if not isfinite(logits[node]):
-            raise SequenceFault from _no_token()
+            raise _no_token(is_first=node == 0)
         return token_ids[node]
 
     return choose
 
 
-def _no_token() -> FloatingPointError:
-    return FloatingPointError("no token can be chosen: its logit is not finite")
+def _no_token(*, is_first: bool) -> SequenceFault:
+    reason = "no token can be chosen: its logit is not finite"
+    return NoToken(reason) if is_first else SequenceFault(reason)
 
 
 def _end_of(grammar: GrammarState) -> FinishReason | None:

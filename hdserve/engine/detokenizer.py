@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -12,6 +13,11 @@ _MAX_CHARACTER_BYTES = 4
 _MAX_UNDECODED_TOKENS = 16
 """After which there would have been a whole character, were there one."""
 
+_MAX_PROMPT_TOKENS = 24
+"""Of the end of a prompt, in which text is looked for."""
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 class Detokenizer:
     """The text of one sequence's output as it grows.
@@ -20,12 +26,14 @@ class Detokenizer:
 
     Args:
         backend: the ``tokenizers.Tokenizer`` of the model.
+        prompt: what the output follows: many decoders drop the space that a text begins with,
+            which is none where the output goes on.
     """
 
-    def __init__(self, backend: Any, params: SamplingParams) -> None:
+    def __init__(self, backend: Any, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         self._backend = backend
-        self._stream = DecodeStream(skip_special_tokens=params.skip_special_tokens)
         self._skips_special_tokens = params.skip_special_tokens
+        self._stream = self._stream_behind(prompt)
         self._stop = params.stop
         self._includes_stop = params.include_stop_str_in_output
         self._undecoded: list[int] = []
@@ -56,6 +64,16 @@ class Detokenizer:
         if self._undecoded and not self.is_stopped:
             text += self._decode(self._undecoded)
         return text
+
+    def _stream_behind(self, prompt: Sequence[int]) -> DecodeStream:
+        """A stream that goes on after the last text of ``prompt``; a character that it leaves
+        unfinished is none."""
+        for number in range(1, min(len(prompt), _MAX_PROMPT_TOKENS) + 1):
+            end = [*prompt[-number:]]
+            text = self._decode(end)
+            if text and not text.endswith(_REPLACEMENT):
+                return DecodeStream(end, self._skips_special_tokens)
+        return DecodeStream(skip_special_tokens=self._skips_special_tokens)
 
     def _step(self, token_id: int) -> str | None:
         """The text that is complete with ``token_id``; ``None`` when there is none.

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from operator import index
 from typing import Any
 
 from hdserve import core
@@ -18,7 +19,7 @@ from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batched_choices import Nodes, choose_together
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
-from hdserve.engine.decoder import SequenceDecoder, SequenceFault
+from hdserve.engine.decoder import NoToken, SequenceDecoder, SequenceFault
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
@@ -167,7 +168,7 @@ class Engine:
         self.check(seq)
         seq.max_total_tokens = self._max_total_tokens
         if seq.params.max_tokens is not None:
-            wanted = seq.num_prompt_tokens + seq.params.max_tokens
+            wanted = seq.num_prompt_tokens + index(seq.params.max_tokens)
             seq.max_total_tokens = min(wanted, self._max_total_tokens)
         self._decoders[seq.request_id] = self._decoder(seq)
         self._scheduler.add(seq)
@@ -301,7 +302,7 @@ class Engine:
 
     def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
-        is_drafting = is_drafting and seq.speculation.is_enabled
+        is_drafting = is_drafting and seq.speculation.is_enabled and not work.slot.is_plain
         capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
@@ -392,7 +393,9 @@ class Engine:
                 seq.num_cached_tokens += work.num_tokens
                 return None
             acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs, chosen))
-        except SequenceFault:
+        except SequenceFault as fault:
+            if isinstance(fault, NoToken) and self._tries_again(work):
+                return None
             logger.exception("the request %s failed alone", seq.request_id)
             work.slot.leaves_nothing = True
             return _failed(seq, num_tokens)
@@ -402,6 +405,20 @@ class Engine:
         if acceptance.token_ids:
             self._learn(seq, tree, acceptance, outputs)
         return output
+
+    def _tries_again(self, work: Scheduled) -> bool:
+        """Whether the rows of a sequence go through the model once more, and all later ones without
+        drafts.
+
+        Where PyTorch attends, a draft of which the model makes no numbers reaches the other rows: a
+        masked column counts for nothing, but nothing times what is no number is none.
+        """
+        slot = work.slot
+        if slot.is_plain or work.num_scored_tokens:
+            return False
+        slot.is_plain = True
+        self._scheduler.begin_chunk_anew(slot)
+        return True
 
     def _learn(
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
@@ -462,7 +479,9 @@ class Engine:
         history = None
         if params.has_history_terms:
             history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
-        detokenizer = None if self._backend is None else Detokenizer(self._backend, params)
+        detokenizer = None
+        if self._backend is not None:
+            detokenizer = Detokenizer(self._backend, params, seq.token_ids)
         grammar = None
         if params.grammar is not None:
             assert self._grammars is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class ModelHost:
             trust_remote_code=config.trust_remote_code,
             chat_template=config.chat_template,
         )
-        self.model = model or load_model(config)
+        self.model = _ending_with(model or load_model(config), self.tokenizer.eos_token_id)
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
         self._on_output = on_output
@@ -173,6 +174,14 @@ class ModelHost:
         self.own_database.record(seq)
         if self._on_output is not None:
             self._on_output(seq.namespace, seq.output_token_ids)
+
+
+def _ending_with(model: LoadedModel, token_id: int | None) -> LoadedModel:
+    """``model``, whose sequences end with ``token_id``, too: the tokenizer's own end of a text,
+    which the generation configs of many tuned models do not name."""
+    if token_id is None or token_id >= model.vocab_size:
+        return model
+    return replace(model, eos_token_ids=model.eos_token_ids | {token_id})
 
 
 def _open_statistics(

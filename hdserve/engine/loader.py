@@ -37,7 +37,8 @@ class LoadedModel:
     Attributes:
         module: the stock model, in evaluation mode.
         max_model_len: longest prompt and output together, tokens.
-        eos_token_ids: every id that ends a sequence, by the model's generation config.
+        eos_token_ids: every id that ends a sequence, by the model's generation config; none that
+            is not in the vocabulary.
         max_attended_rows: of one sequence, up to which the kernel attends on a CPU.
         default_sampling: sampling parameters of the generation config that differ from the
             OpenAI defaults, by our names.
@@ -109,17 +110,19 @@ def prepare_model(
     dtype, device = parameters[0].dtype, parameters[0].device
     is_packed = config.compile is True and multiplies_tiles(device, dtype)
     prepare_linear_layers(module, config.exact is True and not is_packed)
-    head = cast("Any", module).get_output_embeddings()
+    vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
     generation = generation or getattr(module, "generation_config", None)
     kv_shape = _kv_shape(module, device)
     return LoadedModel(
         module=module,
         dtype=dtype,
         device=device,
-        vocab_size=int(head.weight.shape[0]),
+        vocab_size=vocab_size,
         max_model_len=_max_model_len(hf_config, config.max_model_len),
         kv_shape=kv_shape,
-        eos_token_ids=frozenset(_eos_token_ids(hf_config, generation)),
+        eos_token_ids=frozenset(
+            token for token in _eos_token_ids(hf_config, generation) if token in range(vocab_size)
+        ),
         max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
         default_sampling=_default_sampling(generation),
         weight_bytes=sum(stored.nbytes for stored in (*parameters, *module.buffers())),

@@ -1,7 +1,8 @@
-"""Whether a model tells its attention function all that its masks say.
+"""Whether a model tells its attention function all that its masks say, and nothing unknown.
 
 Packed attention builds no mask of the model's: it hides what ``sliding_window`` says.  A model
-whose window is in the mask alone would see everything, and only beyond its window.
+whose window is in the mask alone would see everything, and only beyond its window.  Sinks or biases
+that come beside queries, keys and values would be left out, which not every text shows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.errors import UnsupportedModel
 
 _PROBE_NAME: Final = "hdserve_mask_probe"
+_KNOWN_TENSORS = {"position_ids"}
+"""Beside queries, keys, values and masks; the step's plan says the same."""
+
 _FIRST_MARK = 64
 """Masks are marked with consecutive integers, which bfloat16 holds up to 256."""
 
@@ -35,12 +39,14 @@ class _Probe:
         visible: per mask the model made, which tokens the last one of such a sequence sees.
         changes_masks: whether a layer attends by something that is none of them.
         num_misled: layers that attend by a mask that says other than their ``sliding_window``.
+        unknown: names of tensors that the attention function is given and does not know.
     """
 
     num_tokens: int
     visible: list[torch.Tensor] = field(default_factory=list)
     changes_masks: bool = False
     num_misled: int = 0
+    unknown: set[str] = field(default_factory=set)
 
     def mark(self, sees: MaskFunction) -> int:
         last = torch.tensor(self.num_tokens - 1)
@@ -68,7 +74,8 @@ def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
     its attention function is told; by a forward of one token.
 
     Raises:
-        UnsupportedModel: they differ, or the model changes its masks, which nobody would see.
+        UnsupportedModel: they differ, or the model changes its masks, which nobody would see, or
+            attends by something else that packed attention does not know.
     """
     model, name = cast("Any", module), type(module).__name__
     device = next(module.parameters()).device
@@ -78,6 +85,9 @@ def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
             model(torch.zeros((1, 1), dtype=torch.int64, device=device), use_cache=False)
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
+    if probe.unknown:
+        unknown = ", ".join(sorted(probe.unknown))
+        raise UnsupportedModel(f"{name} attends by {unknown}, which packed forwards do not know")
     if probe.changes_masks:
         raise UnsupportedModel(
             f"{name} changes the masks of its attention, which packed forwards do not see"
@@ -120,11 +130,13 @@ def _attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     sliding_window: int | None = None,
-    **_kwargs: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Nothing but zeros, in the shape of what attention gives."""
     probe = _PROBE.get()
     assert probe is not None, "attention is observed within a check"
+    tensors = {key for key, value in others.items() if isinstance(value, torch.Tensor)}
+    probe.unknown |= tensors - _KNOWN_TENSORS
     if attention_mask is not None:
         probe.note(attention_mask, sliding_window)
     return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None

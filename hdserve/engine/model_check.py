@@ -76,15 +76,23 @@ def _packed_logits(
 def _plain_logits(
     module: torch.nn.Module, tokens: list[int], tree: DraftTree, device: torch.device
 ) -> torch.Tensor:
-    """``[num_leaves, vocab_size]``: each leaf after its own path, by the stock model alone."""
+    """``[num_leaves, vocab_size]``: each leaf after its own path, by the stock model alone.
+
+    Raises:
+        UnsupportedModel: it gives logits nobody asks for, of which packed forwards would take some.
+    """
     model = cast("Any", module)
     model.set_attn_implementation("eager")
     rows = []
     try:
         for leaf in _leaves(tree):
             path = [tree.token_ids[node] for node in tree.path_to(leaf)[1:]]
-            output = model(torch.tensor([tokens + path], device=device), use_cache=False)
-            rows.append(output.logits[0, -1].float())
+            token_ids = torch.tensor([tokens + path], device=device)
+            last = torch.tensor([token_ids.shape[1] - 1], device=device)
+            logits = model(token_ids, use_cache=False, logits_to_keep=last).logits[0]
+            if len(logits) != 1:
+                raise UnsupportedModel(f"{type(module).__name__} ignores logits_to_keep")
+            rows.append(logits[0].float())
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
     return torch.stack(rows)

@@ -87,7 +87,7 @@ def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     scratch = torch.empty(2 * (num_padded + NUM_BINS))
     sums_at = scratch.data_ptr()
     scratch_at = sums_at + NUM_BINS * _BYTES_OF_DOUBLE
-    inverse_temperature = min(1.0 / params.temperature, _HIGHEST_INVERSE_TEMPERATURE)
+    inverse_temperature = min(1.0 / float(params.temperature), _HIGHEST_INVERSE_TEMPERATURE)
     top_k = min(int(params.top_k), num_columns)
     filters = top_k, float(params.top_p), float(params.min_p)
     first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()

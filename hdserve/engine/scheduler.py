@@ -22,12 +22,14 @@ class Slot:
     Attributes:
         is_offered: whether others may reuse what its prompt left in the cache, or never will.
         leaves_nothing: whether nobody may reuse what it leaves, which may be no numbers.
+        is_plain: whether it is decoded without drafts, one of which the model made no numbers of.
     """
 
     seq: Sequence
     segment: Segment
     is_offered: bool = False
     leaves_nothing: bool = False
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,12 @@ class Scheduler:
             prompt = seq.token_ids[: seq.num_prompt_tokens]
             self._prefixes.offer(slot.segment, prompt, seq.namespace)
         slot.is_offered = True
+
+    def begin_chunk_anew(self, slot: Slot) -> None:
+        """What goes through the model for ``slot`` does so again; what it left is cleared."""
+        segment, num_cached = slot.segment, slot.seq.num_cached_tokens
+        rest = Segment(segment.start + num_cached, segment.num_rows - num_cached)
+        self._prefixes.cache.clear(rest)
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a sequence that has ended; its segment as soon as it is needed."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hdserve import core
@@ -229,6 +230,12 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "other penalties": {"presence_penalty": 1e-320, "frequency_penalty": -2.0},
     "biases": {"logit_bias": {0: 100.0, 1: -100.0, 2: 1e-320}},
     "biases of integers": {"logit_bias": {0: 100, 1: -100}},
+    "numbers of NumPy": {
+        "temperature": np.float32(0.9),
+        "top_p": np.float64(0.9),
+        "top_k": np.int64(9),
+        "max_tokens": np.int64(4),
+    },
     "seed": {"seed": 2**64 - 1},
     "negative seed": {"seed": -(2**63)},
     "tokens": {"min_tokens": MAX_INTEGER, "max_tokens": MAX_INTEGER},
@@ -263,7 +270,9 @@ def test_what_nobody_checked_ends_one_request_alone(options: dict[str, Any]) -> 
         async with started() as engine:
             good = asyncio.create_task(collect(engine, make_sequence("a", make_prompt(5), **LONG)))
             for name in "bc":
-                seq = make_sequence(name, make_prompt(5), **GREEDY, **options)
+                seq = make_sequence(name, make_prompt(5), **GREEDY)
+                for param, value in options.items():
+                    object.__setattr__(seq.params, param, value)
                 with pytest.raises(HdserveError, match="log"):
                     raise_error(await collect(engine, seq))
             assert (await good)[-1].finish_reason is FinishReason.LENGTH

@@ -295,3 +295,29 @@ def test_text_goes_on_after_bytes_that_are_no_text() -> None:
     pieces, rest = push_all(Detokenizer(FALLBACK, SamplingParams()), ids)
     assert pieces[:2] == ["", "é"]
     assert ("".join(pieces) + rest).endswith(" a ab")
+
+
+WORDS = st.lists(st.sampled_from(["▁a", "b", "é", "<s>", "</s>"]), max_size=8)
+
+
+@given(prompt=WORDS, words=WORDS.filter(bool), skips=st.booleans())
+def test_the_text_goes_on_after_the_prompt(
+    prompt: list[str], words: list[str], skips: bool
+) -> None:
+    """Decoders drop the space before the first word of a text; before the first word of an output
+    it stays, so that prompt and output together are what decoding both at once gives."""
+    before, token_ids = ([FALLBACK.token_to_id(word) for word in each] for each in (prompt, words))
+    params = SamplingParams(skip_special_tokens=skips)
+    pieces, rest = push_all(Detokenizer(FALLBACK, params, before), token_ids)
+    begun = FALLBACK.decode(before, skip_special_tokens=skips)
+    whole = FALLBACK.decode([*before, *token_ids], skip_special_tokens=skips)
+    assert begun + "".join(pieces) + rest == whole
+
+
+@pytest.mark.parametrize("prompt", [["b", "<0xC3>"], ["<0xC3>"], ["<s>"], ["▁a"], []])
+def test_what_a_prompt_leaves_unfinished_is_not_of_the_output(prompt: list[str]) -> None:
+    """Nothing of the prompt shows, whatever it ends with."""
+    before = [FALLBACK.token_to_id(word) for word in prompt]
+    token_ids = [FALLBACK.token_to_id(word) for word in ("b", "▁a", "b")]
+    pieces, rest = push_all(Detokenizer(FALLBACK, SamplingParams(), before), token_ids)
+    assert ("".join(pieces) + rest).removeprefix("\ufffd") == "b ab"

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 import torch
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from hdserve import core
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
@@ -18,7 +23,7 @@ from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.stats import add_counts
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import InterruptedDrafter, JunkDrafter, OracleDrafter, SlowLearner
@@ -105,6 +110,13 @@ def test_max_tokens_is_exact_with_drafts() -> None:
         run(make([OracleDrafter({"a": future})]), [seq])
         assert seq.token_ids == future[: len(prompt) + max_tokens]
         assert seq.finish_reason is FinishReason.LENGTH
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Drafters are given Python's, which know more."""
+    seq = make_sequence("a", make_prompt(5), max_tokens=np.int64(7))
+    make().add(seq)
+    assert type(seq.max_total_tokens) is int
 
 
 @pytest.mark.parametrize("has_drafts", [False, True])
@@ -237,6 +249,18 @@ def test_held_text_comes_at_the_end() -> None:
     outputs = run(make(tokenizer=TOKENIZER), [seq])
     assert "".join(output.text for output in outputs) == text
     assert outputs[-1].text.endswith(text[-2:])
+
+
+def test_the_text_goes_on_after_the_prompt() -> None:
+    """Prompt and output together are the text, also where a decoder drops the space that a text
+    begins with."""
+    words = {f"\u2581w{number}": number for number in range(VOCAB_SIZE)}
+    backend = tokenizers.Tokenizer(WordLevel(words, unk_token="\u2581w0"))
+    backend.decoder = Metaspace()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    seq = make_sequence("a", make_prompt(5), **GREEDY)
+    text = "".join(output.text for output in run(make(tokenizer=tokenizer), [seq]))
+    assert tokenizer.decode(make_prompt(5)) + text == tokenizer.decode(seq.token_ids)
 
 
 # --- what is refused ---
@@ -426,6 +450,40 @@ def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -
     (output,) = (output for output in outputs if output.sequence is bad)
     assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
     assert isinstance(output.error, HdserveError)
+
+
+class PoisonDrafter(Drafter):
+    """Drafts one token."""
+
+    name = "poison"
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        tree.add_path([self._token_id], Source.OTHER)
+
+
+@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
+)
+def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
+    options: dict[str, Any], uses_blocks: bool
+) -> None:
+    """Neither of the request nor of those beside it."""
+    model, poison = make_model(), 7
+    clean = [[token for token in make_prompt(size) if token != poison] for size in (20, 1, 40)]
+    params: dict[str, Any] = {**options, "max_tokens": 8}
+    wanted = [plain(prompt, **params).token_ids for prompt in clean]
+    assert not any(poison in token_ids for token_ids in wanted)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=uses_blocks)
+    sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
+    run(engine, sequences)
+    assert [seq.token_ids for seq in sequences] == wanted
+    assert all(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
 
 
 @pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])

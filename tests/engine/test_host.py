@@ -1,11 +1,17 @@
-"""What a model's host lets its requests know of one another."""
+"""What a model's host lets its requests know of one another, and what ends them."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from hdserve.config import ModelConfig
+from hdserve.core import FinishReason
 from hdserve.engine.host import ModelHost
+from hdserve.models import resolve_model
 from tests.engines import make_sequence, run
 
 
@@ -26,3 +32,18 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     database = host.own_database
     assert (database.num_tokens > 0) is is_shared
     assert (database.num_recycled_entries > 0) is is_shared
+
+
+@pytest.mark.parametrize("named", [[0], None, 10**6])
+def test_the_end_the_tokenizer_names_ends_a_sequence(tmp_path: Path, named: object) -> None:
+    """Whatever the generation config says: those of many tuned models were made for other ends."""
+    path = copytree(resolve_model("hdserve-mini"), tmp_path / "model")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    engine = {"compile": False, "kv_cache_tokens": 1024, "exact": False}
+    config = {"name": "m", "model": str(path), "engine": engine}
+    host = ModelHost(ModelConfig.model_validate({**config, "drafting": {"adapts_budget": False}}))
+    assert host.tokenizer.eos_token_id is not None
+    bias = {host.tokenizer.eos_token_id: 100.0}
+    seq = make_sequence("a", [5, 300, 41, 7], temperature=0.0, logit_bias=bias, min_tokens=3)
+    run(host.make_engine(), [seq])
+    assert (seq.finish_reason, seq.num_output_tokens) == (FinishReason.STOP, 4)

@@ -18,6 +18,8 @@ from transformers import (
     GPTNeoForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
@@ -112,6 +114,35 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         make_engine(model=model, exact=False)
     assert type(model).__name__ in caught.value.message
+
+
+class _OldLlama(LlamaForCausalLM):
+    """In the manner of code that comes with weights, and was written for an older library."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, num_logits_to_keep: int = 0, **options: Any
+    ) -> Any:
+        return super().forward(input_ids, **{**options, "logits_to_keep": num_logits_to_keep})
+
+
+def test_a_model_that_ignores_what_it_is_asked_for_is_refused() -> None:
+    """It would give the logits of all rows, and those of other rows would be taken."""
+    torch.manual_seed(0)
+    model = _OldLlama(LlamaConfig(**SMALL)).eval()
+    with pytest.raises(UnsupportedModel, match="_OldLlama ignores logits_to_keep"):
+        make_engine(model=model, exact=False)
+
+
+def test_sinks_that_take_little_are_found() -> None:
+    """In bfloat16 they change a short text no more than rounding does."""
+    torch.manual_seed(0)
+    model = _gpt_oss().eval().to(torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.fill_(-4.0)
+    with pytest.raises(UnsupportedModel, match="attends by s_aux"):
+        make_engine(model=model, exact=False)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
