@@ -10,7 +10,7 @@ from operator import index
 from typing import Any
 
 from hdserve import core
-from hdserve.core import FinishReason, SamplingParams, StepOutput
+from hdserve.core import FinishReason, StepOutput
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Held
@@ -20,22 +20,16 @@ from hdserve.engine.batched_choices import Nodes, choose_together
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
 from hdserve.engine.decoder import NoToken, SequenceDecoder, SequenceFault
-from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.decoder_factory import DecoderFactory
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
-from hdserve.engine.prompt_scorer import PromptScorer
-from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
-from hdserve.engine.sampler import HistoryTerms
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
+from hdserve.engine.step_drafts import StepDrafts
 from hdserve.errors import HdserveError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
 
 logger = logging.getLogger(__name__)
-
-_MAX_STARTED_TOKENS = 8192
-"""Of the texts that drafters begin with in one step, about as many milliseconds as thousands; one
-text at least."""
 
 
 class Engine:
@@ -70,20 +64,14 @@ class Engine:
         faster: Future[Faster] | None = None,
     ) -> None:
         self._runner = runner
-        self._model = runner.model
         self._scheduler = scheduler
         self._drafters = drafters
-        self._backend = backend
-        self._grammars = grammars
-        self._max_draft_tokens = max_draft_tokens
-        self._max_depth = max_depth
         self._budget = budget
+        self._drafts = StepDrafts(drafters, budget, max_draft_tokens, max_depth)
         self._on_finish = on_finish
         self._faster = faster
-        self._num_started_tokens = 0
-        self._catching_up_s = 0.0
-        """Of this step."""
-        self._max_total_tokens = min(self._model.max_model_len, scheduler.max_total_tokens)
+        self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)
+        self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._ended: list[StepOutput] = []
         """Of sequences that ended outside a step, for the next one."""
@@ -170,7 +158,7 @@ class Engine:
         if seq.params.max_tokens is not None:
             wanted = seq.num_prompt_tokens + index(seq.params.max_tokens)
             seq.max_total_tokens = min(wanted, self._max_total_tokens)
-        self._decoders[seq.request_id] = self._decoder(seq)
+        self._decoders[seq.request_id] = self._factory.make(seq)
         self._scheduler.add(seq)
 
     def check(self, seq: core.Sequence) -> None:
@@ -180,18 +168,7 @@ class Engine:
         """
         if seq.request_id in self._decoders:
             raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
-        if not seq.token_ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
-        check_token_ids("prompt", seq.token_ids, self._model.vocab_size)
-        check_params(seq.params, self._model.vocab_size, has_text=self._backend is not None)
-        if seq.params.grammar is not None:
-            if self._grammars is None:
-                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
-            self._grammars.check(seq.params.grammar)
-        num_ending = len(self._ending_token_ids(seq.params))
-        if seq.params.min_tokens and num_ending >= self._model.vocab_size:
-            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
+        self._factory.check(seq)
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its slot and its drafter state are free at once.  One that has ended
@@ -251,18 +228,17 @@ class Engine:
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return []
-        trees = self._draft(scheduled)
+        trees = self._drafts.trees(scheduled)
         drafted = time.perf_counter()
         chunks = [_chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
-        is_read = self._shows_forwards and any(tree and tree.num_draft_tokens for tree in trees)
+        is_read = self._drafts.are_read and any(tree and tree.num_draft_tokens for tree in trees)
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)
         elapsed = time.perf_counter() - started
         self._scheduler.took(scheduled, elapsed)
-        if self._budget is not None:
-            self._budget.took(elapsed - self._catching_up_s, verifying - drafted)
+        self._drafts.took(elapsed, verifying - drafted)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
@@ -282,49 +258,6 @@ class Engine:
         cost = found.cost
         if self._budget is not None and cost is not None:
             self._budget.change_cost(cost)
-
-    def _draft(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
-        """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
-        self._num_started_tokens, self._catching_up_s = 0, 0.0
-        num_choosing = sum(work.is_choosing for work in scheduled)
-        is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
-        trees = [
-            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
-            for work in scheduled
-        ]
-        if self._budget is not None:
-            num_other_rows = sum(
-                work.num_tokens - (tree is not None)
-                for work, tree in zip(scheduled, trees, strict=True)
-            )
-            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
-        return trees
-
-    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
-        seq = work.slot.seq
-        is_drafting = is_drafting and seq.speculation.is_enabled and not work.slot.is_plain
-        capacity = self._max_draft_tokens if is_drafting else 0
-        if seq.speculation.max_draft_tokens is not None:
-            capacity = min(capacity, seq.speculation.max_draft_tokens)
-        max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        if max_depth <= 0 or self._starts_later(seq):
-            capacity = 0
-        tree = DraftTree(seq.token_ids[-1], capacity, max_depth)
-        if tree.capacity or self._drafters.needs_hidden:
-            started = time.perf_counter()
-            self._catch_up(seq)
-            self._catching_up_s += time.perf_counter() - started
-        if tree.capacity:
-            self._drafters.propose(seq, tree)
-        return tree
-
-    def _starts_later(self, seq: core.Sequence) -> bool:
-        """Whether drafters have begun with enough texts in this step, which they make longer."""
-        return (
-            self._num_started_tokens >= _MAX_STARTED_TOKENS
-            and not self._drafters.has_started(seq)
-            and not self._drafters.needs_hidden
-        )
 
     def _verify(
         self,
@@ -403,7 +336,10 @@ class Engine:
         seq.num_cached_tokens = len(seq.token_ids) - 1
         self._scheduler.offer(work.slot)
         if acceptance.token_ids:
-            self._learn(seq, tree, acceptance, outputs)
+            count_draft(seq.counts, tree, acceptance)
+            count_draft(self._stats.drafts, tree, acceptance)
+            self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
+            self._drafts.observe(seq, tree, acceptance, outputs)
         return output
 
     def _tries_again(self, work: Scheduled) -> bool:
@@ -419,42 +355,6 @@ class Engine:
         slot.is_plain = True
         self._scheduler.begin_chunk_anew(slot)
         return True
-
-    def _learn(
-        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
-    ) -> None:
-        count_draft(seq.counts, tree, acceptance)
-        count_draft(self._stats.drafts, tree, acceptance)
-        self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
-        if self._budget is not None:
-            self._budget.observe(tree, acceptance)
-        if tree.capacity or self._drafters.needs_hidden:
-            forward = outputs if self._shows_forwards else None
-            self._drafters.observe(seq, tree, acceptance, forward)
-        else:
-            seq.num_unobserved_tokens += len(acceptance.token_ids)
-
-    def _catch_up(self, seq: core.Sequence) -> None:
-        """Let drafters know the text, whose last tokens may have been decoded without them."""
-        number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
-        if not self._drafters.has_started(seq):
-            self._num_started_tokens += len(seq.token_ids)
-            self._drafters.start(seq)
-            return
-        if not number:
-            return
-        root, *token_ids = seq.token_ids[-number - 1 :]
-        num_drafted = number - 1
-        tree = DraftTree(root, num_drafted)
-        sources = [core.Source.PLAIN] * num_drafted
-        tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
-        self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
-
-    @property
-    def _shows_forwards(self) -> bool:
-        """Whether drafters see what the model made of each node."""
-        budget = self._budget
-        return budget is None or budget.affords_reading or self._drafters.needs_hidden
 
     def _release(self, slot: Slot) -> None:
         self._scheduler.release(slot)
@@ -472,27 +372,6 @@ class Engine:
         counts[seq.finish_reason] = counts.get(seq.finish_reason, 0) + 1
         if self._on_finish is not None:
             self._drafters.run("engine", "on_finish", self._on_finish, seq)
-
-    def _decoder(self, seq: core.Sequence) -> SequenceDecoder:
-        params, model = seq.params, self._model
-        ending = self._ending_token_ids(params)
-        history = None
-        if params.has_history_terms:
-            history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
-        detokenizer = None
-        if self._backend is not None:
-            detokenizer = Detokenizer(self._backend, params, seq.token_ids)
-        grammar = None
-        if params.grammar is not None:
-            assert self._grammars is not None
-            grammar = self._grammars.state(params.grammar)
-        scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
-        return SequenceDecoder(seq, ending, detokenizer, history, grammar, scorer)
-
-    def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        is_eos_ignored = params.ignore_eos and params.grammar is None
-        eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
-        return eos | frozenset(params.stop_token_ids)
 
     def _count_step(
         self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]

@@ -1,0 +1,78 @@
+"""Which requests a model can answer, and what decodes each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hdserve.core import SamplingParams, Sequence
+from hdserve.engine.decoder import SequenceDecoder
+from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.loader import LoadedModel
+from hdserve.engine.prompt_scorer import PromptScorer
+from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
+from hdserve.engine.sampler import HistoryTerms
+from hdserve.errors import InvalidRequest
+
+
+class DecoderFactory:
+    """Makes a :class:`SequenceDecoder` of every sequence that can be answered.
+
+    Args:
+        max_total_tokens: longest prompt and output together.
+        backend: the ``tokenizers.Tokenizer`` that makes text; ``None`` for token ids only.
+        grammars: compiles the grammars of structured output; ``None`` offers none.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        max_total_tokens: int,
+        backend: Any = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self._model = model
+        self._max_total_tokens = max_total_tokens
+        self._backend = backend
+        self._grammars = grammars
+
+    def check(self, seq: Sequence) -> None:
+        """
+        Raises:
+            InvalidRequest: ``seq`` can never be answered.
+        """
+        vocab_size = self._model.vocab_size
+        if not seq.token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
+        check_token_ids("prompt", seq.token_ids, vocab_size)
+        check_params(seq.params, vocab_size, has_text=self._backend is not None)
+        if seq.params.grammar is not None:
+            if self._grammars is None:
+                raise InvalidRequest("a grammar needs a tokenizer", "grammar")
+            self._grammars.check(seq.params.grammar)
+        num_ending = len(self._ending_token_ids(seq.params))
+        if seq.params.min_tokens and num_ending >= vocab_size:
+            raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
+
+    def make(self, seq: Sequence) -> SequenceDecoder:
+        """The decoder of a sequence that was checked."""
+        params, model = seq.params, self._model
+        ending = self._ending_token_ids(params)
+        history = None
+        if params.has_history_terms:
+            history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
+        detokenizer = None
+        if self._backend is not None:
+            detokenizer = Detokenizer(self._backend, params, seq.token_ids)
+        grammar = None
+        if params.grammar is not None:
+            assert self._grammars is not None
+            grammar = self._grammars.state(params.grammar)
+        scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
+        return SequenceDecoder(seq, ending, detokenizer, history, grammar, scorer)
+
+    def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        is_eos_ignored = params.ignore_eos and params.grammar is None
+        eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
+        return eos | frozenset(params.stop_token_ids)

@@ -1,0 +1,131 @@
+"""The drafts of a step: which sequences get a tree, how large it is, and what drafters are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hdserve import core
+from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.model_runner import NodeOutputs
+from hdserve.engine.scheduler import Scheduled
+from hdserve.tree import Acceptance, DraftTree
+
+_MAX_STARTED_TOKENS = 8192
+"""Of the texts that drafters begin with in one step, about as many milliseconds as thousands; one
+text at least."""
+
+
+class StepDrafts:
+    """Asks the drafters for trees, cuts them to the size that pays, and tells what came of them.
+
+    Drafters begin with a text, and hear of tokens that were decoded without them, when a draft is
+    wanted next, so that steps without drafts do nothing for them.
+
+    Args:
+        budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
+        max_draft_tokens: most drafted tokens of a sequence and step.
+        max_depth: longest drafted path.
+    """
+
+    def __init__(
+        self,
+        drafters: GuardedDrafters,
+        budget: DraftBudget | None,
+        max_draft_tokens: int,
+        max_depth: int,
+    ) -> None:
+        self._drafters = drafters
+        self._budget = budget
+        self._max_draft_tokens = max_draft_tokens
+        self._max_depth = max_depth
+        self._num_started_tokens = 0
+        self._catching_up_s = 0.0
+        """Of this step."""
+
+    @property
+    def are_read(self) -> bool:
+        """Whether drafters see what the model made of each node."""
+        budget = self._budget
+        return budget is None or budget.affords_reading or self._drafters.needs_hidden
+
+    def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
+        """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
+        self._num_started_tokens, self._catching_up_s = 0, 0.0
+        num_choosing = sum(work.is_choosing for work in scheduled)
+        is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
+        trees = [
+            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            for work in scheduled
+        ]
+        if self._budget is not None:
+            num_other_rows = sum(
+                work.num_tokens - (tree is not None)
+                for work, tree in zip(scheduled, trees, strict=True)
+            )
+            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
+        return trees
+
+    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+        seq = work.slot.seq
+        is_drafting = is_drafting and seq.speculation.is_enabled and not work.slot.is_plain
+        capacity = self._max_draft_tokens if is_drafting else 0
+        if seq.speculation.max_draft_tokens is not None:
+            capacity = min(capacity, seq.speculation.max_draft_tokens)
+        max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
+        if max_depth <= 0 or self._starts_later(seq):
+            capacity = 0
+        tree = DraftTree(seq.token_ids[-1], capacity, max_depth)
+        if self._are_told(tree):
+            started = time.perf_counter()
+            self._catch_up(seq)
+            self._catching_up_s += time.perf_counter() - started
+        if tree.capacity:
+            self._drafters.propose(seq, tree)
+        return tree
+
+    def _starts_later(self, seq: core.Sequence) -> bool:
+        """Whether drafters have begun with enough texts in this step, which they make longer."""
+        return (
+            self._num_started_tokens >= _MAX_STARTED_TOKENS
+            and not self._drafters.has_started(seq)
+            and not self._drafters.needs_hidden
+        )
+
+    def _are_told(self, tree: DraftTree) -> bool:
+        """Whether drafters are to know the text now."""
+        return tree.capacity > 0 or self._drafters.needs_hidden
+
+    def _catch_up(self, seq: core.Sequence) -> None:
+        """Let drafters know the text, whose last tokens may have been decoded without them."""
+        number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
+        if not self._drafters.has_started(seq):
+            self._num_started_tokens += len(seq.token_ids)
+            self._drafters.start(seq)
+            return
+        if not number:
+            return
+        root, *token_ids = seq.token_ids[-number - 1 :]
+        num_drafted = number - 1
+        tree = DraftTree(root, num_drafted)
+        sources = [core.Source.PLAIN] * num_drafted
+        tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
+        self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
+
+    def observe(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
+    ) -> None:
+        """Tell budget and drafters what came of a tree of this step."""
+        if self._budget is not None:
+            self._budget.observe(tree, acceptance)
+        if self._are_told(tree):
+            forward = outputs if self.are_read else None
+            self._drafters.observe(seq, tree, acceptance, forward)
+        else:
+            seq.num_unobserved_tokens += len(acceptance.token_ids)
+
+    def took(self, step_s: float, forward_s: float) -> None:
+        """Note how long the step took, and its forward; catching up is not of this step alone."""
+        if self._budget is not None:
+            self._budget.took(step_s - self._catching_up_s, forward_s)
