@@ -672,7 +672,7 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     drafter = TellingDrafter()
     seq = make_sequence("a", make_prompt(9), **GREEDY, max_tokens=40)
     engine = make([drafter])
-    engine._budget = Pauses(first, period)
+    engine._drafts._budget = Pauses(first, period)
     run(engine, [seq])
     if first >= 40:
         assert not drafter.told
