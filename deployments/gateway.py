@@ -244,7 +244,8 @@ class Gateway:
         await self._call_all(model, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self, timeout_s: float) -> list[str]:
-        """The models of which no replica answers."""
+        """The models of which no replica answers, but for those that may have none: to ask one
+        would start it, and keep it from ever ending."""
 
         async def is_ready(name: str) -> bool:
             try:
@@ -253,7 +254,7 @@ class Gateway:
                 return False
             return True
 
-        names = list(self._configs)
+        names = [name for name, config in self._configs.items() if config.min_num_replicas > 0]
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 

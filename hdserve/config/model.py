@@ -232,6 +232,13 @@ class ModelConfig(StrictModel):
         )
 
     @property
+    def min_num_replicas(self) -> int:
+        """Fewest processes that serve this model."""
+        if self.autoscaling is None:
+            return self.num_replicas or 1
+        return self.autoscaling.min_replicas
+
+    @property
     def max_num_replicas(self) -> int:
         """Most processes that serve this model."""
         if self.autoscaling is None:

@@ -16,7 +16,7 @@ from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCALED, OTHER = "scaled", "other"
+SCALED, OTHER, SLEEPING = "scaled", "other", "sleeping"
 QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
 WAIT_S = 240.0
 
@@ -33,7 +33,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "look_back_period_s": 4.0,
     }
     scaled = {**base, "name": SCALED, "autoscaling": autoscaling}
-    config = {"models": [scaled, {**base, "name": OTHER}]}
+    sleeping = {**base, "name": SLEEPING, "autoscaling": {**autoscaling, "min_replicas": 0}}
+    config = {"models": [scaled, {**base, "name": OTHER}, sleeping]}
     with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
 
@@ -101,3 +102,20 @@ def test_replicas_follow_the_load(application: ServedApplication) -> None:
     wait_for(lambda: len(replicas(application, SCALED)) == 1, "the second replica stayed")
     assert replicas(application, OTHER) == others
     assert "choices" in ask(application, "after", temperature=0.0)
+
+
+def test_a_model_without_replicas_is_woken_by_a_request_alone(
+    application: ServedApplication,
+) -> None:
+    """Readiness and metrics, asked for all the time, neither start it nor keep it from ending."""
+
+    def has_replicas() -> bool:
+        assert httpx.get(f"{application.base_url}/ready", timeout=60).status_code == 200
+        return bool(replicas(application, SLEEPING))
+
+    assert not has_replicas()
+    answer = ask(application, "wake", model=SLEEPING)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert has_replicas()
+    wait_for(lambda: not has_replicas(), "the last replica stayed")
+    assert "choices" in ask(application, "again", model=SLEEPING)
