@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
 from pathlib import Path
 from typing import Any, cast
@@ -77,13 +76,13 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
     ]
     tasks = [Task(str(index), [prompt]) for index, prompt in enumerate(encoded)]
 
-    def decode(num_before_signal: int | None) -> tuple[Runs, list[int]]:
+    def decode(num_before_interruption: int | None) -> tuple[Runs, list[int]]:
         runs: list[int] = []
 
         def note() -> None:
             runs.append(1)
-            if len(runs) == num_before_signal:
-                signal.raise_signal(signal.SIGINT)
+            if len(runs) == num_before_interruption:
+                raise KeyboardInterrupt
 
         found = run_rounds(
             contenders,
