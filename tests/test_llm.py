@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -178,7 +177,7 @@ def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None
 
 
 def _interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,14 @@ def host() -> ModelHost:
 
 
 def check(host: ModelHost, path: Path | None, stops_after: int | None = None) -> Any:
-    """The results; a real SIGINT comes when ``stops_after`` sequences have ended."""
+    """The results; it is interrupted when ``stops_after`` sequences have ended."""
     num_ended = 0
 
     def note(num: int) -> None:
         nonlocal num_ended
         before, num_ended = num_ended, num_ended + num
         if stops_after is not None and before < stops_after <= num_ended:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
     encoded = [encode_prompt(PromptRow(text, "all", text), host.tokenizer, 512) for text in TEXTS]
     job = LosslessCheck(
