@@ -98,7 +98,6 @@ def start_system(fault: type[Fault]) -> System:
         directory,
         num_workers=fault.num_workers,
         environment=fault.environment(directory),
-        has_haproxy=fault.has_haproxy,
         gcs_storage=fault.gcs_storage,
     )
     try:

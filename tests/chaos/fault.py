@@ -58,7 +58,7 @@ class Fault(ABC):
     Attributes:
         name: of the fault, in commands and records.
         setting: what kind of system it needs; faults of one setting share systems.
-        num_workers, has_haproxy, gcs_storage: as of :class:`System`.
+        num_workers, gcs_storage: as of :class:`System`.
         may_lose_requests: whether requests under way on the dead process may be lost.
         may_refuse: whether requests may fail until everything is as before, because Ray Serve still
             sends them to a process that is gone.
@@ -69,7 +69,6 @@ class Fault(ABC):
     name: ClassVar[str]
     setting: ClassVar[str] = "one node"
     num_workers: ClassVar[int] = 0
-    has_haproxy: ClassVar[bool] = False
     gcs_storage: ClassVar[bool] = False
     may_lose_requests: ClassVar[bool] = False
     may_refuse: ClassVar[bool] = False

@@ -44,7 +44,6 @@ class System:
         directory: for everything it writes.
         num_workers: nodes beside the head; with some of them, the head runs no replica.
         environment: further environment variables of every process.
-        has_haproxy: whether HAProxy takes the place of Ray Serve's own proxy.
         gcs_storage: whether the cluster's control store survives its own restart.
     """
 
@@ -54,7 +53,6 @@ class System:
         *,
         num_workers: int = 0,
         environment: Mapping[str, str] | None = None,
-        has_haproxy: bool = False,
         gcs_storage: bool = False,
     ) -> None:
         self.directory = directory
@@ -66,8 +64,7 @@ class System:
         self._dashboard_port = _free_port()
         self._keys = directory / "keys.txt"
         self._keys.write_text("".join(f"{key(n)} n{n}\n" for n in range(NUM_NAMESPACES)))
-        proxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if has_haproxy else {}
-        self._set_environment(proxy | dict(environment or {}), gcs_storage=gcs_storage)
+        self._set_environment(environment or {}, gcs_storage=gcs_storage)
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={

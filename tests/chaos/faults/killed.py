@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tests.chaos import processes
 from tests.chaos.fault import Fault, Trial
@@ -74,8 +74,11 @@ class HAProxyKilled(ProxyKilled):
 
     name = "haproxy-killed"
     setting = "one node with HAProxy"
-    has_haproxy = True
     role = "haproxy"
+
+    @classmethod
+    def environment(cls, system_directory: Any) -> dict[str, str]:
+        return {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 
 class DatabaseKilled(Killed):
