@@ -242,6 +242,16 @@ def test_keys_are_where_the_application_looks(overlay: str) -> None:
         assert [item["key"] for item in items] == ["api-keys", "admin-key"]
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
+    """Of every pod: the controller on the head has to know, too."""
+    for group in groups(ray_service(overlay)):
+        (container,) = group["template"]["spec"]["containers"]
+        environment = {item["name"]: item.get("value") for item in container["env"]}
+        wanted = None if overlay == "cpu-dev" else "1"
+        assert environment.get("RAY_SERVE_ENABLE_HA_PROXY") == wanted
+
+
 def test_disruption_budgets_and_policies_select_the_pods() -> None:
     """Each selector matches the labels of a pod template."""
     manifests = render("overlays/gpu")
