@@ -59,10 +59,12 @@ class ReplayResult:
 
     @property
     def mean_acceptance_length(self) -> float:
+        """Tokens per step, the bonus token included."""
         return self.num_tokens / max(1, self.num_steps)
 
     @property
     def mean_draft_tokens(self) -> float:
+        """Drafted tokens per step."""
         return self.num_draft_tokens / max(1, self.num_steps)
 
     @property
