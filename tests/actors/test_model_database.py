@@ -19,8 +19,6 @@ from hdserve.errors import SnapshotError
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
 
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
-
-
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
 
 

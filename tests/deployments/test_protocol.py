@@ -395,8 +395,6 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-
-
 FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "suffix", "other"})
 
 

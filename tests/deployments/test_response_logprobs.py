@@ -19,8 +19,6 @@ HALVES = (
     TokenInfo(b"\xa9", -0.25, ()),
     TokenInfo(b"z", -0.25, ()),
 )
-
-
 LOGPROBS = (
     TokenInfo("é".encode(), -0.5, (Alternative("é".encode(), -0.5), Alternative(b"b", -1.0))),
     TokenInfo(b"yz", -0.25, ()),
@@ -93,14 +91,8 @@ SCORED = (
     TokenInfo(b"a", -1.5, (Alternative(b"b", -0.5, 6), Alternative(b"a", -1.5, 5)), 5, 2),
     TokenInfo(b"\xc3", -3.0, (Alternative(b"b", -0.5, 6), Alternative(b"a", -1.5, 5)), 7, 42),
 )
-
-
 B = {"logprob": -0.5, "rank": 1, "decoded_token": "b"}
-
-
 A = {"logprob": -1.5, "rank": 2, "decoded_token": "a"}
-
-
 HALF = {"logprob": -3.0, "rank": 42, "decoded_token": "\ufffd"}
 
 
