@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.messages import MAX_MESSAGES
-from deployments.protocol import (
-    ChatBody,
-    CompletionBody,
-    TokenizeBody,
-)
+from deployments.protocol import ChatBody, CompletionBody, TokenizeBody
 from tests.deployments.bodies import CALL, USER
 
 

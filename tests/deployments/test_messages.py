@@ -12,11 +12,7 @@ from openai.types.chat import (
     ParsedChatCompletionMessage,
 )
 
-from deployments.protocol import (
-    ChatBody,
-    Speculation,
-    TokenizeBody,
-)
+from deployments.protocol import ChatBody, Speculation, TokenizeBody
 from deployments.request_body import parse_body
 from hdserve.errors import InvalidRequest, Unsupported
 from tests.deployments.bodies import CALL, USER, chat, refused

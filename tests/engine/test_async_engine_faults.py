@@ -11,11 +11,7 @@ import pytest
 
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.engine import Engine
-from hdserve.errors import (
-    ConfigError,
-    EngineGone,
-    EngineStopped,
-)
+from hdserve.errors import ConfigError, EngineGone, EngineStopped
 from tests.engine.async_engines import (
     LONG,
     GateDrafter,
