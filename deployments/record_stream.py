@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.off_loop import off_loop
-from deployments.reasoning_reader import ReasoningReaders
+from deployments.reasoning_reader import ReasoningReader, ReasoningReaders
 from deployments.record_builder import RecordBuilder
 from deployments.request_metrics import RequestClock, RequestMetrics
 from deployments.tracing import GenerationTrace
@@ -82,9 +82,7 @@ class RecordStreams:
                     if request.prediction and records:  # to count it may take a while
                         yield tuple(records)
                         records = []
-                    size = len(request.prediction or "") * request.num_choices
-                    known = (request, sequences, clocks, readers.values())
-                    summary = await off_loop(size, self._builder.summary, *known)
+                    summary = await self._summary(request, sequences, clocks, readers)
                     trace.summarise(summary)
                     records.append(summary)
                 if records:
@@ -96,6 +94,17 @@ class RecordStreams:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _summary(
+        self,
+        request: GenerationRequest,
+        sequences: list[Sequence],
+        clocks: list[RequestClock],
+        readers: Mapping[str, ReasoningReader],
+    ) -> Summary:
+        size = len(request.prediction or "") * request.num_choices
+        known = (request, sequences, clocks, readers.values())
+        return await off_loop(size, self._builder.summary, *known)
 
     async def _pump(
         self, seq: Sequence, clock: RequestClock, merged: Outputs, trace: GenerationTrace
