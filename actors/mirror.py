@@ -187,6 +187,7 @@ class Mirror:
         self._thread.join(timeout_s + 1.0)
 
     def stats(self) -> MirrorStats:
+        """What was published and received so far, and how far behind it is."""
         own = self._subscriptions[0]
         links = {id(item.link): item.link for item in self._subscriptions}.values()
         last_s = self._started_s if own.last_poll_s is None else own.last_poll_s

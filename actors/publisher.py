@@ -82,16 +82,15 @@ class Publisher:
             message = self._unsent = self._unsent_now() or self._next_message()
             if message is None:
                 return True
-            num_outputs = sum(map(len, message.outputs.values()))
             try:
                 await self._link.call("publish", message.encode(self._key))
             except ActorUnreachable:
                 return False
             except DatabaseError:
-                self.num_refused += num_outputs
+                self.num_refused += message.num_outputs
             else:
-                self.num_outputs += num_outputs
-                self.num_tokens += sum(part.num_tokens for part in message.outputs.values())
+                self.num_outputs += message.num_outputs
+                self.num_tokens += message.num_tokens
                 self._subscription.was_published(message)
             self._unsent = None
 

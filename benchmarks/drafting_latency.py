@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from benchmarks.statistics_build import pieces
 from hdserve.bench.replay_files import read_replay
+from hdserve.bench.replay_result import percentiles_us
 from hdserve.core import SamplingParams, Sequence
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
@@ -144,8 +145,8 @@ def time_drafts(
         drafter.finish(seq)
     return {
         "budget": budget,
-        "draft_us": _quantiles(drafts),
-        "observe_us_per_token": _quantiles(observes),
+        "draft_us": percentiles_us(drafts),
+        "observe_us_per_token": percentiles_us(observes),
         "start_us_per_prompt_token": round(start_s / num_prompt_tokens * 1e6, 3),
     }
 
@@ -155,11 +156,6 @@ def _time_draft(drafter: Hierarchy, seq: Sequence, budget: int) -> float:
     begin = time.thread_time()
     drafter.propose(seq, tree)
     return time.thread_time() - begin
-
-
-def _quantiles(seconds: list[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(np.array(seconds) * 1e6, (50, 99))
-    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
 
 
 def draw(results: list[dict[str, Any]], image: Path) -> None:

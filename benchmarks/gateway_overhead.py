@@ -102,6 +102,7 @@ def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
             engine: Any = StubEngine(step_s)
             self._engine = AsyncEngine(lambda: engine, 10_000)
             self._engine.start()
+            self._records = self._record_streams()
 
     deploy = serve.deployment(
         name="model-stub",

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from rich.table import Table
 from actors import model_database
 from actors.mirror import Mirror
 from actors.model_database import ModelDatabaseActor
+from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Poll, Position, Publish
 from hdserve.databases.segment import Segment
@@ -187,6 +187,7 @@ def timed(call: Callable[[bytes], object], arguments: list[bytes]) -> list[float
 
 
 def add(rows: Rows, name: str, unit: str, values: list[float]) -> None:
+    """Another row, of what was measured again and again."""
     rows.append(
         {
             "measurement": name,
@@ -199,11 +200,9 @@ def add(rows: Rows, name: str, unit: str, values: list[float]) -> None:
 
 
 def report(rows: Rows, json_path: Path | None) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    """Print a table, and write what is in it."""
     hardware = f"{platform.machine()}, {os.cpu_count()} cores"
-    table = Table(title=f"model database, {hardware}, commit {commit}")
+    table = Table(title=f"model database, {hardware}, commit {commit()}")
     for column in rows[0]:
         table.add_column(column)
     for row in rows:
@@ -211,7 +210,7 @@ def report(rows: Rows, json_path: Path | None) -> None:
         table.add_row(*cells)
     Console().print(table)
     if json_path:
-        result = {"hardware": hardware, "commit": commit, "rows": rows}
+        result = {"hardware": hardware, "commit": commit(), "rows": rows}
         json_path.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -21,7 +21,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +34,7 @@ from rich.table import Table
 
 from actors import model_database
 from actors.model_database import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
+from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish
 from hdserve.databases.segment import Segment
@@ -279,9 +279,7 @@ def processor_s(actor: Any) -> float:
 def report(
     costs: Costs, tokens_per_s: float, rows: list[dict[str, float]], json_path: Path | None
 ) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    """Print a table, and write what is in it."""
     hardware = f"{platform.machine()}, {os.cpu_count()} cores"
     console = Console(width=120)
     console.print(
@@ -290,7 +288,7 @@ def report(
         f"{costs.output_bytes:.0f} bytes; poll {1000 * costs.poll_s:.2f} ms + "
         f"{1e6 * 1000 * costs.poll_byte_s:.2f} ms a MB"
     )
-    title = f"{tokens_per_s:g} tokens/s a replica, one of the actors; {hardware}, commit {commit}"
+    title = f"{tokens_per_s:g} tokens/s a replica, one of the actors; {hardware}, commit {commit()}"
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column.replace("_", " "), justify="right")
@@ -299,7 +297,7 @@ def report(
         table.add_row(*cells)
     console.print(table)
     if json_path:
-        result = {"hardware": hardware, "commit": commit, "costs": asdict(costs), "rows": rows}
+        result = {"hardware": hardware, "commit": commit(), "costs": asdict(costs), "rows": rows}
         json_path.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -17,6 +17,7 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, delta: Delta) -> None:
+        """Append what came."""
         self.reasoning += delta.reasoning
         self.text += delta.text
         self.finish_reason = delta.finish_reason

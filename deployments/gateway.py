@@ -217,12 +217,14 @@ class Gateway:
         return await self._context_lengths.of(self._configs)
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
         ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)
         return ids
 
     async def tokenize_chat(
         self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
     ) -> list[int]:
+        """The token ids of a conversation that came in a body of so many bytes."""
         ids: list[int] = await self._call(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 

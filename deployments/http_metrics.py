@@ -51,6 +51,7 @@ class HttpMetrics:
             self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
+        """A request was answered: its first byte and its end came so long after its arrival."""
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
             if (name, route) not in self._histograms:
@@ -62,6 +63,7 @@ class HttpMetrics:
         self._timeouts[model] += 1
 
     def samples(self) -> tuple[Sample, ...]:
+        """All counts and latencies of now."""
         counts = [
             Sample("hdserve_http_requests", count, labels)
             for labels, count in tuple(self._requests.items())

@@ -60,6 +60,7 @@ class MetricInfo:
 
     @property
     def owner_labels(self) -> tuple[str, ...]:
+        """What names the process it is of, before its own labels."""
         return ("gateway",) if self.is_of_gateway else ("model_name", "engine")
 
 
@@ -103,6 +104,7 @@ class Observations:
         self._waiting: deque[Observation] = deque(maxlen=_MAX_OBSERVATIONS)
 
     def add(self, observation: Observation) -> None:
+        """Another value, which the oldest may give way to."""
         self._waiting.append(observation)
 
     def take(self) -> Iterator[Observation]:
@@ -131,12 +133,14 @@ class Histogram:
         self._observations = observations
 
     def observe(self, value: float) -> None:
+        """Count ``value``, in the metric's unit."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
         if self._observations is not None:
             self._observations.add(Observation(self._name, value, self._labels))
 
     def sample(self) -> Sample:
+        """All that was observed so far."""
         return Sample(self._name, HistogramValue(tuple(self._counts), self._total), self._labels)
 
 

@@ -39,6 +39,7 @@ class ReportBook:
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, reports: Iterable[Report], now_s: float) -> None:
+        """Keep these as the last of their replicas; forget who was not heard for too long."""
         for report in reports:
             self._heard[report.replica] = _Heard(report, now_s)
         for replica in [key for key, item in self._heard.items() if now_s - item.at_s > KEEP_S]:

@@ -6,44 +6,43 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
+from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.metrics import Observations, Report
+from deployments.off_loop import off_loop
 from deployments.ray_metrics import Reporter
 from deployments.reasoning_parsers import REASONING_PARSERS
 from deployments.reasoning_reader import ReasoningReaders
 from deployments.record_builder import RecordBuilder
+from deployments.record_stream import RecordStreams
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_faults import streams_faults, tells_faults
-from deployments.request_metrics import RequestClock, RequestMetrics
+from deployments.request_metrics import RequestMetrics
 from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, locate_statistics
 from deployments.statistics_state import StatisticsState
-from deployments.tracing import GenerationTrace, Tracing
+from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
-from hdserve.core import Sequence, StepOutput
 from hdserve.engine.processors import default_num_threads
 from hdserve.errors import InvalidRequest
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.host import ModelHost
 
 logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
-
-_MAX_INLINE_SIZE = 4096
-"""In bytes of a request, or characters or tokens of a text: what reads more runs in a thread.
-Tokens of 1 MB take seconds, in which no stream would go on."""
 
 
 class ModelServer:
@@ -65,33 +64,17 @@ class ModelServer:
         statistics_root: Path | None = None,
     ) -> None:
         self._closing = ExitStack()
-        # Seconds and 250 MB, which the process that builds the application does without.
-        from hdserve.engine.async_engine import AsyncEngine
-        from hdserve.engine.host import ModelHost
-
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
         self._closing.callback(self._tracing.close)
         self._sharing: ClusterSharing | None = None
         self._closing.callback(self._close_sharing)
         self._replica = serve.get_replica_context().replica_id.unique_id
-        self._host = ModelHost(
-            config,
-            max_database_bytes=database_config.max_bytes,
-            num_threads=default_num_threads(config.num_cpus, num_models),
-            locate_statistics=locate_statistics,
-            on_output=self._publish,
-            is_server=True,
-        )
+        num_threads = default_num_threads(config.num_cpus, num_models)
+        self._host = self._load_model(database_config.max_bytes, num_threads)
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
-        self._sequence_builder = SequenceBuilder(self._host)
-        self._record_builder = RecordBuilder(self._tokenizer, self._replica)
-        parser = REASONING_PARSERS.get(config.reasoning_parser or "")
-        self._reasoning = ReasoningReaders(parser, self._tokenizer)
-        self._engine = AsyncEngine(
-            self._host.make_engine, config.engine.max_num_open, on_failure=self._leave
-        )
+        self._engine = self._make_engine()
         self._closing.callback(self._engine.close)
         self._engine.start()
         if database_config.is_enabled:
@@ -103,7 +86,33 @@ class ModelServer:
         self._chosen.start()
         observations = Observations()
         self._requests = RequestMetrics(observations)
-        self._metrics = ReplicaMetrics(
+        self._metrics = self._start_metrics(observations)
+        self._sequence_builder = SequenceBuilder(self._host)
+        parser = REASONING_PARSERS.get(config.reasoning_parser or "")
+        self._reasoning = ReasoningReaders(parser, self._tokenizer)
+        self._records = self._record_streams()
+
+    def _load_model(self, max_database_bytes: int, num_threads: int) -> ModelHost:
+        # Seconds and 250 MB, which the process that builds the application does without.
+        from hdserve.engine.host import ModelHost
+
+        return ModelHost(
+            self._config,
+            max_database_bytes=max_database_bytes,
+            num_threads=num_threads,
+            locate_statistics=locate_statistics,
+            on_output=self._publish,
+            is_server=True,
+        )
+
+    def _make_engine(self) -> AsyncEngine:
+        from hdserve.engine.async_engine import AsyncEngine
+
+        max_num_open = self._config.engine.max_num_open
+        return AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
+
+    def _start_metrics(self, observations: Observations) -> ReplicaMetrics:
+        metrics = ReplicaMetrics(
             self._replica,
             self._host,
             self._engine,
@@ -112,10 +121,15 @@ class ModelServer:
             self._chosen,
             observations,
         )
-        labels = {"model_name": config.name}
-        reporter = Reporter(config.name, labels, self._metrics.report, observations)
+        labels = {"model_name": self._config.name}
+        reporter = Reporter(self._config.name, labels, metrics.report, observations)
         self._closing.callback(reporter.close)
         reporter.start()
+        return metrics
+
+    def _record_streams(self) -> RecordStreams:
+        builder = RecordBuilder(self._tokenizer, self._replica)
+        return RecordStreams(self._engine, builder, self._requests, self._reasoning)
 
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
         if self._sharing is not None:
@@ -144,92 +158,23 @@ class ModelServer:
         request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
             build = self._sequence_builder.build
-            sequences = await _off_loop(request.num_body_bytes, build, request)
+            sequences = await off_loop(request.num_body_bytes, build, request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
-            async with aclosing(self._records(request, sequences, trace)) as found:
+            async with aclosing(self._records.stream(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
-
-    async def _records(
-        self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
-    ) -> AsyncGenerator[Records]:
-        """What came together: deltas of running sequences, and the summary when all have ended."""
-        merged: asyncio.Queue[StepOutput | BaseException | None] = asyncio.Queue()
-        clocks = [self._requests.clock(seq) for seq in sequences]
-        readers = self._reasoning.of(request, sequences)
-        shows_prompts = request.prompt_logprobs_param is not None
-        tasks = [
-            asyncio.create_task(self._pump(seq, clock, merged, trace))
-            for seq, clock in zip(sequences, clocks, strict=True)
-        ]
-        deltas = partial(
-            self._record_builder.deltas,
-            reasoning=readers,
-            includes_sources=request.includes_sources,
-            due_prompts=set(range(request.num_prompts)) if shows_prompts else None,
-        )
-        try:
-            num_open = len(tasks)
-            while num_open:
-                items = await _all_of(merged)
-                outputs = [item for item in items if isinstance(item, StepOutput)]
-                num_open -= items.count(None)
-                records: list[Delta | Summary] = [
-                    *await _off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
-                ]
-                if not num_open:
-                    if request.prediction and records:  # to count it may take a while
-                        yield tuple(records)
-                        records = []
-                    size = len(request.prediction or "") * request.num_choices
-                    build = self._record_builder.summary
-                    known = (request, sequences, clocks, readers.values())
-                    summary = await _off_loop(size, build, *known)
-                    trace.summarise(summary)
-                    records.append(summary)
-                if records:
-                    yield tuple(records)
-                for item in items:
-                    if isinstance(item, BaseException):
-                        raise _as_asked(item, request)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pump(
-        self,
-        seq: Sequence,
-        clock: RequestClock,
-        merged: asyncio.Queue[StepOutput | BaseException | None],
-        trace: GenerationTrace,
-    ) -> None:
-        outputs, spans = self._engine.generate(seq), trace.sequence(seq)
-        try:
-            async for output in outputs:
-                clock.observe(output)
-                spans.observe(output)
-                if output.error is not None:
-                    raise output.error
-                merged.put_nowait(output)
-            merged.put_nowait(None)
-        except Exception as error:
-            merged.put_nowait(error)
-        finally:
-            spans.end()
-            await outputs.aclose()
 
     @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
-        return await _off_loop(len(text), encode, text)
+        return await off_loop(len(text), encode, text)
 
     @tells_faults
     async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
         """The token ids of a conversation that came in a body of so many bytes."""
-        return await _off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
+        return await off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:
@@ -240,7 +185,7 @@ class ModelServer:
         """
         if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
             raise InvalidRequest("a token id is not in the vocabulary", param)
-        return await _off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+        return await off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""
@@ -310,37 +255,3 @@ class ModelServer:
     def _close_sharing(self) -> None:
         if self._sharing is not None:
             self._sharing.close()
-
-
-def _as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
-    """The prompt of a chat, and a grammar, are called as the client knows them."""
-    names = {"grammar": request.grammar_param}
-    if request.messages:
-        names["prompt"] = "messages"
-    if isinstance(error, InvalidRequest) and error.param in names:
-        return type(error)(error.message, names[error.param])
-    return error
-
-
-def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
-    """With the alternatives."""
-    return sum(
-        len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
-        for output in outputs
-        if output.prompt_logprobs is not None
-    )
-
-
-async def _all_of(items: asyncio.Queue[T]) -> list[T]:
-    """What is in the queue, at least one item."""
-    found = [await items.get()]
-    while not items.empty():
-        found.append(items.get_nowait())
-    return found
-
-
-async def _off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
-    if size <= _MAX_INLINE_SIZE:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)

@@ -111,14 +111,17 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
 
     @property
     def num_choices(self) -> int:
+        """Answers to each prompt."""
         return self.n or 1
 
     @property
     def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def includes_sources(self) -> bool:
+        """Whether a stream says where tokens come from."""
         return self.stream_options is not None and self.stream_options.include_sources
 
     def sampling(

@@ -51,6 +51,7 @@ class RayExport:
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def update(self, samples: Iterable[Sample]) -> None:
+        """Export what counters gained since the last time, and gauges as they are."""
         for sample in samples:
             info = METRICS[sample.name]
             tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
@@ -66,6 +67,7 @@ class RayExport:
                 self._instrument(ray_metrics.Gauge, name, info.help, tags).set(sample.value, tags)
 
     def observe(self, observations: Iterable[Observation]) -> None:
+        """Export single values."""
         for name, value, labels in observations:
             info = METRICS[name]
             tags = {**self._labels, **dict(zip(info.labels, labels, strict=True))}
@@ -117,9 +119,11 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
+        """Begin to export."""
         self._thread.start()
 
     def close(self) -> None:
+        """End soon, without waiting for it."""
         self._is_closing.set()
 
     def _run(self) -> None:

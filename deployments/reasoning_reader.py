@@ -31,6 +31,7 @@ class ReasoningReader:
 
     @property
     def num_tokens(self) -> int:
+        """0 as long as nothing was reasoned."""
         return self._num_read if self._parser.has_reasoned else 0
 
     def read(self, output: StepOutput) -> Split:

@@ -46,6 +46,7 @@ class RequestMetrics:
         return RequestClock(seq, self)
 
     def observe(self, name: str, value: float) -> None:
+        """Count one value of the metric ``name``, in its unit."""
         with self._lock:
             self._histograms[name].observe(value)
 
@@ -61,6 +62,7 @@ class RequestMetrics:
             raise
 
     def samples(self) -> Iterator[Sample]:
+        """All latencies and refusals so far."""
         with self._lock:
             samples = [histogram.sample() for histogram in self._histograms.values()]
             rejections = dict(self._rejections)

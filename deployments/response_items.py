@@ -2,80 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 from uuid import uuid4
 
 Event = dict[str, Any]
 
 
-class MessageItem:
+class _TextItem(ABC):
+    """An output item whose one part is text, which comes in pieces."""
+
+    _KIND: ClassVar[str]
+    _ID_PREFIX: ClassVar[str]
+    _EMPTY_OF_PART: ClassVar[tuple[str, ...]] = ()
+    _EMPTY_OF_EVENT: ClassVar[tuple[str, ...]] = ()
+    """Lists that the API has in a part and in events of text, and that are empty here."""
+
+    def __init__(self) -> None:
+        self.id = f"{self._ID_PREFIX}_{uuid4().hex}"
+        self.text = ""
+
+    @abstractmethod
+    def item(self, status: str) -> dict[str, Any]:
+        """The item as it is now; one in progress has no content yet."""
+
+    def part(self) -> dict[str, Any]:
+        """The content so far."""
+        return {"type": self._KIND, "text": self.text, **_empty(self._EMPTY_OF_PART)}
+
+    def begin(self) -> list[Event]:
+        """What follows its being added."""
+        return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
+
+    def add(self, text: str) -> Event:
+        """Take the next piece."""
+        self.text += text
+        return self._event("delta", text)
+
+    def end(self) -> list[Event]:
+        """What comes before its being done."""
+        return [
+            self._event("done", self.text, key="text"),
+            {"type": "response.content_part.done", **self._place(), "part": self.part()},
+        ]
+
+    def _event(self, name: str, text: str, key: str = "delta") -> Event:
+        kind = f"response.{self._KIND}.{name}"
+        return {"type": kind, **self._place(), key: text, **_empty(self._EMPTY_OF_EVENT)}
+
+    def _content(self, status: str) -> list[dict[str, Any]]:
+        return [] if status == "in_progress" else [self.part()]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "content_index": 0}
+
+
+class MessageItem(_TextItem):
     """An output item of text."""
 
-    def __init__(self) -> None:
-        self.id = f"msg_{uuid4().hex}"
-        self.text = ""
+    _KIND = "output_text"
+    _ID_PREFIX = "msg"
+    _EMPTY_OF_PART = ("annotations", "logprobs")
+    _EMPTY_OF_EVENT = ("logprobs",)
 
     def item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self.part()]
         head = {"id": self.id, "type": "message", "role": "assistant"}
-        return {**head, "status": status, "content": content}
-
-    def part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    def begin(self) -> list[Event]:
-        """What follows its being added."""
-        return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
-
-    def add(self, text: str) -> Event:
-        self.text += text
-        delta = {"delta": text, "logprobs": []}
-        return {"type": "response.output_text.delta", **self._place(), **delta}
-
-    def end(self) -> list[Event]:
-        """What comes before its being done."""
-        whole = {"text": self.text, "logprobs": []}
-        return [
-            {"type": "response.output_text.done", **self._place(), **whole},
-            {"type": "response.content_part.done", **self._place(), "part": self.part()},
-        ]
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.id, "content_index": 0}
+        return {**head, "status": status, "content": self._content(status)}
 
 
-class ReasoningItem:
+class ReasoningItem(_TextItem):
     """An output item of what the model thought."""
 
-    def __init__(self) -> None:
-        self.id = f"rs_{uuid4().hex}"
-        self.text = ""
+    _KIND = "reasoning_text"
+    _ID_PREFIX = "rs"
 
     def item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self.part()]
         head = {"id": self.id, "type": "reasoning", "summary": []}
-        return {**head, "status": status, "content": content}
-
-    def part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": self.text}
-
-    def begin(self) -> list[Event]:
-        """What follows its being added."""
-        return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
-
-    def add(self, text: str) -> Event:
-        self.text += text
-        return {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
-
-    def end(self) -> list[Event]:
-        """What comes before its being done."""
-        return [
-            {"type": "response.reasoning_text.done", **self._place(), "text": self.text},
-            {"type": "response.content_part.done", **self._place(), "part": self.part()},
-        ]
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.id, "content_index": 0}
+        return {**head, "status": status, "content": self._content(status)}
 
 
 class CallItem:
@@ -88,6 +91,7 @@ class CallItem:
         self._arguments = ""
 
     def item(self, status: str) -> dict[str, Any]:
+        """The item as it is now."""
         return {
             "id": self.id,
             "type": "function_call",
@@ -98,17 +102,24 @@ class CallItem:
         }
 
     def begin(self) -> list[Event]:
+        """Nothing follows its being added."""
         return []
 
     def add(self, text: str) -> Event:
+        """Take the next piece of the arguments."""
         self._arguments += text
         kind = "response.function_call_arguments.delta"
         return {"type": kind, "item_id": self.id, "delta": text}
 
     def end(self) -> list[Event]:
+        """What comes before its being done."""
         kind = "response.function_call_arguments.done"
         named = {"item_id": self.id, "name": self._name}
         return [{"type": kind, **named, "arguments": self._arguments}]
 
 
 Item = MessageItem | ReasoningItem | CallItem
+
+
+def _empty(names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: [] for name in names}

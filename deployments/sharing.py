@@ -84,6 +84,7 @@ class ClusterSharing:
             self._mirror.publish_calibration(namespace, states, standing)
 
     def stats(self) -> MirrorStats:
+        """What was given to the cluster, and taken from it."""
         return self._mirror.stats()
 
     def close(self) -> None:

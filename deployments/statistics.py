@@ -82,9 +82,11 @@ class ChosenStatistics:
         self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
 
     def start(self) -> None:
+        """Begin to follow the choice."""
         self._thread.start()
 
     def close(self) -> None:
+        """End soon, without waiting for it."""
         self._is_closed.set()
 
     def open(self, directory: str) -> StatisticsDatabase:

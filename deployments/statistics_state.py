@@ -19,6 +19,7 @@ class StatisticsState(NamedTuple):
 
     @classmethod
     def of(cls, replica: str, database: StatisticsDatabase | None) -> StatisticsState:
+        """That of a replica that drafts from ``database``."""
         if database is None:
             return cls(replica)
         return cls(

@@ -70,6 +70,7 @@ class Tracing:
 
     @property
     def is_on(self) -> bool:
+        """Whether there is where spans go."""
         return self._tracer is not None
 
     def start_http(self, method: str, carrier: Carrier) -> Span | None:
@@ -173,6 +174,7 @@ class GenerationTrace:
         self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
+        """End the span: nothing more belongs to the request."""
         if self._span is not None:
             self._span.end()
 

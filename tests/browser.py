@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = Path("/usr/bin/chromium")
+TIMEOUT_MS = 60_000
 
 _FLAGS = (
     "--disable-background-networking",
@@ -34,3 +37,13 @@ def browser_context(profile: Path, **options: Any) -> Iterator[Any]:
             yield context
         finally:
             context.close()
+
+
+@contextmanager
+def light_context(profile: Path) -> Iterator[Any]:
+    """A browser in light colours whose waits end; without Chromium the test is skipped."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with browser_context(profile, color_scheme="light") as context:
+        context.set_default_timeout(TIMEOUT_MS)
+        yield context

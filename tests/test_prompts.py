@@ -11,7 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from hdserve.cli import app
-from hdserve.cli.prompts_option import HELP
+from hdserve.cli.options import PROMPTS_HELP
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow, read_prompts
 
@@ -115,7 +115,7 @@ def test_every_command_means_the_same() -> None:
         for option in command.params:
             if "--prompts" in option.opts:
                 found.add(names)
-                assert HELP in (getattr(option, "help", "") or "")
+                assert PROMPTS_HELP in (getattr(option, "help", "") or "")
                 assert option.metavar == "FILE"
     assert found == COMMANDS
 

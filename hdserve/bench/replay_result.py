@@ -59,10 +59,12 @@ class ReplayResult:
 
     @property
     def mean_acceptance_length(self) -> float:
+        """Tokens per step, the bonus token included."""
         return self.num_tokens / max(1, self.num_steps)
 
     @property
     def mean_draft_tokens(self) -> float:
+        """Drafted tokens per step."""
         return self.num_draft_tokens / max(1, self.num_steps)
 
     @property
@@ -109,9 +111,9 @@ class ReplayResult:
             "accepted_by_source": {s.label: n for s, n in sorted(self.accepted_by_source.items())},
             "score_calibration": round(self.score_calibration, 4),
             "settled_score_calibration": _rounded(self.settled_score_calibration),
-            "draft_latency_us": _percentiles(self.draft_s),
-            "observe_latency_us": _percentiles(self.observe_s_per_token),
-            "start_latency_us_per_prompt_token": _percentiles(self.start_s_per_token),
+            "draft_latency_us": percentiles_us(self.draft_s),
+            "observe_latency_us": percentiles_us(self.observe_s_per_token),
+            "start_latency_us_per_prompt_token": percentiles_us(self.start_s_per_token),
             "database_bytes": self.database_bytes,
         }
 
@@ -120,7 +122,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+def percentiles_us(seconds: Sequence[float]) -> dict[str, float]:
+    """The median and the 99th percentile in microseconds; 0 without any times."""
     if not seconds:
         return {"p50": 0.0, "p99": 0.0}
     p50, p99 = np.percentile(np.array(seconds) * 1e6, (50, 99))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from hdserve.bench.replay_setup import (
 )
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.options import takes
 from hdserve.cli.progress import progress
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.model import ModelDatabase
@@ -33,7 +35,14 @@ from hdserve.errors import ConfigError
 from hdserve.journal import Journal, file_digest
 
 
-def replay(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayOptions:
+    """What is replayed, through which drafters.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+
     evaluate: Annotated[
         Path,
         typer.Option(
@@ -41,41 +50,53 @@ def replay(
             metavar="FILE",
             help="Recorded requests to replay: JSON Lines with `prompt` and `response`, token ids.",
         ),
-    ],
+    ]
     fill: Annotated[
         list[Path] | None, typer.Option(help="Recorded requests that warm the model database.")
-    ] = None,
+    ] = None
     statistics: Annotated[
         list[Path] | None,
         typer.Option(help="Statistics: replay files, or directories made by `statistics build`."),
-    ] = None,
+    ] = None
     mode: Annotated[
         ReplayMode,
         typer.Option(
             help="What the model database holds: nothing, what was replayed, what --fill has, too."
         ),
-    ] = (ReplayMode.COLD),
-    budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16,
+    ] = ReplayMode.COLD
+    budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16
     floor: Annotated[
         float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)
-    ] = 0.0,
+    ] = 0.0
     share_prompts: Annotated[
         bool, typer.Option(help="Prompts enter the model database as well as responses.")
-    ] = False,
+    ] = False
     drafter: Annotated[
         str | None, typer.Option(help="Name of one drafter, instead of a configuration.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None,
+    ] = None
+    config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None
     concurrency: Annotated[
         int, typer.Option(help="Requests that take their steps in turn.", min=1)
-    ] = 1,
-    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None,
-    database_mib: Annotated[int, typer.Option(help="Bound of the model database.", min=1)] = 256,
+    ] = 1
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1)] = None
+    database_mib: Annotated[int, typer.Option(help="Bound of the model database.", min=1)] = 256
     statistics_mib: Annotated[
         int, typer.Option(help="Bound of statistics that are counted from files.", min=1)
-    ] = 2048,
-    json_path: JobJson = None,
-) -> None:
+    ] = 2048
+    json_path: JobJson = None
+
+    def __post_init__(self) -> None:
+        if self.mode is ReplayMode.WARM and not self.fill:
+            raise ConfigError("--mode warm needs --fill")
+        if self.mode is ReplayMode.COLD and self.concurrency > 1:
+            raise ConfigError(
+                "--mode cold replays one request at a time, since those that run feed the model "
+                "database for each other; leave out --concurrency, or choose --mode online or warm"
+            )
+
+
+@takes(ReplayOptions)
+def replay(options: ReplayOptions) -> None:
     """Replay recorded outputs through the drafters that serve, without a model.
 
     Reports the mean acceptance length (tokens per step, the bonus token included) by task and
@@ -83,64 +104,73 @@ def replay(
     interrupted job goes on when the same command is run again: requests that had ended are shown to
     the drafters and the model database again, in the same order, and are not drafted for again.
     """
-    drafting = _drafting(config, drafter, floor)
-    _check_mode(mode, has_fill=bool(fill), concurrency=concurrency)
-    output = JsonOutput(json_path)
-    settings: dict[str, Any] = {
-        "eval": evaluate.name,
-        "fill": [path.name for path in fill or ()],
-        "statistics": [path.name for path in statistics or ()],
-        "mode": str(mode),
-        "budget": budget,
-        "floor": floor,
-        "share_prompts": share_prompts,
-        "concurrency": concurrency,
-        "drafters": [each.name for each in drafting.drafters],
-    }
-    unshown = {
-        "digests": [_digest(path) for path in (evaluate, *(fill or ()), *(statistics or ()))],
-        "drafting": drafting.model_dump(mode="json"),
-        "limit": limit,
-        "database_mib": database_mib,
-        "statistics_mib": statistics_mib,
-        "commit": commit(),
-    }
+    drafting = _drafting(options)
+    output = JsonOutput(options.json_path)
+    shown = _shown(options, drafting)
     with interruptible(how_to_go_on(output.file)):
-        journal = Journal(output.file, settings | unshown)
-        rows = list(read_replay(evaluate, limit))
-        if not rows:
-            raise ConfigError(f"{evaluate}: there is no recorded request in it")
-        fills = [row for path in fill or () for row in read_replay(path)] if mode == "warm" else []
-        database = ModelDatabase(database_mib << 20, share_prompts=share_prompts)
-        corpus = open_statistics(statistics or [], statistics_mib << 20)
-        drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
-        run = Replay(drafters, database, mode, budget, drafting.max_depth, concurrency)
-        with progress("filling", len(fills)) as bar:
-            run.fill(fills, bar.advance)
-        with progress("replaying", len(rows)) as bar:
-            run.run(rows, bar.advance, journal)
+        journal = Journal(output.file, shown | _unshown(options, drafting))
+        result = _run(options, drafting, journal)
     if output.has_text:
-        Console(markup=False).print(_table(run.result, f"{evaluate.name}, {mode}, budget {budget}"))
+        title = f"{options.evaluate.name}, {options.mode}, budget {options.budget}"
+        Console(markup=False).print(_table(result, title))
     interruptions = {"interruptions": journal.num_interruptions}
-    output.write(settings | run.result.as_json() | interruptions)
+    output.write(shown | result.as_json() | interruptions)
     journal.finish()
 
 
-def _drafting(config: Path | None, drafter: str | None, floor: float) -> DraftingConfig:
-    found = load_drafting(config)
-    if drafter is not None:
-        found = found.model_copy(update={"drafters": (DrafterConfig(name=drafter),)})
-    return with_min_score(found, floor) if floor else found
+def _drafting(options: ReplayOptions) -> DraftingConfig:
+    found = load_drafting(options.config)
+    if options.drafter is not None:
+        found = found.model_copy(update={"drafters": (DrafterConfig(name=options.drafter),)})
+    return with_min_score(found, options.floor) if options.floor else found
 
 
-def _check_mode(mode: ReplayMode, *, has_fill: bool, concurrency: int) -> None:
-    if mode is ReplayMode.WARM and not has_fill:
-        raise ConfigError("--mode warm needs --fill")
-    if mode is ReplayMode.COLD and concurrency > 1:
-        raise ConfigError(
-            "--mode cold replays one request at a time, since those that run feed the model "
-            "database for each other; leave out --concurrency, or choose --mode online or warm"
-        )
+def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
+    """Of what the result depends on, what is written beside it."""
+    return {
+        "eval": options.evaluate.name,
+        "fill": [path.name for path in options.fill or ()],
+        "statistics": [path.name for path in options.statistics or ()],
+        "mode": str(options.mode),
+        "budget": options.budget,
+        "floor": options.floor,
+        "share_prompts": options.share_prompts,
+        "concurrency": options.concurrency,
+        "drafters": [each.name for each in drafting.drafters],
+    }
+
+
+def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
+    """The rest of what the result depends on."""
+    files = (options.evaluate, *(options.fill or ()), *(options.statistics or ()))
+    return {
+        "digests": [_digest(path) for path in files],
+        "drafting": drafting.model_dump(mode="json"),
+        "limit": options.limit,
+        "database_mib": options.database_mib,
+        "statistics_mib": options.statistics_mib,
+        "commit": commit(),
+    }
+
+
+def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> ReplayResult:
+    """Fill the model database and replay, behind progress bars."""
+    rows = list(read_replay(options.evaluate, options.limit))
+    if not rows:
+        raise ConfigError(f"{options.evaluate}: there is no recorded request in it")
+    is_warm = options.mode is ReplayMode.WARM
+    fills = [row for path in options.fill or () for row in read_replay(path)] if is_warm else []
+    database = ModelDatabase(options.database_mib << 20, share_prompts=options.share_prompts)
+    corpus = open_statistics(options.statistics or [], options.statistics_mib << 20)
+    drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
+    run = Replay(
+        drafters, database, options.mode, options.budget, drafting.max_depth, options.concurrency
+    )
+    with progress("filling", len(fills)) as bar:
+        run.fill(fills, bar.advance)
+    with progress("replaying", len(rows)) as bar:
+        run.run(rows, bar.advance, journal)
+    return run.result
 
 
 def _make_drafters(

@@ -43,6 +43,7 @@ class LoadResults:
         self.rows.append(row)
 
     def write(self) -> None:
+        """Write all rows to the output."""
         interruptions = self._journal.num_interruptions
         self._output.write({"results": self.rows, "interruptions": interruptions})
 
@@ -56,6 +57,7 @@ WIDTH = 190
 
 
 def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """A line per load; a figure that a row lacks is ``-``."""
     columns = {
         "concurrency": "max_concurrency",
         "completed": "completed",

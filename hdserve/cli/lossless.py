@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.options import AnswerTokens, Limit, Model, Prompts, takes
 from hdserve.cli.progress import progress
-from hdserve.cli.prompts_option import Prompts
 from hdserve.config import ModelConfig, checked
 from hdserve.journal import Journal, file_digest
 
 if TYPE_CHECKING:
     from hdserve.bench.lossless import SettingResult
+    from hdserve.engine.host import ModelHost
 
 
-def check_lossless(
-    prompts: Prompts,
-    model: Annotated[
-        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
-    ] = "hdserve-tiny",
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, float64 or auto.")
-    ] = "auto",
-    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 128,
-    batch_size: Annotated[int, typer.Option(help="Sequences decoded together.", min=1)] = 1,
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LosslessOptions:
+    """What is compared, and how it is decoded."""
+
+    prompts: Prompts
+    model: Model = "hdserve-tiny"
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64 or auto.")] = (
+        "auto"
+    )
+    max_tokens: AnswerTokens = 128
+    batch_size: Annotated[int, typer.Option(help="Sequences decoded together.", min=1)] = 1
+    limit: Limit = None
     exact: Annotated[
         bool, typer.Option(help="Run forwards at shapes whose rows are bitwise independent.")
-    ] = True,
-    json_path: JobJson = None,
-) -> None:
+    ] = True
+    json_path: JobJson = None
+
+
+@takes(LosslessOptions)
+def check_lossless(options: LosslessOptions) -> None:
     """Compare drafted with plain output, token for token, greedy and sampled.
 
     Each prompt is decoded plainly, with cold databases, and again with the databases that pass
     filled.  Exits with 1 when a single token differs, or when nothing was accepted.  An interrupted
     job goes on with the plain or drafted half it has not ended when the same command is run again.
     """
-    output = JsonOutput(json_path)
+    output = JsonOutput(options.json_path)
     with interruptible(how_to_go_on(output.file)):
-        results, journal = _run(
-            prompts, model, dtype, max_tokens, batch_size, limit, exact, output.file
-        )
+        results, journal = _run(options, output.file)
     for result in results if output.has_text else ():
         typer.echo(
             f"{result.setting} identical {result.identical}/{result.total}"
@@ -55,7 +59,7 @@ def check_lossless(
         )
         for difference in result.first_differences:
             typer.echo(f"  {difference}")
-    output.write({"model": model, "results": [result.to_json() for result in results]})
+    output.write({"model": options.model, "results": [result.to_json() for result in results]})
     journal.finish()
     if not all(result.is_lossless for result in results):
         raise typer.Exit(1)
@@ -72,48 +76,47 @@ def _as_served(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"engine": engine.model_copy(update={"compile": True})})
 
 
-def _run(
-    prompts: Path,
-    model: str,
-    dtype: str,
-    max_tokens: int,
-    batch_size: int,
-    limit: int | None,
-    exact: bool,
-    result_path: Path | None,
-) -> tuple[list[SettingResult], Journal]:
+def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
     from hdserve.bench.prompts import encode_prompt
     from hdserve.engine.host import ModelHost
     from hdserve.prompts import read_prompts
 
-    rows = read_prompts(prompts, limit)
-    engine = {"dtype": dtype, "exact": exact, "max_num_sequences": batch_size}
-    config = checked(ModelConfig, {"name": model, "model": model, "engine": engine})
-    host = ModelHost(_as_served(config))
-    settings = {
-        "model": model,
-        "prompts": file_digest(prompts),
-        "limit": limit,
-        "dtype": str(host.model.dtype).removeprefix("torch."),
-        "exact": exact,
-        "max_tokens": max_tokens,
-        "batch_size": batch_size,
-        "hardware": cpu_name() if host.device_name == "cpu" else host.device_name,
-        "num_threads": host.num_threads,
-        "commit": commit(),
+    rows = read_prompts(options.prompts, options.limit)
+    engine = {
+        "dtype": options.dtype,
+        "exact": options.exact,
+        "max_num_sequences": options.batch_size,
     }
-    journal = Journal(result_path, settings)
-    longest = host.model.max_model_len - max_tokens
+    values = {"name": options.model, "model": options.model, "engine": engine}
+    host = ModelHost(_as_served(checked(ModelConfig, values)))
+    journal = Journal(result_path, _settings(options, host))
+    longest = host.model.max_model_len - options.max_tokens
     encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
     with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:
         check = LosslessCheck(
             host,
             encoded,
-            max_tokens,
-            batch_size=batch_size,
+            options.max_tokens,
+            batch_size=options.batch_size,
             journal=journal,
             progress=bar.advance,
         )
         return check.run(), journal
+
+
+def _settings(options: LosslessOptions, host: ModelHost) -> dict[str, Any]:
+    """What the results depend on."""
+    return {
+        "model": options.model,
+        "prompts": file_digest(options.prompts),
+        "limit": options.limit,
+        "dtype": str(host.model.dtype).removeprefix("torch."),
+        "exact": options.exact,
+        "max_tokens": options.max_tokens,
+        "batch_size": options.batch_size,
+        "hardware": cpu_name() if host.device_name == "cpu" else host.device_name,
+        "num_threads": host.num_threads,
+        "commit": commit(),
+    }

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -48,3 +50,11 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
     stderr = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as shown:
         yield Bar(shown, shown.add_task(doing, total=total, completed=num_done))
+
+
+@contextmanager
+def bytes_progress(doing: str, total: int) -> Iterator[Bar]:
+    """Show how many of ``total`` bytes are done, until the job ends."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        yield Bar(shown, shown.add_task(doing, total=total))

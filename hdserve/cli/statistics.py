@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
+from hdserve.cli.corpus_progress import corpus_progress
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
-from hdserve.cli.progress import progress
+from hdserve.cli.options import Model, takes
+from hdserve.cli.progress import bytes_progress, progress
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
 from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
@@ -39,12 +35,11 @@ def statistics() -> None:
     """Build and inspect statistics databases."""
 
 
-@app.command(cls=JsonCommand)
-@interruptible(_GO_ON)
-def build(
-    tokenizer: Annotated[
-        str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")
-    ],
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildOptions:
+    """What is counted, how it is tokenized, and where the counts go."""
+
+    tokenizer: Model
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -53,22 +48,27 @@ def build(
             help="A file, directory or pattern of text, JSONL(.gz) with `text` or `messages`, or "
             "replay files; may be repeated.",
         ),
-    ],
-    output: Output,
+    ]
+    output: Output
     more_inputs: Annotated[
         list[str] | None,
         typer.Argument(help="Further inputs, as a shell expands a pattern after --input."),
-    ] = None,
+    ] = None
     exclude: Annotated[
         list[str] | None,
         typer.Option(help="Leave out rows whose `source` begins so; may be repeated."),
-    ] = None,
-    max_mib: MaxMib = 512,
+    ] = None
+    max_mib: MaxMib = 512
     checkpoint_tokens: Annotated[
         int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
-    ] = 50_000_000,
-    json_path: Json = None,
-) -> None:
+    ] = 50_000_000
+    json_path: Json = None
+
+
+@app.command(cls=JsonCommand)
+@takes(BuildOptions)
+@interruptible(_GO_ON)
+def build(options: BuildOptions) -> None:
     """Count corpora into a database.
 
     Rows that name a `source` and a `licence` are listed by source, with their licences.  Memory
@@ -77,49 +77,30 @@ def build(
     """
     from hdserve.engine.tokenizer import load_tokenizer
 
-    found = JsonOutput(json_path)
-    corpora = corpus_files([*inputs, *(more_inputs or ())])
-    loaded = load_tokenizer(tokenizer)
-    eos = loaded.eos_token_id
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TextColumn("{task.fields[speed]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks = {
-            path: bar.add_task(path.name, total=path.stat().st_size, speed="") for path in corpora
-        }
-        begun_tokens: list[int] = []
-
-        def report(path: Path, position: int, num_tokens: int) -> None:
-            if not begun_tokens:
-                begun_tokens.append(num_tokens)
-            elapsed = sum(task.elapsed or 0.0 for task in bar.tasks[:1])
-            speed = (num_tokens - begun_tokens[0]) / max(elapsed, 1e-9)
-            shown = f"{num_tokens:,} tokens, {speed:,.0f}/s"
-            bar.update(tasks[path], completed=position, speed=shown)
-
+    found = JsonOutput(options.json_path)
+    corpora = corpus_files([*options.inputs, *(options.more_inputs or ())])
+    excluded = tuple(options.exclude or ())
+    tokenizer = load_tokenizer(options.tokenizer)
+    eos = tokenizer.eos_token_id
+    with corpus_progress(corpora) as bar:
         job = StatisticsBuild(
-            output,
+            options.output,
             corpora,
-            loaded,
-            loaded.vocab_size,
+            tokenizer,
+            tokenizer.vocab_size,
             turn_end=() if eos is None else (eos,),
-            excluded_sources=tuple(exclude or ()),
-            max_bytes=max_mib << 20,
-            checkpoint_tokens=checkpoint_tokens,
-            on_progress=report,
+            excluded_sources=excluded,
+            max_bytes=options.max_mib << 20,
+            checkpoint_tokens=options.checkpoint_tokens,
+            on_progress=bar.report,
         )
         if job.num_resumed_segments:
-            bar.console.print(f"resumed after {job.num_resumed_segments:,} segments")
+            bar.print(f"resumed after {job.num_resumed_segments:,} segments")
         info = job.run()
     if found.has_text:
-        _print(info, output)
-        _print_excluded(job.num_excluded, tuple(exclude or ()))
-    found.write(_facts(info, output) | {"num_excluded": dict(job.num_excluded)})
+        _print(info, options.output)
+        _print_excluded(job.num_excluded, excluded)
+    found.write(_facts(info, options.output) | {"num_excluded": dict(job.num_excluded)})
 
 
 @app.command(cls=JsonCommand)
@@ -132,13 +113,8 @@ def info(
     output = JsonOutput(json_path)
     database = StatisticsDatabase.open(directory)
     if verify:
-        columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-        with (
-            interruptible(""),
-            Progress(*columns, console=Console(stderr=True), transient=True) as bar,
-        ):
-            task = bar.add_task("", total=database.rows.nbytes)
-            database.verify(lambda num_bytes: bar.advance(task, num_bytes))
+        with interruptible(""), bytes_progress("reading", database.rows.nbytes) as bar:
+            database.verify(bar.advance)
     _report(database.info, directory, output)
 
 

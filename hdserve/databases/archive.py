@@ -159,7 +159,7 @@ def export_database(
                     f"{archive} would be over the {MAX_ARCHIVE_BYTES} bytes it may have"
                 )
             target.append(record)
-            on_progress(_num_outputs(message), total)
+            on_progress(message.num_outputs, total)
         target.sync()
         partial.rename(archive)
         snapshot.sync_directory(archive.absolute().parent)
@@ -200,7 +200,7 @@ def import_archive(
     total = 0
     for message in _imported(archive, key):
         _check_calibrations(message)
-        total += _num_outputs(message)
+        total += message.num_outputs
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     if not store.is_writable:
         raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
@@ -210,7 +210,7 @@ def import_archive(
         num_new = 0
         for message in _imported(archive, key):
             num_new += take_message(message, log, store)
-            on_progress(_num_outputs(message), total)
+            on_progress(message.num_outputs, total)
         if not store.sync(log) or store.num_failures:
             raise DatabaseError(f"{store.directory} cannot be written; the log says why")
         return num_new
@@ -330,10 +330,6 @@ def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
     """
     for data in _records(archive):
         yield Publish.decode(data, key.fingerprint, model=None)
-
-
-def _num_outputs(message: Publish) -> int:
-    return sum(map(len, message.outputs.values()))
 
 
 def _records(archive: Path) -> Iterator[bytes]:

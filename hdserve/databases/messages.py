@@ -71,6 +71,16 @@ class Publish:
     cursors: Mapping[str, int] = field(default_factory=dict)
     standings: Mapping[str, Standing] = field(default_factory=dict)
 
+    @property
+    def num_outputs(self) -> int:
+        """Of all namespaces."""
+        return sum(len(segment) for segment in self.outputs.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all outputs."""
+        return sum(segment.num_tokens for segment in self.outputs.values())
+
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
             "sender": self.sender,

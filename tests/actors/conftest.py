@@ -1,9 +1,11 @@
-"""The cluster of this package's tests."""
+"""What several tests of the actors run with."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hdserve.config import ModelDatabaseConfig
 from tests.clusters import local_ray
 
 
@@ -12,3 +14,9 @@ def ray_cluster() -> Iterator[None]:
     """One real Ray cluster; it ends with the package, as other tests start their own."""
     with local_ray():
         yield
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelDatabaseConfig:
+    """Of an actor that writes its snapshots when it ends, or is told to."""
+    return ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)

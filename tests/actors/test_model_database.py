@@ -5,28 +5,21 @@ import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from actors.model_database import ModelDatabaseActor, actor_name
-from actors.refills import LEASE_S, Refills
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
-from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
+from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
+from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
 
-KEY = DatabaseKey("a-model", "f" * 32)
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> ModelDatabaseConfig:
-    return ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
 
 
 @pytest.mark.parametrize("interval_s", [1e300, math.inf])
@@ -40,51 +33,6 @@ def test_no_interval_is_too_long_for_snapshots(
     thread.join(0.2)
     assert thread.is_alive()
     actor.close()
-
-
-class Reader:
-    """One replica's side of the protocol, without threads or time."""
-
-    def __init__(self, actor: ModelDatabaseActor, name: str, *namespaces: str) -> None:
-        self.actor = actor
-        self.name = name
-        self.epoch = ""
-        self.positions = dict.fromkeys(namespaces, Position())
-
-    def poll(self) -> Reply:
-        poll = Poll(self.name, self.epoch, self.positions)
-        data = self.actor.changes_since(poll.encode(KEY))
-        assert len(data) <= MAX_REPLY_BYTES
-        reply = Reply.decode(data, KEY)
-        self.epoch = reply.epoch
-        if reply.is_reset:
-            self.positions = dict.fromkeys(self.positions, Position())
-        for namespace, change in reply.changes.items():
-            held = self.positions[namespace].num_held + len(change.segment)
-            self.positions[namespace] = Position(change.cursor, change.calibration_version, held)
-        return reply
-
-    def read(self) -> list[int]:
-        """Sequence numbers of all that is new, of all namespaces."""
-        found = []
-        while True:
-            reply = self.poll()
-            found += [change.segment for change in reply.changes.values()]
-            if reply.is_complete:
-                return concatenate(found).sequence_numbers.tolist()
-
-
-def message(
-    first: int, *lengths: int, namespace: str = "n", key: DatabaseKey = KEY, sender: str = "w"
-) -> bytes:
-    outputs = [np.full(length, first + index, np.uint32) for index, length in enumerate(lengths)]
-    segment = Segment.from_outputs(sender, first, outputs)
-    return Publish(sender, {namespace: segment}).encode(key)
-
-
-def restarted(actor: ModelDatabaseActor, config: ModelDatabaseConfig) -> ModelDatabaseActor:
-    actor._store.close()
-    return ModelDatabaseActor(KEY, config)
 
 
 def test_what_is_published_is_read_once(config):
@@ -165,126 +113,6 @@ def test_a_reader_goes_on_where_it_was_after_a_restart(config):
     reader.actor = restarted(reader.actor, config)
     reader.actor.publish(message(3, 5))
     assert reader.read() == [3]
-
-
-def test_an_actor_that_came_back_with_less_asks_a_reader_that_has_more(config):
-    actor = ModelDatabaseActor(KEY, config)
-    actor.publish(message(0, 3))
-    reader, behind = Reader(actor, "r", "n"), Reader(actor, "s", "n")
-    assert behind.read() == [0]
-    actor.publish(message(1, 4))
-    assert reader.read() == [0, 1]
-    (log,) = config.snapshot_dir.rglob("*.log")
-    log.write_bytes(log.read_bytes()[:-1])
-    actor = behind.actor = reader.actor = restarted(actor, config)
-    assert behind.poll().refill == {}
-    assert reader.poll().refill == {"n": {"w": [(0, 1)]}}
-    assert behind.poll().refill == {}
-    assert actor.publish(message(1, 4)) == 1
-    actor.publish(Publish("r", refilled=("n",)).encode(KEY))
-    assert reader.read() == [1]
-    assert behind.read() == [1]
-
-
-def test_an_actor_that_lost_everything_asks_and_starts_its_readers_afresh(config):
-    first = ModelDatabaseActor(KEY, config)
-    first.publish(message(0, 3, 4))
-    reader, empty = Reader(first, "r", "n"), Reader(first, "s", "n")
-    reader.read()
-    config = ModelDatabaseConfig(snapshot_dir=None)
-    reader.actor = empty.actor = ModelDatabaseActor(KEY, config)
-    assert empty.poll().refill == {}
-    reply = reader.poll()
-    assert (reply.is_reset, reply.refill) == (True, {"n": {}})
-    assert not reader.poll().is_reset
-
-
-def test_a_reader_of_a_lost_run_misses_nothing_of_the_new_one(config):
-    first = ModelDatabaseActor(KEY, config)
-    first.publish(message(0, 3, 4))
-    reader = Reader(first, "r", "n")
-    assert reader.read() == [0, 1]
-    reader.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
-    reader.actor.publish(message(7, 3))
-    reply = reader.poll()
-    assert reply.is_reset
-    assert reply.changes["n"].segment.sequence_numbers.tolist() == [7]
-
-
-def test_a_refused_file_makes_the_actor_ask(config):
-    actor = ModelDatabaseActor(KEY, config)
-    actor.publish(message(0, 3, 4))
-    reader = Reader(actor, "r", "n")
-    reader.read()
-    (log,) = config.snapshot_dir.rglob("*.log")
-    log.write_bytes(b"junk")
-    reader.actor = restarted(actor, config)
-    assert reader.poll().refill == {"n": {}}
-
-
-def test_flush_is_not_undone_by_a_refill(config):
-    actor = ModelDatabaseActor(KEY, config)
-    actor.publish(message(0, 3, 4))
-    reader = Reader(actor, "r", "n")
-    reader.read()
-    actor.flush("n")
-    assert list(config.snapshot_dir.rglob("*.log")) == []
-    reader.actor = restarted(actor, config)
-    reply = reader.poll()
-    assert reply.changes["n"].is_flushed
-    assert reply.refill == {}
-
-
-def test_a_flush_reaches_readers_of_a_lost_run_too(config):
-    first = ModelDatabaseActor(KEY, config)
-    first.publish(message(0, 3, 4))
-    old = Reader(first, "r", "n")
-    old.read()
-    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=None))
-    actor.flush("n")
-    old.actor = actor
-    assert old.poll().changes["n"].is_flushed
-    assert not Reader(actor, "s", "n").poll().changes["n"].is_flushed
-
-
-def test_one_replica_at_a_time_is_asked_and_each_once():
-    refills = Refills()
-    assert not refills.ask("n", "r", 0.0)
-    refills.note_lost("n")
-    assert refills.ask("n", "r", 1.0)
-    assert not refills.ask("n", "s", 1.0 + LEASE_S / 2)
-    refills.extend("n", 1.0 + LEASE_S / 2)
-    assert not refills.ask("n", "s", 1.0 + LEASE_S)
-    assert refills.ask("n", "s", 1.0 + 2 * LEASE_S)
-    refills.finish("n", "s")
-    assert not refills.ask("n", "s", 1e9)
-    assert refills.ask("n", "r", 1e9)
-    refills.finish("n", "r")
-    refills.forget_readers(["s"])
-    assert refills.ask("n", "s", 1e9)
-    refills.forget("n")
-    refills.extend("n", 0.0)
-    refills.finish("n", "s")
-    assert not refills.ask("n", "t", 1e9)
-
-
-def test_each_replica_gives_back_what_only_it_has(config):
-    """One was told to come back with less than the others, and answered first."""
-    actor = ModelDatabaseActor(KEY, config)
-    actor.publish(message(0, 3, sender="r"))
-    behind = Reader(actor, "s", "n")
-    assert behind.read() == [0]
-    actor.publish(message(1, 4, sender="r"))
-    own = Reader(actor, "r", "n")
-    own.poll()
-    own.positions["n"] = Position(own.positions["n"].cursor, 0, num_held=2)
-    (log,) = config.snapshot_dir.rglob("*.log")
-    log.write_bytes(b"junk")
-    actor = behind.actor = own.actor = restarted(actor, config)
-    assert behind.poll().refill == {"n": {}}
-    actor.publish(message(0, 3, sender="r"))
-    actor.publish(Publish("s", refilled=("n",)).encode(KEY))
-    assert own.poll().refill == {"n": {"r": [(0, 1)]}}
 
 
 def test_export_goes_into_the_database_of_another_model_of_the_tokenizer(config):
@@ -502,15 +330,6 @@ def test_a_reply_stays_inline_when_every_output_has_another_origin_and_namespace
     assert len(Reader(actor, "r", *names, "n").read()) == 2000
 
 
-def many_namespaces(num: int) -> list[str]:
-    return [f"tenant-{number:05}" for number in range(num)]
-
-
-def publish_to_all(actor: ModelDatabaseActor, names: list[str], first: int = 0) -> None:
-    part = Segment.from_outputs("w", first, [np.ones(100, np.uint32)])
-    actor.publish(Publish("w", dict.fromkeys(names, part)).encode(KEY))
-
-
 def test_replies_stay_inline_and_full_however_many_namespaces_wait(config):
     """That one waits is said once, for what was not reached costs room that outputs need."""
     names = many_namespaces(3000)
@@ -540,21 +359,6 @@ def test_every_namespace_is_served_beside_one_that_never_ends():
         found |= reader.poll().changes.keys()
     assert found == {*names, "n"}
     assert all(reader.positions[name].num_held == 1 for name in names)
-
-
-def test_what_is_wanted_back_of_many_namespaces_is_asked_for_little_by_little():
-    names = many_namespaces(4000)
-    old, actor = (ModelDatabaseActor(KEY, ModelDatabaseConfig()) for _ in range(2))
-    publish_to_all(old, names)
-    reader = Reader(old, "r", *names)
-    reader.read()
-    publish_to_all(actor, names, 1)
-    reader.actor, asked = actor, []
-    for _ in range(10):
-        for name, position in reader.positions.items():
-            reader.positions[name] = Position(max(position.cursor, 1), 0, num_held=1)
-        asked += reader.poll().refill
-    assert set(asked) == set(names)
 
 
 def test_many_flushes_come_before_what_is_new():

@@ -54,6 +54,11 @@ def bench(*arguments: str) -> Any:
         (("bench", "engine", "--batch-sizes", "0"), "--batch-sizes is a list of numbers"),
         (("bench", "engine", "--dtype", "int3"), "engine.dtype"),
         (("bench", "engine", "--max-draft-tokens", "-1"), "drafting.max_draft_tokens"),
+        (("bench", "engine", "--state", "hot"), "--state is one of cold, online, warm"),
+        (("bench", "engine", "--state", "warm"), "--state warm and --fill belong together"),
+        (("bench", "engine", "--fill", "x"), "--state warm and --fill belong together"),
+        (("bench", "engine", "--compare", "hierarchy,x"), "unknown contender 'x'"),
+        (("bench", "engine", "--replay", "x"), "exactly one of --prompts and --replay"),
         (("check-lossless", "--dtype", "int3"), "engine.dtype"),
     ],
 )
@@ -61,6 +66,13 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
     """Before a model is loaded, and not by a traceback."""
     with pytest.raises(ConfigError, match=reason):
         bench(*options, "--prompts", str(prompts))
+
+
+def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:
+    """What transformers generates cannot be held to a record."""
+    compare = ("--compare", "transformers-prompt-lookup")
+    with pytest.raises(ConfigError, match="cannot follow recorded choices"):
+        bench("bench", "engine", "--replay", str(tmp_path / "x"), *compare)
 
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:

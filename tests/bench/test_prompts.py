@@ -17,6 +17,9 @@ def test_a_text_is_cut_at_its_front() -> None:
     row = PromptRow("a", "all", LONG + "Thank you.")
     whole = encode_prompt(row, tokenizer, 4096)
     assert not whole.is_cut
+    size = len(whole.token_ids)
+    assert encode_prompt(row, tokenizer, size) == whole
+    assert len(encode_prompt(row, tokenizer, size - 1).token_ids) < size
     cut = encode_prompt(row, tokenizer, 64)
     assert cut.is_cut
     assert len(cut.token_ids) <= 64

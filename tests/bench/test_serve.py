@@ -256,5 +256,23 @@ def test_peaks_come_from_the_times() -> None:
 
 
 def test_a_server_without_drafts_has_no_totals() -> None:
-    text = "# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total 3\n"
+    text = "# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total 3\n"
     assert read_draft_totals(text, MODEL) is None
+
+
+def test_totals_are_those_of_one_model() -> None:
+    """Of all its replicas, and without what is no count."""
+    name = "vllm:spec_decode_num_drafts"
+    lines = [
+        f"# TYPE {name}_total counter",
+        f'{name}_total{{model_name="{MODEL}",engine="a"}} 4',
+        f'{name}_total{{model_name="{MODEL}",engine="b"}} 3',
+        f'{name}_total{{model_name="other",engine="c"}} 100',
+        f"# TYPE {name}_created gauge",
+        f'{name}_created{{model_name="{MODEL}",engine="a"}} 1.7e9',
+        "# TYPE vllm:prompt_tokens_total counter",
+        f'vllm:prompt_tokens_total{{model_name="{MODEL}",engine="a"}} 50',
+    ]
+    totals = read_draft_totals("\n".join(lines) + "\n", MODEL)
+    assert totals is not None
+    assert (totals.num_drafts, totals.num_draft_tokens) == (7, 0)

@@ -37,6 +37,13 @@ def test_publish_comes_back():
     assert got.outputs["n"].sequence_numbers.tolist() == [4, 5]
 
 
+def test_a_publish_counts_what_it_carries():
+    """Over all namespaces."""
+    sent = Publish("a", {"n": SEGMENT, "other": SEGMENT.select(np.array([True, False]))})
+    assert (sent.num_outputs, sent.num_tokens) == (3, 5)
+    assert (Publish("a").num_outputs, Publish("a").num_tokens) == (0, 0)
+
+
 def test_a_publish_of_an_earlier_version_says_less():
     """It has neither a refill's fields nor standings."""
     fields = snapshot.decode(Publish("a").encode(KEY), kind="publish", fingerprint=KEY.fingerprint)

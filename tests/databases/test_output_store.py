@@ -1,62 +1,18 @@
-"""What was appended is there after a restart, whatever happened to the process or the files."""
+"""What was appended is there after a restart, whatever happened to the process."""
 
-import contextlib
-import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hdserve.databases import output_log, snapshot
-from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
-from hdserve.databases.segment import Segment, concatenate
-from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, SnapshotError
-
-KEY = DatabaseKey("a-model", "f" * 32)
-ROOT = Path(__file__).parents[2]
-
-
-class Database:
-    """A log with its store, used as the actor uses them."""
-
-    def __init__(self, directory: Path, key: DatabaseKey = KEY, max_bytes: int = 10**6) -> None:
-        self.store = OutputStore(directory, key, lock_timeout_s=0.2)
-        self.log = OutputLog(
-            max_bytes, max_bytes, first_version=self.store.first_version, chunk_bytes=500
-        )
-        self.store.restore(self.log)
-
-    def append(self, namespace: str, *numbers: int, length: int = 5) -> None:
-        for number in numbers:
-            segment = Segment.from_outputs("r", number, [np.full(length, number, np.uint32)])
-            for appended in self.log.append(namespace, segment):
-                self.store.append(namespace, appended)
-
-    def sync(self) -> bool:
-        return self.store.sync(self.log)
-
-    def numbers(self, namespace: str) -> list[int]:
-        segments = [segment for _, segment in self.log.partition(namespace).segments()]
-        return concatenate(segments).sequence_numbers.tolist()
-
-    def restart(self) -> "Database":
-        """As after ``kill -9``: nothing more is written."""
-        self.store.close()
-        return Database(self.store.directory, self.store._key)
-
-    def files(self, suffix: str) -> list[Path]:
-        return sorted(self.store.directory.glob(f"*/*{suffix}"))
+from hdserve.databases.segment import Segment
+from hdserve.errors import DatabaseError
+from tests.databases.stored import KEY, Database, run_program
 
 
 def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
@@ -174,218 +130,6 @@ def test_files_that_a_crash_in_a_flush_left_behind_are_not_read_again(tmp_path):
     assert database.files(".chunk") == database.files(".log") == []
 
 
-def damage_file(path: Path, damage: str) -> None:
-    data = bytearray(path.read_bytes())
-    if damage == "truncated":
-        del data[-30:]
-    elif damage == "bit-flipped":
-        data[len(data) // 2] ^= 4
-    elif damage == "empty":
-        data.clear()
-    else:
-        version = data.index(b"version") + len("version")
-        data[version] = {"newer": 9, "older": 0}[damage]
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        ("truncated", "truncated or corrupt"),
-        ("bit-flipped", "corrupt"),
-        ("empty", "truncated or corrupt"),
-        ("newer", "format version 9 is newer than 1, which this program reads: use the hdserve"),
-        ("older", "format version 0 is older than 1, which this program reads: export it with"),
-    ],
-)
-def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, reason):
-    database = Database(tmp_path)
-    database.append("n", *range(40))
-    database.sync()
-    path = database.files(".chunk")[0]
-    damage_file(path, damage)
-    with caplog.at_level(logging.ERROR):
-        database = database.restart()
-    assert reason in caplog.text
-    assert str(path) in caplog.text
-    assert path.with_name(f"{path.name}.refused").exists()
-    assert not path.exists()
-    assert database.store.num_refused == 1
-    assert database.numbers("n") == list(range(14, 40))
-    database.append("n", 40)
-    assert database.restart().numbers("n") == list(range(14, 41))
-
-
-def test_no_file_that_was_set_aside_is_overwritten(tmp_path):
-    """A state that was written anew and cannot be used either."""
-    database = Database(tmp_path)
-    database.append("n", 1)
-    (log,) = database.files(".log")
-    for number in range(3):
-        log.with_name("state").write_bytes(b"junk %d" % number)
-        database = database.restart()
-    names = ("state.refused", "state.refused-2", "state.refused-3")
-    kept = [log.with_name(name).read_bytes() for name in names]
-    assert kept == [b"junk 0", b"junk 1", b"junk 2"]
-    database.log.flush("n")
-    database.store.flush("n", database.log)
-    assert [path.name for path in log.parent.iterdir()] == ["state"]
-
-
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        (DatabaseKey("a-model", "0" * 32), "made with another tokenizer"),
-        (DatabaseKey("b-model", "f" * 32), "of the model 'a-model', not of 'b-model'"),
-    ],
-)
-def test_files_of_another_database_are_refused_and_it_starts_empty(tmp_path, caplog, key, reason):
-    database = Database(tmp_path)
-    database.append("n", *range(40))
-    database.log.set_calibration("n", "r", b"state")
-    database.store.state_changed("n")
-    database.sync()
-    database.store.close()
-    foreign = Database(tmp_path, key)
-    assert reason in caplog.text
-    assert foreign.log.num_bytes == 0
-    assert foreign.log.changes_since({"n": 0}, max_bytes=10**6) == {}
-    foreign.append("n", 5)
-    assert foreign.restart().numbers("n") == [5]
-
-
-def test_a_file_moved_to_another_namespace_is_refused(tmp_path, caplog):
-    database = Database(tmp_path)
-    database.append("n", 1)
-    database.append("other", 2)
-    first, second = database.files(".log")
-    second.write_bytes(first.read_bytes())
-    database = database.restart()
-    assert "a file of another namespace" in caplog.text
-    assert len(database.numbers("n") + database.numbers("other")) == 1
-
-
-def test_a_record_cut_short_by_a_crash_is_left_out(tmp_path, caplog):
-    database = Database(tmp_path)
-    database.append("n", 1, 2, 3)
-    (path,) = database.files(".log")
-    path.write_bytes(path.read_bytes()[:-1])
-    database = database.restart()
-    assert "incomplete record" in caplog.text
-    assert database.numbers("n") == [1, 2]
-    assert database.store.num_refused == 0
-    database.sync()
-    assert database.restart().numbers("n") == [1, 2]
-
-
-def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, caplog):
-    database = Database(tmp_path)
-    database.append("n", 1, 2, 3)
-    (path,) = database.files(".log")
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(bytes(data))
-    database = database.restart()
-    assert "the checksum is wrong" in caplog.text
-    assert path.with_name(f"{path.name}.refused").exists()
-    assert database.numbers("n") == [1, 2]
-    assert database.restart().numbers("n") == [1, 2]
-
-
-@pytest.mark.parametrize("call", ["_set_aside", "sync"])
-def test_the_intact_part_of_a_log_outlives_a_kill_while_it_is_restored(tmp_path, monkeypatch, call):
-    """It is written elsewhere before the log is set aside."""
-
-    def be_killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    database = Database(tmp_path)
-    database.append("n", 1, 2, 3)
-    database.store.close()
-    (path,) = database.files(".log")
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(bytes(data))
-    store = OutputStore(tmp_path, KEY)
-    log = OutputLog(10**6, 10**6, first_version=store.first_version)
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(store, call, be_killed)
-        store.restore(log)
-    store.close()
-    database = Database(tmp_path)
-    assert database.numbers("n") == [1, 2]
-    database.append("n", 4)
-    assert database.restart().numbers("n") == [1, 2, 4]
-
-
-@pytest.mark.parametrize("num_zeros", [1, 8, 4096])
-def test_zeros_at_the_end_of_a_log_cost_nothing_that_stands_before_them(tmp_path, num_zeros):
-    """As a power failure leaves a file whose size was on the disk before its data."""
-    database = Database(tmp_path)
-    database.append("n", 1, 2, 3)
-    (path,) = database.files(".log")
-    path.write_bytes(path.read_bytes() + bytes(num_zeros))
-    database = database.restart()
-    assert database.numbers("n") == [1, 2, 3]
-    assert database.restart().numbers("n") == [1, 2, 3]
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_no_damage_to_an_append_log_goes_unnoticed_or_raises(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("log") / "file"
-    bodies = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5))
-    log = AppendLog(path)
-    for body in bodies:
-        log.append(body)
-    log.sync()
-    assert read_records(path, 10**6).bodies == bodies
-    damaged = bytearray(path.read_bytes())
-    index = data.draw(st.integers(0, len(damaged) - 1))
-    if data.draw(st.booleans()):
-        del damaged[index:]
-    else:
-        damaged[index] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(bytes(damaged))
-    records = read_records(path, 10**6)
-    assert records.bodies == bodies[: len(records.bodies)]
-    assert len(records.bodies) < len(bodies)
-    is_cut_between_records = not records.is_torn and not records.error
-    assert not is_cut_between_records or len(damaged) == sum(
-        8 + len(body) for body in records.bodies
-    )
-
-
-def test_a_record_that_did_not_fit_leaves_the_log_as_it_was(tmp_path):
-    program = """
-import resource, signal, sys
-from pathlib import Path
-from hdserve.databases.append_log import AppendLog
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-log = AppendLog(Path(sys.argv[1]))
-log.append(b"first")
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-try:
-    log.append(bytes(2000))
-except OSError:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    log.append(b"second")
-"""
-    process = run_program(program, str(tmp_path / "log"))
-    process.communicate()
-    assert process.returncode == 0
-    records = read_records(tmp_path / "log", 10**6)
-    assert (records.bodies, records.is_torn, records.error) == ([b"first", b"second"], False, "")
-
-
-def test_an_oversized_log_is_refused(tmp_path):
-    AppendLog(tmp_path / "file").append(bytes(100))
-    with pytest.raises(SnapshotError, match="larger than the 50 bytes"):
-        read_records(tmp_path / "file", 50)
-
-
 def test_a_second_process_reads_and_does_not_write(tmp_path, caplog):
     database = Database(tmp_path)
     database.append("n", 1, 2)
@@ -469,18 +213,6 @@ def test_a_flush_is_repeated_when_files_could_not_be_deleted(tmp_path):
     assert database.restart().numbers("n") == [40]
 
 
-def test_a_rotten_generation_file_costs_nothing_that_came_after_a_flush(tmp_path):
-    database = Database(tmp_path).restart().restart()
-    database.append("n", 1)
-    database.log.flush("n")
-    database.store.flush("n", database.log)
-    (tmp_path / "generation").write_bytes(b"rotten")
-    database = database.restart()
-    database.append("n", 2)
-    assert database.sync()
-    assert database.restart().numbers("n") == [2]
-
-
 class LogOfASlowReader(OutputLog):
     """A writer goes on while its files are read."""
 
@@ -523,47 +255,12 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
         OutputStore(tmp_path / "file" / "database", KEY)
 
 
-def run_program(program: str, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *args],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_a_full_disk_costs_nothing_in_memory_and_is_made_good_later(tmp_path):
-    """The kernel lets no file of the process grow beyond 300 bytes, then lets it again."""
-    program = """
-import resource, signal, sys
-from pathlib import Path
-from tests.databases.test_output_store import Database
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-database = Database(Path(sys.argv[1]))
-database.append("n", 1)
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
-database.append("n", *range(2, 60), length=60)
-assert database.numbers("n") == list(range(1, 60))
-assert not database.sync()
-assert database.store.num_failures > 0
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-database.append("n", 60)
-assert database.sync()
-print("good")
-"""
-    process = run_program(program, str(tmp_path))
-    assert process.communicate()[0] == "good\n"
-    assert Database(tmp_path).numbers("n") == list(range(1, 61))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_kill_9_while_snapshots_are_written_loses_nothing_acknowledged(tmp_path, seed):
     program = """
 import sys
 from pathlib import Path
-from tests.databases.test_output_store import Database
+from tests.databases.stored import Database
 
 database = Database(Path(sys.argv[1]), max_bytes=10**8)
 for number in range(10**6):

@@ -58,6 +58,14 @@ def test_forms(fields: dict[str, Any], text: str | None, param: str | None) -> N
         assert body.ignored == ()
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of so many levels."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -77,6 +85,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": "[1]"}, "guided_json"),
     ({"guided_json": "\ud800"}, "guided_json"),
     ({"guided_json": '{"a": ' * 500 + "1" + "}" * 500}, "guided_json"),
+    ({"guided_json": nested(2000)}, "guided_json"),
     ({"guided_choice": ["x"] * 1001}, "guided_choice"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
 ]

@@ -271,6 +271,15 @@ REFERRING: list[tuple[dict[str, Any], str, str]] = [
         '{"a": "x"}',
     ),
     (
+        {
+            "type": "object",
+            "properties": {"list": {"type": "array", "items": {"$ref": "#"}}},
+            "additionalProperties": False,
+        },
+        '{"list": [{"list": []}]}',
+        '{"list": [{"name": "f", "arguments": {}}]}',
+    ),
+    (
         {"type": "object", "properties": {"b": {"enum": [{"$ref": "#"}]}}},
         '{"b": {"$ref": "#"}}',
         '{"b": {}}',

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import subprocess
 import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -18,8 +16,7 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.hierarchy import MAX_CALIBRATIONS, Hierarchy, HierarchyOptions
-from hdserve.errors import SnapshotError
+from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
     VOCAB_SIZE,
@@ -362,46 +359,6 @@ def test_floor_and_small_budgets() -> None:
     assert max(propose(drafter, seq, 8, max_depth=1).depths) <= 1
 
 
-def test_the_correction_of_scores_changes_no_tree() -> None:
-    """But for how many nodes are above a floor."""
-    text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 5, 4, 6, 1, 2]
-    trees = {}
-    for min_score in (0.0, 0.05):
-        for num_accepted in (0, 3):
-            options = HierarchyOptions(min_score=min_score)
-            drafter = Hierarchy(make_resources(text), options)
-            seq = make_sequence(text)
-            drafter.start(seq)
-            for _ in range(2000):
-                drafter.calibration("default").count_tree(1.0, num_accepted)
-            trees[min_score, num_accepted] = propose(drafter, seq)
-    few, many = trees[0.0, 0], trees[0.0, 3]
-    assert (few.token_ids, few.parents) == (many.token_ids, many.parents)
-    assert np.allclose(np.minimum(4 * np.array(few.scores[1:]), 0.997), many.scores[1:])
-    assert min(trees[0.05, 0].scores + trees[0.05, 3].scores) >= 0.05
-    assert 1 < len(trees[0.05, 0]) < len(trees[0.05, 3])
-
-
-def test_only_estimates_are_judged() -> None:
-    """Of a tree that others filled nothing is learned of how good scores are."""
-    drafter = Hierarchy(make_resources([1, 2, 3, 4]))
-    seq = make_sequence([1, 2])
-    drafter.start(seq)
-    tree = DraftTree(2, 4)
-    tree.add_path([3, 4], Source.OTHER)
-    follow(drafter, seq, tree, [3, 5])
-    calibration = drafter.calibration("default")
-    assert calibration.scale == 1.0
-    num_expected, num_accepted = calibration.expected_tokens, calibration.accepted_tokens
-    tree = DraftTree(5, 8)
-    tree.add_path([3], Source.CONTEXT)
-    tree.add_path([7, 8], Source.OTHER, 0.6)
-    tree.add_path([4, 6], Source.CONTEXT, 0.25)
-    follow(drafter, seq, tree, [4, 6, 7])
-    assert calibration.expected_tokens == pytest.approx(num_expected + 0.5, abs=0.3)
-    assert calibration.accepted_tokens == pytest.approx(num_accepted + 2, abs=0.3)
-
-
 def test_tree_that_others_began_is_completed() -> None:
     """Behind another drafter equal paths are merged and the budget holds."""
     drafter = Hierarchy(make_resources(PHRASE, PHRASE))
@@ -416,16 +373,6 @@ def test_tree_that_others_began_is_completed() -> None:
     assert [12, 13] in [path[:2] for path in paths(tree)]
 
 
-def test_observe_learns_without_a_draft() -> None:
-    """Prefill and steps without a tree reach the drafter the same way."""
-    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
-    seq = make_sequence([1, 2, 3])
-    drafter.start(seq)
-    seq.token_ids.append(4)
-    drafter.observe(seq, DraftTree(3, 0), Acceptance((0,), (4,)), None)
-    assert drafter.calibration("default").num_tokens == 1
-
-
 def test_output_beyond_what_was_expected() -> None:
     """A request whose length was not announced may go on for ever."""
     rng = np.random.default_rng(0)
@@ -433,110 +380,6 @@ def test_output_beyond_what_was_expected() -> None:
     drafter = Hierarchy(DraftResources(VOCAB_SIZE))
     for tree in generate(drafter, make_sequence([1, 2, 3]), output, 4):
         check_tree(tree)
-
-
-def test_calibration_is_kept_per_namespace_and_can_be_adopted() -> None:
-    drafter = Hierarchy(make_resources(PHRASE))
-    generate(drafter, make_sequence(PHRASE, namespace="a"), PHRASE)
-    assert drafter.calibration("a").num_tokens == len(PHRASE)
-    assert drafter.calibration("b").num_tokens == 0
-    drafter.adopt("b", drafter.calibration("a").to_bytes())
-    assert drafter.calibration("b").num_tokens == len(PHRASE)
-    with pytest.raises(SnapshotError, match="vocabulary"):
-        drafter.adopt("b", Calibration(VOCAB_SIZE + 1).to_bytes())
-
-
-def test_running_requests_learn_for_the_others_after_an_adoption() -> None:
-    drafter = Hierarchy(make_resources(PHRASE))
-    running = make_sequence(PHRASE)
-    drafter.start(running)
-    other = Calibration.prior(VOCAB_SIZE)
-    other.token_bias[9] = 2.0
-    other.count_tokens(5000)
-    drafter.adopt("default", other.to_bytes())
-    running.token_ids.append(4)
-    drafter.observe(running, DraftTree(PHRASE[-1], 0), Acceptance((0,), (4,)), None)
-    calibration = drafter.calibration("default")
-    assert running.drafter_state[drafter.name].calibration is calibration
-    assert calibration.num_tokens == 5001
-    assert calibration.token_bias[9] == pytest.approx(2.0, abs=0.01)
-
-
-def test_a_slow_replica_shares_in_the_end() -> None:
-    """What it learned between two states of the others is neither lost nor counted anew."""
-    drafter, kept = Hierarchy(make_resources()), Calibration.prior(VOCAB_SIZE)
-    calibration = drafter.calibration("default")
-    for _ in range(10):
-        assert drafter.state("default") is None
-        calibration.token_bias[7] += 1.0
-        calibration.count_tokens(100)
-        kept.count_tokens(2000)
-        drafter.adopt("default", kept.to_bytes())
-        assert calibration.token_bias[7] > 0.0
-    shared = drafter.state("default")
-    assert shared is not None
-    assert Calibration.from_bytes(shared).num_new_tokens == 1000
-    assert Calibration.from_bytes(shared).num_tokens == 21_000
-
-
-def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
-    """Nor of one whose text was dropped for others; the replica may have nothing to do since."""
-    resources = make_resources(PHRASE)
-    database = resources.model_database
-    assert database is not None
-    drafter = Hierarchy(resources)
-
-    def log_of(namespace: str) -> weakref.ref[object]:
-        database.insert(namespace, PHRASE)
-        generate(drafter, make_sequence(PHRASE, namespace=namespace), PHRASE)
-        partition = database.partition(namespace)
-        assert partition is not None
-        return weakref.ref(partition.log)
-
-    flushed, dropped = log_of("a"), log_of("b")
-    database.clear("a")
-    drafter.forget("a")
-    database.clear("b")
-    generate(drafter, make_sequence(PHRASE, namespace="c"), PHRASE)
-    gc.collect()
-    assert (flushed(), dropped()) == (None, None)
-
-
-def test_the_calibrations_of_namespaces_are_bounded() -> None:
-    """Adopted ones count; a namespace whose calibration had to go begins with the prior, also in
-    what it shares."""
-    drafter = Hierarchy(make_resources(PHRASE))
-    generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
-    learned = drafter.state("a")
-    assert learned is not None
-    for number in range(MAX_CALIBRATIONS):
-        drafter.adopt(str(number), learned)
-    assert drafter.calibration("a").num_tokens == 0
-    assert drafter.calibration(str(MAX_CALIBRATIONS - 1)).num_tokens > 0
-    generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
-    assert drafter.state("a") is not None
-
-
-def test_what_was_learned_of_a_namespace_can_be_forgotten() -> None:
-    """It begins with the prior again; what a running request goes on to learn is not shared."""
-    resources = make_resources(PHRASE)
-    drafter = Hierarchy(resources)
-    generate(drafter, make_sequence(PHRASE, namespace="a"), PHRASE)
-    generate(drafter, make_sequence(PHRASE, namespace="b"), PHRASE)
-    running = make_sequence(PHRASE, namespace="a")
-    drafter.start(running)
-    drafter.forget("a")
-    drafter.forget("unknown")
-    running.token_ids.append(4)
-    drafter.observe(running, DraftTree(PHRASE[-1], 0), Acceptance((0,), (4,)), None)
-    prior = Calibration.prior(VOCAB_SIZE).to_bytes()
-    assert drafter.calibration("a").to_bytes() == prior
-    assert drafter.calibration("b").to_bytes() != prior
-    many = [*range(1, 50)] * 25
-    generate(drafter, make_sequence(PHRASE, namespace="a"), many)
-    assert drafter.state("a") is not None, "counted from the flush on"
-    drafter.forget("a")
-    assert drafter.state("a") is None
 
 
 def test_look_ups_are_timed_by_source_and_change_nothing() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.engine.async_engines import GateDrafter
+
 
 @pytest.fixture(params=[1, 2])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
@@ -14,3 +16,11 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def gate() -> Iterator[GateDrafter]:
+    """Open; it is opened in the end, so that no engine waits for it."""
+    drafter = GateDrafter()
+    yield drafter
+    drafter.gate.set()

@@ -1,12 +1,10 @@
-"""Each request that was accepted ends exactly once, whatever happens to it or to the engine."""
+"""Each request that was accepted ends exactly once, whatever happens to it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,93 +12,29 @@ import pytest
 
 from hdserve import core
 from hdserve.core import MAX_INTEGER, FinishReason, SamplingParams, StepOutput
-from hdserve.drafting.base import Drafter
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.engine import Engine
 from hdserve.engine.kernels.draw import draw_token
 from hdserve.errors import (
-    ConfigError,
-    EngineGone,
-    EngineStopped,
     HdserveError,
     InvalidRequest,
     Overloaded,
 )
-from hdserve.tree import DraftTree
-from tests.engines import make_engine, make_prompt, make_sequence, run
-
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-LONG: dict[str, Any] = {**GREEDY, "max_tokens": 240}
-
-
-class Panic(BaseException):
-    """As extension modules in Rust raise it: no ``Exception``."""
-
-
-class GateDrafter(Drafter):
-    """Drafts nothing; a step waits while the gate is closed, and fails as told."""
-
-    name = "gate"
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.is_waiting = threading.Event()
-        self.num_skipped_tokens = 0
-        self.panic: BaseException | None = None
-
-    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
-        if not self.gate.is_set():
-            self.is_waiting.set()
-        self.gate.wait(60)
-        if self.panic is not None:
-            raise self.panic
-        seq.num_cached_tokens += self.num_skipped_tokens  # breaks an invariant of the engine
-
-
-@pytest.fixture
-def gate() -> Iterator[GateDrafter]:
-    drafter = GateDrafter()
-    yield drafter
-    drafter.gate.set()
-
-
-def make(drafter: Drafter | None = None, **options: Any) -> Engine:
-    return make_engine([] if drafter is None else [drafter], exact=False, **options)
-
-
-@asynccontextmanager
-async def started(
-    make_it: Callable[[], Engine] = make,
-    max_num_open: int = 8,
-    on_failure: Callable[[], None] | None = None,
-) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(make_it, max_num_open, on_failure)
-    await asyncio.to_thread(engine.start)
-    try:
-        yield engine
-    finally:
-        await asyncio.to_thread(engine.close)
-
-
-async def collect(engine: AsyncEngine, seq: core.Sequence) -> list[StepOutput]:
-    return [output async for output in engine.generate(seq)]
+from tests.engine.async_engines import (
+    LONG,
+    GateDrafter,
+    collect,
+    eventually,
+    make,
+    run_async,
+    started,
+)
+from tests.engine.helpers import GREEDY
+from tests.engines import make_prompt, make_sequence, run
 
 
 def raise_error(outputs: list[StepOutput]) -> None:
     """As a server does with the last output."""
     if outputs[-1].error is not None:
         raise outputs[-1].error
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until ``condition`` holds; the test's own timeout ends what never does."""
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-def run_async(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
 
 
 def test_streams_are_the_engines_outputs() -> None:
@@ -321,150 +255,6 @@ def test_an_id_can_be_used_again_in_mid_step(gate: GateDrafter) -> None:
     run_async(test)
 
 
-@pytest.mark.parametrize(
-    ("num_skipped_tokens", "panic"), [(1, None), (2, None), (0, Panic("a panic in an extension"))]
-)
-def test_a_failing_engine_ends_every_request_once(
-    gate: GateDrafter, num_skipped_tokens: int, panic: Panic | None
-) -> None:
-    """When a step breaks, every open request gets ``EngineStopped`` with the cause, once,
-    everybody who comes later ``EngineGone``, and the owner is told when all that is done."""
-    failed = threading.Event()
-
-    async def test() -> None:
-        async with started(lambda: make(gate), on_failure=failed.set) as engine:
-            gate.gate.clear()
-            ends: list[Exception] = []
-
-            async def wait(name: str) -> None:
-                try:
-                    await collect(engine, make_sequence(name, make_prompt(5), **LONG))
-                except EngineStopped as error:
-                    ends.append(error)
-
-            tasks = [asyncio.create_task(wait(name)) for name in "abc"]
-            asked = asyncio.create_task(engine.ask(lambda inner: inner.stats))
-            await eventually(lambda: engine.num_open == 3)
-            await asyncio.to_thread(gate.is_waiting.wait)
-            gate.num_skipped_tokens, gate.panic = num_skipped_tokens, panic
-            gate.gate.set()
-            await asyncio.gather(*tasks)
-            assert len(ends) == 3
-            assert all("the engine has failed" in str(error) for error in ends)
-            assert engine.num_open == 0
-            assert await asyncio.to_thread(failed.wait, 60)
-            with pytest.raises(EngineGone):
-                await collect(engine, make_sequence("d", make_prompt(5)))
-            with pytest.raises(EngineStopped):
-                await engine.ask(lambda inner: inner.stats)
-            with pytest.raises(EngineStopped):
-                engine.check(max_silence_s=1000)
-            await asyncio.gather(asked, return_exceptions=True)
-
-    run_async(test)
-
-
-def test_a_question_the_engine_fails_with_is_answered() -> None:
-    """So are the others, everybody who waits for tokens, and the owner."""
-    failed = threading.Event()
-
-    def panic(_engine: Engine) -> None:
-        raise Panic("a panic in an extension")
-
-    async def test() -> None:
-        async with started(on_failure=failed.set) as engine:
-            outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
-            await anext(outputs)
-            asked = [asyncio.create_task(engine.ask(panic)) for _ in range(2)]
-            for question in asked:
-                with pytest.raises(EngineStopped, match="a panic"):
-                    await question
-            with pytest.raises(EngineStopped, match="a panic"):
-                async for _ in outputs:
-                    pass
-            assert await asyncio.to_thread(failed.wait, 60)
-
-    run_async(test)
-
-
-def test_closing_ends_what_is_open(gate: GateDrafter) -> None:
-    """``close`` ends open requests with ``EngineStopped`` and the thread; closing again is
-    harmless, and so is closing an engine that was never started."""
-
-    async def test() -> None:
-        async with started(lambda: make(gate)) as engine:
-            outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
-            await anext(outputs)
-            gate.gate.clear()
-            closing = asyncio.create_task(asyncio.to_thread(engine.close))
-            gate.gate.set()
-            with pytest.raises(EngineStopped, match="closed"):
-                async for _ in outputs:
-                    pass
-            await closing
-            assert engine.num_open == 0
-            with pytest.raises(EngineStopped, match="closed"):
-                await collect(engine, make_sequence("b", make_prompt(5)))
-        await asyncio.to_thread(engine.close)
-        AsyncEngine(make, 1).close()
-
-    run_async(test)
-    assert not any(thread.name == "hdserve-engine" for thread in threading.enumerate())
-
-
-def test_an_engine_that_cannot_be_built() -> None:
-    """``start`` raises what building the engine raised."""
-
-    def fail() -> Engine:
-        raise ConfigError("no such engine")
-
-    engine = AsyncEngine(fail, 1)
-    with pytest.raises(ConfigError, match="no such engine"):
-        engine.start()
-    with pytest.raises(EngineStopped):
-        engine.check(1000)
-    engine.close()
-
-
-def test_a_step_that_hangs_is_noticed(gate: GateDrafter) -> None:
-    """``check`` raises when a step takes too long, and not when there is nothing to do, when a
-    request just came after a long silence, or when a client does not read its outputs."""
-
-    async def test() -> None:
-        async with started(lambda: make(gate)) as engine:
-            await asyncio.sleep(0.05)
-            engine.check(max_silence_s=0.0)
-            outputs = engine.generate(make_sequence("a", make_prompt(5)))
-            await anext(outputs)
-            stalled = await engine.ask(lambda inner: inner)
-            await eventually(lambda: not stalled.has_work)
-            await eventually(lambda: is_quiet(engine))
-            assert engine.num_open == 1
-            engine.check(max_silence_s=0.0)
-            await outputs.aclose()
-            gate.gate.clear()
-            hanging = engine.generate(make_sequence("b", make_prompt(5)))
-            task = asyncio.create_task(anext(hanging))
-            await asyncio.to_thread(gate.is_waiting.wait)
-            engine.check(max_silence_s=1000)
-            time.sleep(0.02)
-            with pytest.raises(EngineStopped, match="has not finished a step"):
-                engine.check(max_silence_s=0.01)
-            gate.gate.set()
-            await task
-            await hanging.aclose()
-
-    run_async(test)
-
-
-def is_quiet(engine: AsyncEngine) -> bool:
-    try:
-        engine.check(max_silence_s=0.0)
-    except EngineStopped:
-        return False
-    return True
-
-
 def test_commands_run_in_the_engines_thread() -> None:
     """``call`` and ``ask`` run between steps in the one thread that owns the engine; what fails
     there is logged, or goes to who asked, and decoding goes on."""
@@ -512,27 +302,3 @@ def test_what_decoding_can_do_without_does_not_keep_it_waiting() -> None:
             assert obeyed == sorted(obeyed)
 
     run_async(test)
-
-
-def test_an_event_loop_that_is_gone_harms_nobody() -> None:
-    """Outputs for a loop that was closed are dropped; the engine serves the next one."""
-    engine = AsyncEngine(make, 8)
-    engine.start()
-
-    async def leave() -> None:
-        outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
-        await anext(outputs)
-        abandoned.append(outputs)
-
-    abandoned: list[Any] = []
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(leave())
-    loop.close()
-
-    async def stay() -> None:
-        assert (await collect(engine, make_sequence("b", make_prompt(5))))[-1].finish_reason
-
-    asyncio.run(stay())
-    engine.close()
-    with pytest.raises(StopIteration):
-        abandoned[0].aclose().send(None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -100,11 +99,6 @@ def standard_library_documents() -> Iterator[Document]:
             split="valid" if digest[0] < 3 else "train",
             text=(root / name).read_text(encoding="utf-8", errors="replace"),
         )
-
-
-def standard_library_version() -> str:
-    """Version of the library that ``standard_library_documents`` reads."""
-    return "{}.{}.{}".format(*sys.version_info[:3])
 
 
 def _corpus_documents(corpus: Path) -> Iterator[Document]:

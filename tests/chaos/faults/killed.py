@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from tests.chaos import processes
 from tests.chaos.fault import Fault, Trial
-from tests.chaos.system import wait_for
 
 PROBE_S = 30.0
 
@@ -114,13 +113,3 @@ def check_warm(trial: Trial, replicas: set[str]) -> None:
                 trial.expect(outcome.num_model_tokens > 0, "the new replica drafted cold")
                 return
     trial.violations.append("the new replica did not answer the probe")
-
-
-def wait_for_new_database(trial: Trial, old_pids: list[int], timeout_s: float) -> bool:
-    """Whether the database answered from a new process in time."""
-
-    def is_new() -> bool:
-        info = trial.system.database_info()
-        return info is not None and info["pid"] not in old_pids
-
-    return wait_for(is_new, timeout_s)

@@ -1,0 +1,38 @@
+"""Whether the server lives, whether its models answer, and what it is."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+
+_READY_TIMEOUT_S = 2.0
+
+
+def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
+    """Routes for whoever runs the server."""
+
+    @api.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the gateway lives."""
+        return {"status": "ok"}
+
+    @api.get("/ready", responses={503: {"description": "A model is not ready"}})
+    async def ready() -> JSONResponse:
+        """Whether every model answers."""
+        missing = await gateway.unready_models(_READY_TIMEOUT_S)
+        status = "not ready" if missing else "ready"
+        return JSONResponse(
+            {"status": status, "not_ready": missing}, status_code=503 if missing else 200
+        )
+
+    @api.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The version of hdserve."""
+        return {"version": version("hdserve")}

@@ -1,0 +1,74 @@
+"""What ``hdserve bench engine`` is made from: a model, contenders and tasks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State, Task
+from hdserve.bench.prompts import EncodedPrompt, encode_prompt
+from hdserve.bench.random_weights import random_host
+from hdserve.bench.replay_files import read_replay
+from hdserve.config import ModelConfig, checked
+from hdserve.engine.host import ModelHost
+from hdserve.prompts import PromptRow, read_prompts
+
+
+def make_host(
+    model: str, engine: Mapping[str, Any], max_draft_tokens: int, random_weights: str | None
+) -> ModelHost:
+    """Load a model, or make one of the shape ``random_weights``.
+
+    Args:
+        engine: the options of the configuration's ``engine``.
+    """
+    values = {
+        "name": random_weights or model,
+        "model": model,
+        "engine": engine,
+        "drafting": {"max_draft_tokens": max_draft_tokens},
+    }
+    config = checked(ModelConfig, values)
+    return ModelHost(config) if random_weights is None else random_host(config, random_weights)
+
+
+def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:
+    """The contenders of these names, in this order."""
+    made: list[Contender] = []
+    for name in names:
+        if name.startswith("transformers"):
+            made.append(GenerateContender(name, host, looks_up=name.endswith("lookup")))
+        else:
+            is_drafting = name == "hierarchy"
+            made.append(EngineContender(name, host, is_drafting=is_drafting, state=state))
+    return made
+
+
+def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
+    """The prompts of a file by task, each cut to leave room for ``max_tokens``."""
+    prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
+    for prompt in encoded_prompts(path, limit, host, max_tokens):
+        prompts[prompt.row.task].append(prompt)
+    return [Task(name, found) for name, found in prompts.items()]
+
+
+def replay_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
+    """Recorded requests by task, without those that leave no room for ``max_tokens``."""
+    prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
+    recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
+    for request in read_replay(path, limit):
+        if len(request.prompt) + max_tokens <= host.model.max_model_len:
+            row = PromptRow(request.name, request.task, "")
+            prompts[request.task].append(EncodedPrompt(row, request.prompt, is_cut=False))
+            recorded[request.task].append(request.response)
+    return [Task(name, found, recorded[name]) for name, found in prompts.items()]
+
+
+def encoded_prompts(
+    path: Path, limit: int | None, host: ModelHost, max_tokens: int
+) -> Iterator[EncodedPrompt]:
+    """The prompts of a file, each cut to leave room for ``max_tokens``."""
+    longest = host.model.max_model_len - max_tokens
+    return (encode_prompt(row, host.tokenizer, longest) for row in read_prompts(path, limit))

@@ -1,0 +1,96 @@
+"""Answers of ``hdserve generate`` as text, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from hdserve import core
+from hdserve.core import StepOutput
+
+_STYLES = {
+    "plain": "",
+    "context": "black on yellow",
+    "model": "black on cyan",
+    "statistics": "black on magenta",
+    "recycled": "black on green",
+    "other": "black on blue",
+}
+
+
+class TextPrinter:
+    """Writes the text as it comes; with ``shows_drafts`` in colours, and with the figures."""
+
+    def __init__(self, shows_drafts: bool) -> None:
+        self._shows_drafts = shows_drafts
+        self._console = Console(highlight=False, soft_wrap=True)
+        if shows_drafts:
+            names = [name for name in _STYLES if name != "other"]
+            legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
+            self._console.print(legend)
+
+    def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
+        """Print the answer to one row, and an end of line."""
+        last = None
+        for last in outputs:
+            if not self._shows_drafts:
+                typer.echo(last.text, nl=False)
+                sys.stdout.flush()
+                continue
+            for text, source in zip(last.texts, last.sources, strict=True):
+                self._console.print(Text(text, _STYLES[source.label]), end="")
+        typer.echo()
+        if last is not None and self._shows_drafts:
+            self._console.print(_summary(last), style="dim")
+
+
+class JsonPrinter:
+    """One object a row, when its answer is complete."""
+
+    def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
+        """Print one row with its answer."""
+        typer.echo(line(collected(row, outputs)[0]))
+
+
+def collected(
+    row: dict[str, Any], outputs: Iterable[StepOutput]
+) -> tuple[dict[str, Any], core.Sequence]:
+    """The row with its answer and what drafting did, and the sequence."""
+    steps = list(outputs)
+    seq = steps[-1].sequence
+    counts = seq.counts
+    found = {
+        **row,
+        "text": "".join(output.text for output in steps),
+        "finish_reason": seq.finish_reason,
+        "num_tokens": seq.num_output_tokens,
+        "num_steps": counts.num_steps,
+        "num_drafts": counts.num_drafts,
+        "num_draft_tokens": counts.num_draft_tokens,
+        "num_accepted_tokens": counts.num_accepted_tokens,
+        "accepted_by_source": {
+            source.label: count for source, count in sorted(counts.accepted_by_source.items())
+        },
+    }
+    return found, seq
+
+
+def line(answer: dict[str, Any]) -> str:
+    """An answer of a file of answers."""
+    return json.dumps(answer, ensure_ascii=False)
+
+
+def _summary(last: StepOutput) -> str:
+    seq = last.sequence
+    counts = seq.counts
+    told = f"{seq.num_output_tokens} tokens in {counts.num_steps} steps"
+    if counts.num_drafts:
+        length = 1 + counts.num_accepted_tokens / counts.num_drafts
+        told += f", mean acceptance length {length:.2f}"
+    return told

@@ -1,0 +1,150 @@
+"""The work of ``hdserve bench engine``, behind progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hdserve.bench.contenders import Contender, EngineContender, State
+from hdserve.bench.engine import Result, run_rounds, summarise
+from hdserve.bench.engine_setup import (
+    encoded_prompts,
+    make_contenders,
+    make_host,
+    prompt_tasks,
+    replay_tasks,
+)
+from hdserve.bench.environment import commit, cpu_name
+from hdserve.bench.replay_files import read_replay
+from hdserve.cli.progress import progress
+from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.devices import pick_device
+from hdserve.engine.host import ModelHost
+from hdserve.journal import Journal, file_digest
+
+if TYPE_CHECKING:
+    from hdserve.cli.bench_engine import EngineOptions
+
+_NO_PACE = 1000.0
+"""Prompts go through in whole chunks: a pace follows the times of steps, so chance has a part in
+it, and contenders that are equal end further apart (docs/adr/0014)."""
+
+
+class EngineJob:
+    """A model that is loaded, what is measured with it, and the journal of that.
+
+    Args:
+        result_path: see :class:`~hdserve.journal.Journal`.
+    """
+
+    def __init__(self, options: EngineOptions, result_path: Path | None) -> None:
+        self._options = options
+        compiles = _serves_compiled() if options.compile_ is None else options.compile_
+        self._host = _make_host(options, compiles=compiles)
+        self._shown = _shown(options, self._host, compiles=compiles)
+        self.journal = Journal(result_path, self._shown | _unshown(options))
+        state = cast("State", options.state)
+        self._contenders = make_contenders(options.contenders, self._host, state)
+
+    def run(self) -> list[Result]:
+        """Run all rounds that the journal does not hold, at all batch sizes."""
+        options, host = self._options, self._host
+        if options.replay is not None:
+            tasks = replay_tasks(options.replay, options.limit, host, options.max_tokens)
+        else:
+            assert options.prompts is not None
+            tasks = prompt_tasks(options.prompts, options.limit, host, options.max_tokens)
+        if options.fill is not None:
+            self._fill(options.fill)
+        results: list[Result] = []
+        able = sum(_num_able(self._contenders, size) for size in options.sizes)
+        with progress("decoding", able * options.rounds * len(tasks)) as bar:
+            for size in options.sizes:
+                runs = run_rounds(
+                    self._contenders,
+                    tasks,
+                    batch_size=size,
+                    max_tokens=options.max_tokens,
+                    sampling={"temperature": options.temperature},
+                    num_rounds=options.rounds,
+                    journal=self.journal,
+                    progress=bar.advance,
+                )
+                results += summarise(runs, size, options.temperature)
+        return results
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What is shown beside the results."""
+        engines = [one for one in self._contenders if isinstance(one, EngineContender)]
+        is_exact = any(one.is_exact for one in engines)
+        return self._shown | {"exact": is_exact, "interruptions": self.journal.num_interruptions}
+
+    def _fill(self, path: Path) -> None:
+        """Give each contender that drafts the answers in, or to, the rows of a file."""
+        for contender in self._contenders:
+            if not isinstance(contender, EngineContender) or not contender.is_drafting:
+                continue
+            if self._options.replay is not None:
+                contender.fill_with([row.response for row in read_replay(path)])
+                continue
+            max_tokens = self._options.max_tokens
+            prompts = list(encoded_prompts(path, None, self._host, max_tokens))
+            with progress("filling", len(prompts)) as bar:
+                answer = partial(contender.answers, prompts, max_tokens, bar.show)
+                contender.fill_with(self.journal.once(f"{contender.name}, fill", answer))
+
+
+def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
+    engine = {
+        "dtype": options.dtype,
+        "exact": options.exact or "auto",
+        "compile": compiles,
+        "max_num_sequences": max(options.sizes),
+        "prefix_caching": False,  # every round asks the same prompts again
+        "prefill_slowdown": _NO_PACE,
+    }
+    return make_host(options.model, engine, options.max_draft_tokens, options.random_weights)
+
+
+def _serves_compiled() -> bool:
+    return pick_device("auto").type == "cpu" and can_compile()
+
+
+def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
+    """Of what the results depend on, what is shown beside them."""
+    is_cuda = host.model.device.type == "cuda"
+    return {
+        "model": options.random_weights or options.model,
+        "weights": "random" if options.random_weights else "real",
+        "choices": "recorded" if options.replay else "the model's",
+        "exact": options.exact,
+        "compiled": compiles,
+        "state": options.state,
+        "commit": commit(),
+        "dtype": str(host.model.dtype).removeprefix("torch."),
+        "num_threads": host.num_threads,
+        "hardware": host.device_name if is_cuda else f"{cpu_name()}, {host.num_threads} threads",
+    }
+
+
+def _unshown(options: EngineOptions) -> dict[str, Any]:
+    """The rest of what the results depend on."""
+    files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
+    return {name: file_digest(path) for name, path in files.items()} | {
+        "max_tokens": options.max_tokens,
+        "batch_sizes": options.sizes,
+        "compare": options.compare,
+        "temperature": options.temperature,
+        "limit": options.limit,
+        "max_draft_tokens": options.max_draft_tokens,
+    }
+
+
+def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:
+    return sum(
+        contender.max_batch_size is None or batch_size <= contender.max_batch_size
+        for contender in contenders
+    )

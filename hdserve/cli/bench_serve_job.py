@@ -1,0 +1,133 @@
+"""The work of ``hdserve bench serve``: load on a server, behind progress bars."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hdserve.bench.load import Load, LoadPlan, run_load
+from hdserve.bench.openai_client import Api, OpenAIClient
+from hdserve.bench.request_record import Outcome, RequestRecord
+from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
+from hdserve.errors import ConfigError
+from hdserve.prompts import PromptRow
+
+_METRICS_AGE_S = 1.1
+"""A gateway may answer ``/metrics`` with what it heard up to a second ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server, and what is asked of it."""
+
+    base_url: str
+    api: Api
+    model: str | None
+    body: Mapping[str, Any]
+    api_key: str | None
+    timeout_s: float
+
+
+async def measure(
+    target: Target,
+    rows: Sequence[PromptRow],
+    plans: Sequence[LoadPlan],
+    keep: Callable[[Load, str, DraftTotals | None], None],
+) -> None:
+    """Run the plans one after the other until Ctrl-C.
+
+    Args:
+        keep: told what came of each, with the model and what the server drafted meanwhile.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C before the first load.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    model = target.model or await _first_model(target)
+    client = OpenAIClient(
+        target.base_url,
+        target.api,
+        {"model": model, **target.body},
+        api_key=target.api_key,
+        timeout_s=target.timeout_s,
+    )
+    async with client:
+        await _check(client, rows[0])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        before = await _draft_totals(client, model)
+        for plan in plans:
+            with _progress(plan) as progress:
+                load = await run_load(client, rows, plan, stop=stop, progress=progress)
+            after = await _draft_totals(client, model) if before else None
+            keep(load, model, after.since(before) if after and before else None)
+            before = after
+            if stop.is_set():
+                return
+
+
+async def _first_model(target: Target) -> str:
+    client = OpenAIClient(target.base_url, target.api, {}, api_key=target.api_key)
+    async with client:
+        found = await client.first_model()
+        answers = found is not None or await client.get_text("/v1/models") is not None
+    url = f"{target.base_url}/v1/models"
+    if not answers:
+        raise ConfigError(f"{url} cannot be read: does the server run, and does it want --api-key?")
+    if found is None:
+        raise ConfigError(f"{url} names no model; say which with --model")
+    return found
+
+
+async def _check(client: OpenAIClient, row: PromptRow) -> None:
+    """Have one request answered, which also warms the server.
+
+    Raises:
+        ConfigError: it failed; so would all.
+    """
+    record = await client.ask(row.name, row.conversation or row.text)
+    if record.outcome is Outcome.FAILED:
+        raise ConfigError(f"the first request failed: {record.error}")
+
+
+async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
+    await asyncio.sleep(_METRICS_AGE_S)
+    text = await client.get_text("/metrics")
+    try:
+        return None if text is None else read_draft_totals(text, model)
+    except ValueError:  # another text than that of Prometheus
+        return None
+
+
+@contextmanager
+def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
+    """Shows how many requests have ended, and how."""
+    columns = (
+        TextColumn("concurrency {task.fields[places]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[outcomes]}"),
+        TimeElapsedColumn(),
+    )
+    counts: Counter[Outcome | None] = Counter()
+    num_tokens = 0
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=plan.num_prompts, places=plan.concurrency, outcomes="")
+
+        def note(record: RequestRecord) -> None:
+            nonlocal num_tokens
+            counts[record.outcome] += 1
+            num_tokens += record.num_output_tokens
+            shown = f"{num_tokens} tokens, {counts[Outcome.REJECTED]} rejected"
+            bar.update(task, advance=1, outcomes=f"{shown}, {counts[Outcome.FAILED]} failed")
+
+        yield note

@@ -1,0 +1,50 @@
+"""A bar per corpus on standard error while they are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class CorpusBars:
+    """What a build tells of itself."""
+
+    def __init__(self, shown: Progress, tasks: Mapping[Path, TaskID]) -> None:
+        self._shown = shown
+        self._tasks = tasks
+        self._begun_tokens: int | None = None
+
+    def report(self, path: Path, num_bytes: int, num_tokens: int) -> None:
+        """So many bytes of ``path`` are read, and so many tokens counted, all told; the speed is
+        that since the first report."""
+        if self._begun_tokens is None:
+            self._begun_tokens = num_tokens
+        elapsed_s = sum(task.elapsed or 0.0 for task in self._shown.tasks[:1])
+        speed = (num_tokens - self._begun_tokens) / max(elapsed_s, 1e-9)
+        told = f"{num_tokens:,} tokens, {speed:,.0f}/s"
+        self._shown.update(self._tasks[path], completed=num_bytes, speed=told)
+
+    def print(self, line: str) -> None:
+        """Write a line above the bars, which stays when the bars go."""
+        self._shown.console.print(line)
+
+
+@contextmanager
+def corpus_progress(paths: Sequence[Path]) -> Iterator[CorpusBars]:
+    """Show how much of each file is read, until the job ends."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks = {
+            path: shown.add_task(path.name, total=path.stat().st_size, speed="") for path in paths
+        }
+        yield CorpusBars(shown, tasks)

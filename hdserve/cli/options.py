@@ -1,0 +1,41 @@
+"""Commands whose options are one frozen object, and options that several commands have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+PROMPTS_HELP = "A file of prompts: JSON Lines, each with `prompt`, `messages` or `turns`."
+
+Prompts = Annotated[Path, typer.Option(metavar="FILE", help=PROMPTS_HELP)]
+
+Model = Annotated[str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")]
+"""Also of a tokenizer."""
+
+AnswerTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
+
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
+
+Limit = Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)]
+
+
+def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make what takes ``options``, a dataclass, a command that has each of its fields as an option
+    or argument."""
+
+    def as_command(function: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**values: Any) -> None:
+            function(options(**values))
+
+        command.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
+        return command
+
+    return as_command

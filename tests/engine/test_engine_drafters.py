@@ -1,0 +1,180 @@
+"""What an engine tells its drafters, and what it spends on them."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from hdserve import core
+from hdserve.core import SpeculationParams
+from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.budget import BatchCost, DraftBudget, ForwardCost
+from hdserve.tree import Acceptance, DraftTree
+from tests.drafters import JunkDrafter, SlowLearner
+from tests.engine.helpers import GREEDY, RecordingDrafter, make, plain
+from tests.engines import make_prompt, make_sequence, run
+from tests.models import VOCAB_SIZE, make_model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_draft_tokens": 200, "max_model_len": 100},
+        {"max_draft_tokens": 16, "max_model_len": 4},
+        {"max_draft_tokens": 12, "kv_cache_tokens": 32},
+        {"max_draft_tokens": 1},
+    ],
+)
+def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) -> None:
+    """Trees wider than the context or the cache are measured all the same, and still lossless."""
+    drafters = [JunkDrafter(VOCAB_SIZE)]
+    engine = make(drafters, adapts_budget=True, **options)
+    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=8)
+    run(engine, [seq])
+    wanted = plain(make_prompt(3), **GREEDY, max_tokens=8).token_ids
+    assert seq.token_ids == wanted[: len(seq.token_ids)]
+    assert engine.stats.kv_cache_usage == 0.0
+
+
+def test_learning_is_a_part_of_what_drafting_costs() -> None:
+    """Drafts that are always right, and are thought about longer than they save, are paused."""
+    wanted = plain(make_prompt(3), **GREEDY, max_tokens=60).token_ids
+    engine = make([SlowLearner({"a": wanted})], adapts_budget=True)
+    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=60)
+    run(engine, [seq])
+    assert seq.counts.num_accepted_tokens > 0
+    assert seq.counts.num_drafts < seq.counts.num_steps / 2
+
+
+def test_drafters_are_told_the_whole_story() -> None:
+    """Per sequence ``start``, then ``propose`` and ``observe`` in turn, then ``finish``; what is
+    observed is what was appended, with the forward's own outputs for every node."""
+    model = make_model()
+    prompt = make_prompt(21)
+    future = plain(prompt, temperature=0.8).token_ids
+    drafter = RecordingDrafter({"a": future})
+    seq = make_sequence("a", prompt, temperature=0.8)
+    engine = make([drafter], model=model)
+    run(engine, [seq])
+    assert engine.stats.num_drafter_failures == {}
+    calls = [call for call, _ in drafter.calls]
+    assert calls[0] == "start"
+    assert calls[-1] == "finish"
+    pairs = calls[1:-1]
+    if len(pairs) % 2:
+        assert pairs.pop(-1) == "observe", "the last step had no room for drafts"
+    assert pairs == ["propose", "observe"] * (len(pairs) // 2)
+    for tree, acceptance, token_ids, forward in drafter.observed:
+        assert token_ids[-len(acceptance.token_ids) :] == list(acceptance.token_ids)
+        before = token_ids[: -len(acceptance.token_ids)]
+        assert before[-1] == tree.token_ids[0]
+        check_forward(model, before, tree, forward)
+
+
+class TellingDrafter(Drafter):
+    """Drafts nothing and keeps what it is told, with the length of the sequence then."""
+
+    name = "telling"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, DraftTree, Acceptance]] = []
+        self.num_started = 0
+
+    def start(self, seq: core.Sequence) -> None:
+        self.num_started = len(seq.token_ids)
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        pass
+
+    def observe(
+        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        self.told.append((len(seq.token_ids), tree, acceptance))
+
+
+class Pauses(DraftBudget):
+    """Wants drafts in every ``period``-th step from ``first`` on."""
+
+    def __init__(self, first: int, period: int) -> None:
+        super().__init__(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
+        self._steps = count(-first)
+        self._period = period
+
+    def wants_drafts(self, num_sequences: int) -> bool:
+        step = next(self._steps)
+        return step >= 0 and step % self._period == 0
+
+
+@pytest.mark.parametrize(("first", "period"), [(0, 1), (0, 7), (5, 1), (5, 7), (40, 1)])
+def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, period: int) -> None:
+    """At the start what there is then, later several tokens at once, each once and in order, as a
+    path that was accepted."""
+    drafter = TellingDrafter()
+    seq = make_sequence("a", make_prompt(9), **GREEDY, max_tokens=40)
+    engine = make([drafter])
+    engine._drafts._budget = Pauses(first, period)
+    run(engine, [seq])
+    if first >= 40:
+        assert not drafter.told
+        assert drafter.num_started == 0
+        return
+    assert drafter.num_started == 9 + first
+    text = seq.token_ids[: drafter.num_started]
+    for num_tokens_then, tree, acceptance in drafter.told:
+        assert tree.token_ids == [text[-1], *acceptance.token_ids[:-1]]
+        assert list(acceptance.path) == list(range(len(tree)))
+        assert set(tree.sources) == {core.Source.PLAIN}
+        text += acceptance.token_ids
+        assert len(text) == num_tokens_then
+    assert text == seq.token_ids[: len(text)]
+    assert len(seq.token_ids) - len(text) <= period
+
+
+def test_drafters_begin_with_few_texts_in_a_step() -> None:
+    """After a pause others go on meanwhile; all have begun some steps later."""
+
+    class Starting(TellingDrafter):
+        def start(self, seq: core.Sequence) -> None:
+            starts[-1] += 1
+
+    starts: list[int] = []
+    engine = make(
+        [Starting()], max_num_sequences=40, kv_cache_tokens=16384, prefill_chunk_tokens=16384
+    )
+    for number in range(40):
+        engine.add(make_sequence(str(number), make_prompt(240), **GREEDY, max_tokens=5))
+    while engine.stats.num_running + engine.stats.num_waiting:
+        starts.append(0)
+        engine.step()
+    assert (max(starts), sum(starts)) == (35, 40)
+
+
+def test_requests_without_drafts_are_no_business_of_drafters() -> None:
+    drafter = TellingDrafter()
+    speculation = SpeculationParams(is_enabled=False)
+    seq = make_sequence("a", make_prompt(9), speculation, **GREEDY, max_tokens=8)
+    run(make([drafter]), [seq])
+    assert (drafter.num_started, drafter.told) == (0, [])
+
+
+def check_forward(
+    model: torch.nn.Module, before: list[int], tree: DraftTree, forward: Forward
+) -> None:
+    """The forward's outputs at every node are those of the stock model on the node's own path."""
+    name = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    tokens, logits = forward.top_tokens(3)
+    assert tokens.shape == logits.shape == (len(tree), 3)
+    for node in range(len(tree)):
+        path = [tree.token_ids[step] for step in tree.path_to(node)[1:]]
+        with torch.no_grad():
+            output = model(torch.tensor([before + path]), output_hidden_states=True)
+        wanted = output.logits[0, -1].float().topk(3)
+        assert tokens[node].tolist() == wanted.indices.tolist()
+        assert logits[node].tolist() == pytest.approx(wanted.values.tolist(), abs=1e-4)
+        hidden = output.hidden_states[-1][0, -1]
+        torch.testing.assert_close(forward.hidden(node), hidden, rtol=1e-4, atol=1e-5)
+    model.set_attn_implementation(name)

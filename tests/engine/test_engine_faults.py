@@ -1,0 +1,164 @@
+"""Rows that hold no numbers, and sequences that fail: nobody else is harmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hdserve import core
+from hdserve.core import FinishReason, Source
+from hdserve.drafting.base import Drafter
+from hdserve.errors import HdserveError
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
+from tests.engines import make_prompt, make_sequence, run
+from tests.models import make_model
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_overflow_harms_nobody_else(exact: bool) -> None:
+    """In float16 a sequence whose numbers overflow ends somehow; neither those beside it nor those
+    that get its rows of the cache later are harmed."""
+    model = make_model(dtype=torch.float16)
+    poison = 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    params: dict[str, Any] = {"logit_bias": {poison: -100.0}, "max_tokens": 8}
+    wanted = make_sequence("a", clean, **params)
+    run(make(model=model), [wanted])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("inf")
+    engine = make(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
+    sequences = [
+        make_sequence(str(number), [poison, *clean] if number % 2 else clean, **params)
+        for number in range(5)
+    ]
+    run(engine, sequences)
+    for number, seq in enumerate(sequences):
+        assert seq.finish_reason is FinishReason.LENGTH
+        if number % 2 == 0:
+            assert seq.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize(
+    "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
+)
+def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -> None:
+    """A sequence whose logits overflow ends with an error, whatever it would have been given; the
+    one beside it does not."""
+    model, poison = make_model(), 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    biased = {} if options == GREEDY else {"logit_bias": {poison: -100.0}}
+    params: dict[str, Any] = {**options, **biased, "max_tokens": 8}
+    wanted = plain(clean, **params)
+    assert poison not in wanted.output_token_ids
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    good = make_sequence("good", clean, **params)
+    bad = make_sequence("bad", [*clean, poison], **params)
+    outputs = run(make(model=model), [bad, good])
+    assert good.token_ids == wanted.token_ids
+    (output,) = (output for output in outputs if output.sequence is bad)
+    assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
+    assert isinstance(output.error, HdserveError)
+
+
+class PoisonDrafter(Drafter):
+    """Drafts one token."""
+
+    name = "poison"
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        tree.add_path([self._token_id], Source.OTHER)
+
+
+@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
+)
+def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
+    options: dict[str, Any], uses_blocks: bool
+) -> None:
+    """Neither of the request nor of those beside it."""
+    model, poison = make_model(), 7
+    clean = [[token for token in make_prompt(size) if token != poison] for size in (20, 1, 40)]
+    params: dict[str, Any] = {**options, "max_tokens": 8}
+    wanted = [plain(prompt, **params).token_ids for prompt in clean]
+    assert not any(poison in token_ids for token_ids in wanted)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=uses_blocks)
+    sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
+    run(engine, sequences)
+    assert [seq.token_ids for seq in sequences] == wanted
+    assert all(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
+
+
+@pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])
+def test_what_is_tried_at_the_start_leaves_no_such_rows(exact: bool, poison: int) -> None:
+    """Trees and contexts that hold a token of which the model makes no numbers go through it before
+    the first request."""
+    model = make_model()
+    clean = [token for token in make_prompt(20) if token != poison]
+    wanted = plain(clean, **GREEDY, max_tokens=8)
+    assert poison not in wanted.output_token_ids
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    good = make_sequence("good", clean, **GREEDY, max_tokens=8)
+    run(make(model=model, exact=exact, adapts_budget=True), [good])
+    assert good.token_ids == wanted.token_ids
+
+
+def test_rows_that_hold_no_numbers_reach_nobody_else() -> None:
+    """A masked column counts for nothing, but nothing times what is no number is none."""
+    model, poison = make_model(), 7
+    clean = [token for token in make_prompt(20) if token != poison]
+    wanted = plain(clean, **GREEDY, max_tokens=8)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make(model=model, kv_cache_tokens=64, max_num_sequences=1)
+    for number in range(2):
+        run(engine, [make_sequence(f"bad {number}", [poison] * 40, **GREEDY, max_tokens=8)])
+    good = make_sequence("good", clean, **GREEDY, max_tokens=8)
+    run(engine, [good])
+    assert good.finish_reason is not FinishReason.ERROR
+    assert good.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logprobs": 1.5}, {"stop": (("a",),)}, {"presence_penalty": 1.0, "logprobs": 1.5}],
+    ids=["to choose", "to show", "with a history"],
+)
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_what_fails_for_one_sequence_ends_it_alone(
+    options: dict[str, Any], has_drafts: bool
+) -> None:
+    """A value nobody checked, which the decoder of one sequence fails on, ends that one with an
+    error; those beside it, and those that get its rows of the cache, have the plain answers."""
+    wanted = {number: plain(make_prompt(9, number), **GREEDY) for number in range(6)}
+    futures = {str(number): seq.token_ids for number, seq in wanted.items()}
+    futures |= {f"bad {name}": token_ids for name, token_ids in futures.items()}
+    drafters = [OracleDrafter(futures)] if has_drafts else []
+    engine = make(drafters, tokenizer=TOKENIZER, kv_cache_tokens=96, max_num_sequences=2)
+    good = [make_sequence(str(number), make_prompt(9, number), **GREEDY) for number in wanted]
+    bad = [make_sequence(f"bad {number}", make_prompt(9, number), **GREEDY) for number in wanted]
+    for seq in bad:
+        for name, value in options.items():
+            object.__setattr__(seq.params, name, value)
+    outputs = run(engine, [seq for pair in zip(good, bad, strict=True) for seq in pair])
+    for number, seq in enumerate(good):
+        assert seq.token_ids == wanted[number].token_ids
+    for seq in bad:
+        ends = [output for output in outputs if output.sequence is seq and output.finish_reason]
+        assert [end.finish_reason for end in ends] == [FinishReason.ERROR]
+        assert isinstance(ends[0].error, HdserveError)
+        told = [token for output in outputs if output.sequence is seq for token in output.token_ids]
+        assert seq.output_token_ids == told
+    assert engine.stats.num_finished == {"length": 6, "error": 6}
+    assert engine.stats.kv_cache_usage == 0.0

@@ -1,0 +1,121 @@
+"""Which requests an engine takes, and how long a sequence may become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hdserve import core
+from hdserve.core import FinishReason, SamplingParams
+from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
+from tests.drafters import JunkDrafter
+from tests.engine.helpers import GREEDY, futures_of, make, plain
+from tests.engines import make_prompt, make_sequence, run
+from tests.models import MAX_POSITIONS, VOCAB_SIZE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "param"),
+    [
+        ([], {}, InvalidRequest, "prompt"),
+        ([1] * MAX_POSITIONS, {}, PromptTooLong, "prompt"),
+        ([1] * (MAX_POSITIONS + 50), {}, PromptTooLong, "prompt"),
+        ([1, VOCAB_SIZE], {}, InvalidRequest, "prompt"),
+        ([-1], {}, InvalidRequest, "prompt"),
+        ([10**400], {}, InvalidRequest, "prompt"),
+        ([1], {"stop_token_ids": (VOCAB_SIZE,)}, InvalidRequest, "stop_token_ids"),
+        ([1], {"stop_token_ids": (-1,)}, InvalidRequest, "stop_token_ids"),
+        ([1], {"logit_bias": {VOCAB_SIZE: 1.0}}, InvalidRequest, "logit_bias"),
+        ([1], {"logit_bias": {-1: 1.0}}, InvalidRequest, "logit_bias"),
+        ([1], {"logit_bias": {10**30: 1.0}}, InvalidRequest, "logit_bias"),
+        ([1], {"stop": ("x",)}, InvalidRequest, "stop"),
+        (
+            [1],
+            {"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 1},
+            InvalidRequest,
+            "min_tokens",
+        ),
+    ],
+)
+def test_refused_requests_leave_no_trace(
+    prompt: list[int], params: dict[str, Any], error: type[InvalidRequest], param: str
+) -> None:
+    """A request that can never be answered is refused by name, and the engine goes on."""
+    engine = make()
+    running = make_sequence("r", make_prompt(5), **GREEDY)
+    engine.add(running)
+    engine.step()
+    with pytest.raises(error) as caught:
+        engine.add(core.Sequence("a", prompt, SamplingParams(**params)))
+    assert type(caught.value) is error
+    assert caught.value.param == param
+    assert len(caught.value.message) < 200
+    assert engine.stats.num_waiting == 0
+    run(engine, [make_sequence("a", make_prompt(5), **GREEDY)])
+    assert running.token_ids == plain(make_prompt(5), **GREEDY).token_ids
+
+
+def test_an_id_in_use_is_refused() -> None:
+    """Two running sequences cannot have one id; afterwards it is free again."""
+    engine = make()
+    engine.add(make_sequence("a", make_prompt(5)))
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add(make_sequence("a", make_prompt(5)))
+    run(engine, [])
+    run(engine, [make_sequence("a", make_prompt(5))])
+    assert engine.stats.num_finished == {"length": 2}
+
+
+def test_all_tokens_may_end_a_sequence() -> None:
+    """A request that stops at any token is odd, but has an answer of one token."""
+    seq = make_sequence("a", make_prompt(5), stop_token_ids=tuple(range(VOCAB_SIZE)))
+    run(make(), [seq])
+    assert seq.num_output_tokens == 1
+    assert seq.finish_reason is FinishReason.STOP
+
+
+def test_the_cache_limits_the_context() -> None:
+    """Where the cache holds less than the model's context, answers end with the cache, and a
+    prompt that leaves no room in it is refused."""
+    engine = make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
+    for max_tokens in (None, 500):
+        seq = make_sequence("a", make_prompt(30), **GREEDY, max_tokens=max_tokens)
+        run(engine, [seq])
+        assert len(seq.token_ids) == 64 - 12
+        assert seq.finish_reason is FinishReason.LENGTH
+    with pytest.raises(PromptTooLong, match="context length is 52 tokens, and the prompt has 52"):
+        engine.add(make_sequence("b", make_prompt(52)))
+
+
+def test_sequences_wait_for_room() -> None:
+    """Sequences that do not fit beside each other follow one another; all give their own answer."""
+    sequences = [make_sequence(str(n), make_prompt(20, n), **GREEDY) for n in range(4)]
+    wanted = futures_of(sequences)
+    engine = make(kv_cache_tokens=64)
+    for seq in sequences:
+        engine.add(seq)
+    engine.step()
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 3)
+    run(engine, [])
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.kv_cache_usage == 0.0
+
+
+def test_a_cache_without_room_for_a_tree_is_refused() -> None:
+    """A cache in which no request could ever be answered is an error of the configuration."""
+    with pytest.raises(ConfigError, match="no room for one draft tree"):
+        make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=31)
+    seq = make_sequence("a", [3], max_tokens=None)
+    run(make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=30), [seq])
+    assert seq.num_output_tokens == 1
+
+
+def test_the_longest_sequence_is_what_model_and_cache_allow() -> None:
+    """The smaller of the two is reported, and a sequence gets that far and no further."""
+    assert make(max_model_len=40).max_total_tokens == 40
+    engine = make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
+    assert engine.max_total_tokens == 64 - 12
+    seq = make_sequence("a", make_prompt(3), max_tokens=None)
+    run(engine, [seq])
+    assert len(seq.token_ids) == engine.max_total_tokens
