@@ -205,10 +205,10 @@ class _Database:
         """Add the records of an archive as they come; return how many outputs were new.
 
         Raises:
-            InvalidRequest: the archive is corrupt, cut off or of another tokenizer, or a
+            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
                 calibration in it is too large.
         """
-        buffer, num_new = bytearray(), 0
+        buffer, num_new, is_empty = bytearray(), 0, True
         async for chunk in chunks:
             buffer += chunk
             try:
@@ -216,10 +216,13 @@ class _Database:
                     body, end = taken
                     del buffer[:end]
                     num_new += await self._import_message(body)
+                    is_empty = False
             except SnapshotError as error:
                 raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
         if buffer:
             raise InvalidRequest("the archive is cut off")
+        if is_empty:
+            raise InvalidRequest("the archive is empty")
         return num_new
 
     async def _import_message(self, message: bytes) -> int:

@@ -19,7 +19,7 @@ _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
 
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
 """What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
 
 
@@ -77,7 +77,7 @@ def _no_route(request: Request, path: str) -> str:
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from deployments.http_errors import CLIENT_CLOSED_REQUEST
 from deployments.metrics import CONTENT_TYPE, Histogram, Observations, Sample
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class HttpMetrics:
 
 
 class MeasuredRequests:
-    """ASGI middleware that tells ``metrics`` of each request that was answered."""
+    """ASGI middleware that tells ``metrics`` of each request that was answered or given up."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -99,6 +101,9 @@ class MeasuredRequests:
 
         try:
             await self._app(scope, receive, measured)
+        except asyncio.CancelledError:  # by Ray's proxy, whose client went away
+            status = status or CLIENT_CLOSED_REQUEST
+            raise
         except Exception:
             status = status or 500  # which is answered outside of all middleware
             raise

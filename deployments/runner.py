@@ -18,8 +18,12 @@ from ray.serve.schema import ApplicationStatus
 from ray.serve.scripts import cli
 
 from hdserve.config.deployed import APPLICATION
+from hdserve.errors import ConfigError
 
 _POLL_S = 0.1
+
+
+_BUILD_POLL_S = 1.0
 
 
 class _Ending(BaseException):
@@ -41,16 +45,42 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
     Args:
         address: of the Ray cluster to serve on; ``local`` starts one, which ends with this process.
         drain_timeout_s: how long answers that have begun may take.
+
+    Raises:
+        ConfigError: the application cannot be built, so that nobody would ever be answered.
     """
     signal.signal(signal.SIGINT, _end)
     try:
-        cli.main(["run", "--address", address, path], standalone_mode=False)
+        command = ["run", "--non-blocking", "--address", address, path]
+        cli.main(command, standalone_mode=False)
+        _wait_until_built()
+        while True:
+            signal.pause()
     except _Ending:
         if ray.is_initialized():
             _drain(drain_timeout_s)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if ray.is_initialized():
             if address != _OWN_CLUSTER:
                 serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
+
+
+def _wait_until_built() -> None:
+    """Until the application has deployments, whether they start or not.
+
+    Raises:
+        ConfigError: it will have none.
+    """
+    while True:
+        found = serve.status().applications.get(APPLICATION)
+        if found is not None and found.deployments:
+            return
+        if found is not None and found.status == ApplicationStatus.DEPLOY_FAILED:
+            reason = found.message.strip().splitlines()[-1]
+            raise ConfigError(f"the application was not built: {reason}")
+        time.sleep(_BUILD_POLL_S)
 
 
 def _drain(timeout_s: float) -> None:
@@ -71,4 +101,7 @@ def _status() -> ApplicationStatus | None:
 def main() -> None:
     """With the arguments of :func:`run_until_interrupted` in the command line."""
     path, address, drain_timeout_s = sys.argv[1:]
-    run_until_interrupted(path, address, float(drain_timeout_s))
+    try:
+        run_until_interrupted(path, address, float(drain_timeout_s))
+    except ConfigError as error:
+        sys.exit(f"hdserve: {error.message}")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
@@ -40,6 +41,18 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, prompts: Path) -> None:
     assert found["model"] == "mini"
     assert found["namespaces"]["team"]["num_outputs"] == 3
     assert 3 <= found["namespaces"]["team"]["num_tokens"] <= 36
+
+
+def test_databases_of_shards_are_named(tmp_path: Path) -> None:
+    """Where there are no others, and beside those from before the namespaces were shared out."""
+    shard = tmp_path / "shard-1-of-2"
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    assert run("import", str(archive), str(shard))["num_new_outputs"] == 4
+    with pytest.raises(DatabaseError, match=r"/shard-1-of-2 is one of a shard"):
+        run("info", str(tmp_path))
+    assert run("import", str(archive), str(tmp_path))["num_new_outputs"] == 4
+    told = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
+    assert f"{shard} is not read: it is one of a shard" in told.stdout
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

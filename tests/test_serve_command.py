@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import openai
@@ -20,7 +23,8 @@ import pytest
 import yaml
 
 from benchmarks.server import START_TIMEOUT_S, free_port, wait_until_ready
-from hdserve.cli.serve import announce, check_is_free, url_of
+from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
+from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
 
 
@@ -97,6 +101,11 @@ def wait_until_gone(mark: str) -> None:
     while family(mark):
         assert time.monotonic() < deadline, family(mark)
         time.sleep(0.05)
+
+
+def hdserve(*arguments: str) -> str:
+    """A program that is the command."""
+    return f"import sys; sys.argv[1:] = {arguments!r}; from hdserve.cli import main; main()"
 
 
 def wait_for_line(log: Path, line: str) -> None:
@@ -221,6 +230,15 @@ def test_it_is_ready_past_a_proxy(
     assert f"hdserve is ready at {url}" in capsys.readouterr().out
 
 
+def test_it_asks_more_rarely_the_longer_a_start_takes() -> None:
+    """What a model says that cannot start is not lost among the log's lines about being asked."""
+    pauses = list(islice(pauses_s(), 140))
+    assert pauses == sorted(pauses)
+    assert sum(pauses[:24]) < 60
+    assert sum(pauses) > 600
+    assert pauses[-1] <= 5
+
+
 def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     """Whoever starts a second server learns in a second what is wrong, with both names in it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -233,6 +251,52 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     check_is_free("0.0.0.0", port)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.77, port"):
         check_is_free("192.0.2.77", port)
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ({"access": {"admin_key": "short"}}, "access.admin_key needs at least 16 characters"),
+        ({"access": {"api_keys_file": "/nothing"}}, "cannot read the API keys in /nothing"),
+        ({"models": [{"name": "m", "model": "./nothing"}]}, "there is no directory ./nothing"),
+    ],
+)
+def test_what_would_not_start_is_told_before_anything_starts(
+    section: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """On a cluster of its own, whose files are those here; not by each of Ray's processes, in
+    tracebacks."""
+    path, log = tmp_path / "config.yaml", tmp_path / "log"
+    path.write_text(yaml.safe_dump({"models": [{"name": "m", "model": "hdserve-tiny"}], **section}))
+    program = hdserve("serve", "--config", str(path), "--port", str(free_port()))
+    with started(log, "-c", program, RAY_ADDRESS="local") as (process, _):
+        assert process.wait(END_S) == 2
+    (told, *problems) = log.read_text().splitlines()
+    assert told == f"hdserve: {path}:"
+    assert reason in "".join(problems)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_ends_when_the_application_cannot_be_built(tmp_path: Path) -> None:
+    """On whatever node; nobody would ever be answered."""
+    application = {
+        "name": APPLICATION,
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": {"config": str(tmp_path / "nothing.yaml")},
+    }
+    http_options = {"host": "127.0.0.1", "port": free_port()}
+    path, log = tmp_path / "serve.json", tmp_path / "log"
+    path.write_text(json.dumps({"http_options": http_options, "applications": [application]}))
+    program = "from deployments.runner import main; main()"
+    variables = {"RAY_AUTH_MODE": "disabled"}
+    with started(log, "-c", program, str(path), "local", "1", **variables) as (process, mark):
+        assert process.wait(START_TIMEOUT_S) == 1
+        wait_until_gone(mark)
+    *_, last = log.read_text().splitlines()
+    assert last.startswith("hdserve: the application was not built: ")
+    assert "nothing.yaml: No such file or directory" in last
 
 
 @pytest.mark.ray
@@ -261,13 +325,14 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_it_ends_at_once(tmp_path: Path) -> None:
-    """When it is told so twice, though it answers somebody."""
+    """When it is told so twice, though it answers somebody: the stream is cut, or a gateway that
+    lives a moment longer than the replica says so."""
     log = tmp_path / "log"
     with serving(tmp_path, log) as (process, mark, client), begun(client, 1900) as stream:
         process.send_signal(signal.SIGINT)
         wait_for("ending: what is being answered", log, process)
         process.send_signal(signal.SIGINT)
-        with pytest.raises(openai.APIConnectionError):
+        with pytest.raises(openai.APIError):
             list(stream)
         assert process.wait(END_S) == 128 + signal.SIGINT
         wait_until_gone(mark)
@@ -282,8 +347,7 @@ def serving(
     config = directory / "config.yaml"
     model = {"name": "m", "model": "hdserve-mini", "engine": {"compile": False}}
     config.write_text(yaml.safe_dump({"models": [model], "drain_timeout_s": 50}))
-    arguments = ("serve", "--config", str(config), "--port", str(port))
-    program = f"import sys; sys.argv[1:] = {arguments!r}; from hdserve.cli import main; main()"
+    program = hdserve("serve", "--config", str(config), "--port", str(port))
     base_url = f"http://127.0.0.1:{port}"
     with (
         started(log, "-c", program, RAY_ADDRESS="local", RAY_AUTH_MODE="disabled") as (

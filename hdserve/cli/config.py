@@ -39,7 +39,7 @@ def check_config(
     output = JsonOutput(json_path)
     try:
         config = read_deployed_config(file).config
-        problems = [*_problems(config)]
+        problems = find_problems(config)
     except ConfigError as error:
         config, problems = None, error.message.splitlines()
     models = () if config is None else config.models
@@ -105,7 +105,7 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
     return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
 
 
-def _problems(config: ServeConfig) -> list[str]:
+def find_problems(config: ServeConfig) -> list[str]:
     """What only the parts that a key is meant for can tell."""
     from hdserve.access import read_access
     from hdserve.drafting.registry import check_drafters

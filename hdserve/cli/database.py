@@ -48,6 +48,8 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
         Console(markup=False).print(_table(found))
         for path, what_to_do in left_by_other_versions(root).items():
             typer.echo(f"{path} is not read: {what_to_do}")
+        for path in archives.shard_directories(root):
+            typer.echo(f"{path} is not read: it is one of a shard; give it instead")
     output.write([_to_json(item) for item in found])
 
 

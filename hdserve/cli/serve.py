@@ -22,11 +22,13 @@ from typing import Annotated
 
 import typer
 
+from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
-from hdserve.config import load_config
+from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
 from hdserve.shadows import shadows
+from hdserve.telemetry import check_tracing
 
 END_TIMEOUT_S = 10.0
 """What Ray Serve takes to end once all answers have; then nothing is waited for any more."""
@@ -37,7 +39,8 @@ _RUNNER = (
 )
 _OWN_CLUSTER = "local"
 _POLL_S = 0.1
-_READY_POLL_S = 0.5
+_READY_POLL_S, _MAX_READY_POLL_S = 0.5, 5.0
+_READY_POLL_GROWTH = 1.1
 _READY_TIMEOUT_S = 30.0
 _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to ask for what listens everywhere."""
@@ -56,11 +59,12 @@ def serve(
     says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
     the configuration at most; a second one ends at once.
     """
-    drain_timeout_s = load_config(config).drain_timeout_s  # a wrong one is told before all else
+    loaded = load_config(config)  # a wrong one is told before all else
     check_is_importable(Path.cwd())
     address = _address()
     if address == _OWN_CLUSTER:
         check_is_free(host, port)
+        check_can_start(loaded, config)
     application = {
         "name": APPLICATION,
         "route_prefix": "/",
@@ -73,7 +77,7 @@ def serve(
         path.write_text(json.dumps(deploy), encoding="utf-8")
         threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
         runner = [sys.executable, "-c", _RUNNER, str(path), address]
-        status = run_until_signal([*runner, str(drain_timeout_s)], drain_timeout_s)
+        status = run_until_signal([*runner, str(loaded.drain_timeout_s)], loaded.drain_timeout_s)
     raise typer.Exit(status)
 
 
@@ -105,6 +109,20 @@ def check_is_free(host: str, port: int) -> None:
             raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
+def check_can_start(config: ServeConfig, source: Path | None) -> None:
+    """Ray's processes would start, and each say in a traceback what is wrong.
+
+    Args:
+        source: where ``config`` is from, unless from the environment or the package.
+
+    Raises:
+        ConfigError: a part of ``config`` is wrong on this machine.
+    """
+    check_tracing(config.telemetry)
+    if problems := find_problems(config):
+        raise ConfigError("\n".join([f"{source}:", *problems] if source else problems))
+
+
 def url_of(host: str, port: int) -> str:
     """Where to ask for what listens at ``host``."""
     found = _LOCAL_HOSTS.get(host, host)
@@ -114,14 +132,23 @@ def url_of(host: str, port: int) -> str:
 def announce(base_url: str) -> None:
     """Wait until the models answer, past any proxy, and say so."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while True:
+    for pause_s in pauses_s():
         with (
             contextlib.suppress(OSError, ValueError),
             direct.open(f"{base_url}/ready", timeout=_READY_TIMEOUT_S),
         ):
             break
-        time.sleep(_READY_POLL_S)
+        time.sleep(pause_s)
     typer.echo(f"hdserve is ready at {base_url}")
+
+
+def pauses_s() -> Iterator[float]:
+    """Between two questions whether the models answer: longer ones as time goes by, since Ray logs
+    each question, and why a model does not start is to be found among them."""
+    pause_s = _READY_POLL_S
+    while True:
+        yield pause_s
+        pause_s = min(_READY_POLL_GROWTH * pause_s, _MAX_READY_POLL_S)
 
 
 def run_until_signal(command: list[str], drain_timeout_s: float) -> int:

@@ -79,6 +79,8 @@ def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
         if "applications" in data:
             return _in_serve_config(data, line_of)
         return DeployedConfig(parse_config(data, line_of))
+    if not any("kind" in item for item in documents):
+        raise ConfigError("one document is expected; a line of `---` begins another one")
     services = [item for item in documents if item.get("kind") == "RayService"]
     if len(services) != 1:
         kinds = ", ".join(sorted({str(item.get("kind")) for item in documents}))

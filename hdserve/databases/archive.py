@@ -68,14 +68,21 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
 
     Raises:
-        DatabaseError: ``root`` is no directory, or holds no database; those of other versions are
-            named.
+        DatabaseError: ``root`` is no directory, or holds no database; those of other versions and
+            the directories of shards are named.
     """
     files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
     if not files:
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
+        left += [f"; {path} is one of a shard" for path in shard_directories(root)]
         raise DatabaseError(f"{root} holds no model database{''.join(left)}")
     return [_key_of(path) for path in files]
+
+
+def shard_directories(root: Path) -> list[Path]:
+    """Of databases below ``root`` whose namespaces several actors share: each is a root of its
+    own."""
+    return sorted(root.glob("shard-*-of-*"))
 
 
 def _key_of(generation: Path) -> DatabaseKey:

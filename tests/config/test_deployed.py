@@ -110,6 +110,11 @@ def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
     assert caught.value.message.startswith(f"{path}:")
 
 
+def test_two_configurations_in_one_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one document is expected"):
+        read_deployed_config(write(tmp_path, CONFIG, CONFIG))
+
+
 def test_deployments_have_these_names() -> None:
     """Those of the application that is deployed."""
     config = parse_config(CONFIG)

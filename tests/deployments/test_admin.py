@@ -98,6 +98,17 @@ def test_an_archive_cannot_have_a_record_of_any_length() -> None:
     assert num_read == 0
 
 
+def test_an_archive_of_nothing() -> None:
+    """Every export says whose it is, so this is none, but perhaps one that failed."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b""
+
+    _, model_database = database()
+    with pytest.raises(InvalidRequest, match="the archive is empty"):
+        asyncio.run(model_database.import_(chunks()))
+
+
 @pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES, MAX_CALIBRATION_BYTES + 1])
 def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
     """Its record is refused, and nothing of it added."""

@@ -76,6 +76,11 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     ),
     (
         ResponsesBody,
+        {"input": "hi", "tools": [{"type": "function", "name": "a b"}]},
+        "tools.0.name: a string that matches ^[a-zA-Z0-9_.-]{1,64}$ is expected",
+    ),
+    (
+        ResponsesBody,
         {"input": "hi", "tools": [{"type": "web_search"}]},
         "tools.0.type: 'function' is expected",
     ),
