@@ -21,8 +21,6 @@ from hdserve.config.deployed import APPLICATION
 from hdserve.errors import ConfigError
 
 _POLL_S = 0.1
-
-
 _BUILD_POLL_S = 1.0
 
 
