@@ -66,8 +66,8 @@ def engine(
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Whether hdserve's contenders run the model compiled; default: on a CPU, where "
-            "there is a C++ compiler, as a server does.",
+            help="Whether hdserve's contenders run the model compiled; default: where there is a "
+            "C++ compiler, as a server does.",
             show_default=False,
         ),
     ] = None,
@@ -184,9 +184,8 @@ def _measure(
 
 def _compiles() -> bool:
     from hdserve.engine.compiled_forward import can_compile
-    from hdserve.engine.devices import pick_device
 
-    return pick_device("auto").type == "cpu" and can_compile()
+    return can_compile()
 
 
 def _make_host(
