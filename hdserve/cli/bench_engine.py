@@ -60,8 +60,8 @@ class EngineOptions:
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Whether hdserve's contenders run the model compiled; default: on a CPU, where "
-            "there is a C++ compiler, as a server does.",
+            help="Whether hdserve's contenders run the model compiled; default: where there is a "
+            "C++ compiler, as a server does.",
             show_default=False,
         ),
     ] = None

@@ -20,7 +20,6 @@ from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.replay_files import read_replay
 from hdserve.cli.progress import progress
 from hdserve.engine.compiled_forward import can_compile
-from hdserve.engine.devices import pick_device
 from hdserve.engine.host import ModelHost
 from hdserve.journal import Journal, file_digest
 
@@ -41,7 +40,7 @@ class EngineJob:
 
     def __init__(self, options: EngineOptions, result_path: Path | None) -> None:
         self._options = options
-        compiles = _serves_compiled() if options.compile_ is None else options.compile_
+        compiles = can_compile() if options.compile_ is None else options.compile_
         self._host = _make_host(options, compiles=compiles)
         self._shown = _shown(options, self._host, compiles=compiles)
         self.journal = Journal(result_path, self._shown | _unshown(options))
@@ -107,10 +106,6 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
         "prefill_slowdown": _NO_PACE,
     }
     return make_host(options.model, engine, options.max_draft_tokens, options.random_weights)
-
-
-def _serves_compiled() -> bool:
-    return pick_device("auto").type == "cpu" and can_compile()
 
 
 def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:

@@ -68,12 +68,11 @@ def check_lossless(options: LosslessOptions) -> None:
 def _as_served(config: ModelConfig) -> ModelConfig:
     """Compiled where a server compiles the model, too."""
     from hdserve.engine.compiled_forward import can_compile
-    from hdserve.engine.devices import pick_device
 
-    engine = config.engine
-    if pick_device(engine.device).type != "cpu" or not can_compile():
+    if not can_compile():
         return config
-    return config.model_copy(update={"engine": engine.model_copy(update={"compile": True})})
+    engine = config.engine.model_copy(update={"compile": True})
+    return config.model_copy(update={"engine": engine})
 
 
 def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[SettingResult], Journal]:

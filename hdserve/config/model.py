@@ -86,9 +86,9 @@ class EngineConfig(StrictModel):
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU: ``true``
-    compiles it before the first request; ``auto`` compiles it beside the first requests of a
-    server on a CPU that has a C++ compiler, but in general not with ``exact: true``: answers would
-    be others from then on."""
+    compiles it before the first request; ``auto``, where there is a C++ compiler, the model of a
+    server: on a GPU before the first request, on a CPU beside the first ones, but there in general
+    not with ``exact: true``: answers would be others from then on."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the

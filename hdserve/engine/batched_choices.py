@@ -8,7 +8,7 @@ choices at all nodes are those a walk would make, whichever of them it reaches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -18,6 +18,9 @@ from hdserve.engine.sampler import choose
 
 NO_TOKEN: Final = -1
 """Where the logit of what was chosen is no finite number."""
+
+MAX_LOGITS: Final = 1 << 24
+"""From which tokens are chosen at once, if not from one tree's: some tensors of 128 MiB."""
 
 
 class Nodes(NamedTuple):
@@ -33,19 +36,40 @@ class Nodes(NamedTuple):
     uniforms: Sequence[float]
 
 
-def choose_together(trees: Sequence[Nodes]) -> list[list[int]]:
+def choose_together(trees: Sequence[Nodes], max_logits: int = MAX_LOGITS) -> list[list[int]]:
     """What :func:`~hdserve.engine.sampler.choose` chooses at every node of every tree, or
-    :data:`NO_TOKEN`; it comes from the device in one piece."""
+    :data:`NO_TOKEN`; it comes from the device in one piece.
+
+    Args:
+        max_logits: see :data:`MAX_LOGITS`.
+    """
     groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
     for index, (_, params, _) in enumerate(trees):
         groups[params.temperature, params.top_k, params.top_p, params.min_p].append(index)
     order = [index for members in groups.values() for index in members]
-    parts = [_choose([trees[index] for index in members]) for members in groups.values()]
+    parts = [
+        _choose(part)
+        for members in groups.values()
+        for part in _parts([trees[index] for index in members], max_logits)
+    ]
     tokens = iter(torch.cat(parts).tolist() if parts else ())
     found: list[list[int]] = [[] for _ in trees]
     for index in order:
         found[index] = [next(tokens) for _ in trees[index].uniforms]
     return found
+
+
+def _parts(trees: Sequence[Nodes], max_logits: int) -> Iterator[list[Nodes]]:
+    """``trees`` in order, as many together as have no more than ``max_logits``; at least one."""
+    part: list[Nodes] = []
+    num_logits = 0
+    for tree in trees:
+        if part and num_logits + tree.logits.numel() > max_logits:
+            yield part
+            part, num_logits = [], 0
+        part.append(tree)
+        num_logits += tree.logits.numel()
+    yield part
 
 
 def _choose(trees: Sequence[Nodes]) -> torch.Tensor:

@@ -12,11 +12,14 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.batched_choices import MAX_LOGITS
 from hdserve.engine.compilation import BeginToCompile
 from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
+from hdserve.engine.fixed_batches import FIXED_SHAPES
 from hdserve.engine.forward_cost import measure_forward_cost
+from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
@@ -40,7 +43,14 @@ _MAX_PROMPT_LOGITS = 1 << 24
 
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
-"""Of the memory that is free, the KV cache takes so much where nobody says."""
+"""Of the memory that is free, the KV cache takes so much where nobody says, and on a GPU leaves
+room for a forward."""
+
+_GPU_WORKSPACE_BYTES = 1 << 30
+"""Of libraries, and for what layers pass on."""
+
+_NUM_CHOICE_TENSORS = 8
+"""In float64, at a time, while tokens are sampled."""
 
 
 def build_engine(
@@ -71,7 +81,7 @@ def build_engine(
     max_draft_tokens = drafting.max_draft_tokens if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
-    cache = _make_cache(config.engine, model, max_draft_tokens)
+    cache = _make_cache(config, model, max_draft_tokens)
     runner = ModelRunner(
         model,
         cache,
@@ -125,11 +135,11 @@ def _prepare(
     Raises:
         UnsupportedModel: it gives other results in packed forwards.
     """
-    runner.warm_up(max_rows)
-    _check(runner)
     if compiled is not None and runner.needs_hidden:
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compile_with(None if runner.needs_hidden else compiled)
+    runner.warm_up(max_rows)
+    _check(runner)
     _compile_kernels(runner)
     runner.shapes = choose_shapes(runner, max_rows, config.exact)
 
@@ -180,12 +190,31 @@ def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:
     return config.max_num_sequences * (1 + max_draft_tokens) + config.prefill_chunk_tokens
 
 
-def _make_cache(config: EngineConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
+def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: int) -> int:
+    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward, as
+    the model gives them and in float32, of all graphs, and while tokens are sampled."""
+    num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
+    of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
+    of_graphs = 2 * MAX_GRAPH_ROWS * model.vocab_size * 4
+    of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
+    return of_forward + of_graphs + of_choices + _GPU_WORKSPACE_BYTES
+
+
+def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:
+    if model.device.type == "cpu":
+        return free_bytes(model.device) * _CPU_MEMORY_SHARE
+    gpu_share = config.num_gpus if 0 < config.num_gpus < 1 else 1.0
+    free = free_bytes(model.device, gpu_share)
+    needed = forward_bytes(model, config.engine.max_num_sequences, max_draft_tokens)
+    return max(0.0, min(free * _GPU_MEMORY_SHARE, free - needed))
+
+
+def _make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
+    config = model_config.engine
     longest = align(model.max_model_len + num_extra_rows)
     wanted = config.kv_cache_tokens
     if wanted is None:
-        share = _GPU_MEMORY_SHARE if model.device.type == "cuda" else _CPU_MEMORY_SHARE
-        spare = free_bytes(model.device) * share
+        spare = _bytes_for_cache(model_config, model, num_extra_rows)
         affordable = int(spare // model.kv_shape.bytes_per_token(model.dtype))
         wanted = min(config.max_num_sequences * longest, affordable)
     if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:

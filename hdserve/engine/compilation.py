@@ -122,8 +122,9 @@ def _trace_beforehand() -> None:
 
 
 def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:
-    """One with a small cache of its own."""
-    return ModelRunner(model, KVCache(model.kv_shape, num_rows, model.dtype, model.device))
+    """One with a small cache of its own, for which attention is not compiled."""
+    cache = KVCache(model.kv_shape, num_rows, model.dtype, model.device)
+    return ModelRunner(model, cache, uses_blocks=False)
 
 
 def _difference(model: LoadedModel, compiled: CompiledForward) -> float:

@@ -17,11 +17,16 @@ from hdserve.engine.row_linear import call_natively, is_plain
 from hdserve.engine.shapes import Shapes
 
 _OPTIONS: Final[dict[str, Any]] = {
-    "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
     "compile_threads": 1,  # no pool of processes beside the replica
     "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
 }
 """Of ``torch.compile``.  The modules never change, so nothing has to watch them."""
+
+_CPU_OPTIONS: Final[dict[str, Any]] = {
+    **_OPTIONS,
+    "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
+}
+"""A GPU has CUDA graphs instead, and such a wrapper would need CUDA's headers."""
 
 _PACKING: Final[dict[str, Any]] = {
     "freezing": True,
@@ -39,7 +44,8 @@ _MIN_ROWS = 2
 
 
 def can_compile() -> bool:
-    """Whether there is the C++ compiler that makes a model's code on a CPU."""
+    """Whether there is the C++ compiler that makes a model's code on a CPU; with it comes the one
+    for C that Triton needs on a GPU."""
     return find_compiler() is not None
 
 
@@ -77,14 +83,16 @@ class CompiledForward:
     ) -> None:
         self.is_packed = is_packed
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
-        self._operators = load_operators() if uses_native and not is_packed else None
+        is_cpu = next(module.parameters()).device.type == "cpu"
+        uses_native = uses_native and is_cpu and not is_packed
+        self._operators = load_operators() if uses_native else None
         self.is_native = self._operators is not None and call_natively(module)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            options=_OPTIONS,
+            options=_CPU_OPTIONS if is_cpu else _OPTIONS,
         )
 
     def compiling(self) -> AbstractContextManager[object]:

@@ -70,7 +70,7 @@ def measure_forward_cost(
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     """Seconds to find the likeliest tokens of ``num_rows`` rows."""
-    logits = torch.rand((num_rows, runner.model.vocab_size), device=runner.model.device)
+    logits = torch.rand((num_rows, runner.model.vocab_size)).to(runner.model.device)
     best = float("inf")
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter()

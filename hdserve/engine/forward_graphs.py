@@ -18,6 +18,9 @@ MAX_GRAPH_ROWS: Final = 256
 _NUM_WARM_UPS: Final = 2
 """Forwards before a graph is made: what is compiled or chosen by trying is, then."""
 
+_ERROR_MODE: Final = "thread_local"
+"""What other threads tell the device meanwhile, such as another engine's, spoils no graph."""
+
 Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
@@ -35,10 +38,11 @@ class ForwardGraphs:
         self._forward = forward
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None
+        self._stream: Any = None
         self._has_failed = False
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """As ``forward``, in a tensor that the next batch of as many rows overwrites."""
+        """As ``forward``, in a tensor that the next batch overwrites: graphs share their memory."""
         num_rows = batch.token_ids.shape[1]
         if not batch.is_fixed or self._has_failed or num_rows > MAX_GRAPH_ROWS:
             return self._forward(batch)
@@ -50,7 +54,7 @@ class ForwardGraphs:
 
     def _capture(self, batch: ForwardBatch, num_rows: int) -> bool:
         """Make the graph of ``num_rows``; whether it could be made."""
-        beside = cast("Any", torch.cuda).Stream()
+        beside = self._stream = self._stream or cast("Any", torch.cuda).Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(_NUM_WARM_UPS):
@@ -58,7 +62,7 @@ class ForwardGraphs:
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_ERROR_MODE):
                 logits = self._forward(batch)
         except RuntimeError as error:
             logger.warning("forwards run without CUDA graphs: %s", str(error).splitlines()[0])

@@ -26,7 +26,7 @@ from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
 from hdserve.engine.processors import available_cpus
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
-from hdserve.errors import SnapshotError
+from hdserve.errors import SnapshotError, UnsupportedModel
 from hdserve.models import bundled_statistics
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,8 @@ class ModelHost:
             shares_output=self.config.share_output,
         )
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
-        compiles = self.config.engine.compile
-        if compiles is True and self._compiled is None:
-            self._compiled = compile_model(self.model)
+        if self._compiled is None:
+            self._compiled = self._compile()
         return build_engine(
             self.config,
             self.model,
@@ -133,12 +132,33 @@ class ModelHost:
             grammars=self.grammars,
             on_finish=self._record,
             compiled=self._compiled,
-            begin_to_compile=compile_beside if compiles == "auto" and self._may_compile else None,
+            begin_to_compile=compile_beside if self._may_compile and self._is_on_cpu else None,
         )
 
     @property
+    def _is_on_cpu(self) -> bool:
+        return self.model.device.type == "cpu"
+
+    @property
     def _may_compile(self) -> bool:
-        return self._is_server and self.model.device.type == "cpu" and can_compile()
+        return self.config.engine.compile == "auto" and self._is_server and can_compile()
+
+    def _compile(self) -> CompiledForward | None:
+        """The model compiled before the first request, if it is to be: on a GPU in any case, where
+        graphs could not be made beside the requests.
+
+        Raises:
+            UnsupportedModel: it has to be compiled and cannot be.
+        """
+        if self.config.engine.compile is True:
+            return compile_model(self.model)
+        if self._is_on_cpu or not self._may_compile:
+            return None
+        try:
+            return compile_model(self.model)
+        except UnsupportedModel as error:
+            logger.warning("the model is not compiled: %s", error)
+            return None
 
     def apply(self, model: str, namespace: str, outputs: Sequence[TokenIds]) -> None:
         """Add what other replicas, or other models to draft from, have generated."""

@@ -82,13 +82,14 @@ def load_model(config: ModelConfig) -> LoadedModel:
             use_safetensors=True if config.load_format == "safetensors" else None,
             **options,
         )
+        module = module.to(device).eval()
         generation = _generation_config(path, options)
     except KeyError as error:  # of a table of attention functions that is not the shared one
         raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         hint = _FORMAT_HINT if "safetensors" in str(error) else ""
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
-    return prepare_model(module.to(device).eval(), config.engine, generation)
+    return prepare_model(module, config.engine, generation)
 
 
 def prepare_model(

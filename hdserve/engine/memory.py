@@ -19,11 +19,19 @@ _NAMES = {
 }
 
 
-def free_bytes(device: torch.device) -> float:
-    """Free memory of ``device``; of the CPU's no more than the container's limit leaves."""
+def free_bytes(device: torch.device, gpu_share: float = 1.0) -> float:
+    """Free memory of ``device``; of the CPU's no more than the container's limit leaves, of a GPU's
+    no more than is left of this process's share."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        free, total = torch.cuda.mem_get_info(device)
+        return free_bytes_of_share(free, total, torch.cuda.memory_reserved(device), gpu_share)
     return min(free_bytes_of_machine(), free_bytes_of_group())
+
+
+def free_bytes_of_share(free: int, total: int, num_own: int, share: float) -> float:
+    """What a process that has ``num_own`` bytes may still take: the others on its device may not
+    have begun to take theirs."""
+    return float(max(0.0, min(free, total * share - num_own)))
 
 
 def free_bytes_of_machine(memory_info: Path = MEMORY_INFO) -> float:

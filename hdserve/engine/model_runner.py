@@ -16,7 +16,7 @@ from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
 from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
-from hdserve.engine.forward_graphs import ForwardGraphs
+from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS, ForwardGraphs
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
@@ -141,6 +141,8 @@ class ModelRunner:
         """Run the model by ``compiled``, or by its own modules, at the shapes that go with it."""
         self.compiled = compiled
         self.shapes = Shapes() if compiled is None else compiled.shapes
+        if self._graphs is not None:
+            self._graphs = ForwardGraphs(self._logits)
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
@@ -150,9 +152,13 @@ class ModelRunner:
             return
         try:
             for num_rows in FIXED_SHAPES.row_counts:
-                self._run(self._fixed.build([], Shapes(row_counts=(num_rows,))))
+                batch = self._fixed.build([], Shapes(row_counts=(num_rows,)))
+                if num_rows > MAX_GRAPH_ROWS:  # seldom all have logits, which are large
+                    batch = replace(batch, logit_rows=batch.logit_rows[:1], is_fixed=False)
+                self._run(batch)
                 if num_rows >= max_rows:
                     break
+            self._wait()
         except Exception as error:  # of a compiler, any
             self.attend_one_by_one(str(error))
 
@@ -184,8 +190,7 @@ class ModelRunner:
         """
         batch = self._batch(chunks)
         logits, hidden = self._run(batch)
-        if logits.device.type == "cuda":
-            torch.cuda.synchronize()  # whoever times a forward times all of it
+        self._wait()  # whoever times a forward times all of it
         top = TopTokens(logits[: batch.num_nodes], num_top)
         outputs = [
             None
@@ -198,6 +203,11 @@ class ModelRunner:
             outputs[index] = replace(nodes, prompt_logits=logits[part])
         return outputs
 
+    def _wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.cache.device.type == "cuda":
+            torch.cuda.synchronize()
+
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         fixed, shapes = self._fixed, self.shapes
         if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
@@ -207,16 +217,16 @@ class ModelRunner:
         )
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.compiled is not None:
-            with running(batch.plan):
-                return self.compiled(batch).float(), None
-        if not self.needs_hidden:
+        if not self.needs_hidden or self.compiled is not None:
             graphs = self._graphs
             return (self._logits if graphs is None else graphs)(batch), None
         output = self._output(batch)
         return output.logits[0].float(), output.hidden_states[-1][0, batch.logit_rows]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+        if self.compiled is not None:
+            with running(batch.plan):
+                return self.compiled(batch).float()
         logits: torch.Tensor = self._output(batch).logits[0].float()
         return logits
 

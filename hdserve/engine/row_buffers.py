@@ -77,7 +77,7 @@ class RowBuffers:
         self._num_blocks = _Mirror((num_parts,), torch.int32, cache.device)
         self._blocks = _Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
         rows, seen = self._rows.there[:, :num_rows], self._seen.there[:, :num_rows]
-        self.token_ids, self.position_ids = rows[0:1], rows[1:2]
+        self.token_ids, self.position_ids = rows[0][None], rows[1][None]
         self.kv_rows, self.logit_rows = rows[2:]
         self.positions, self.starts, self.stops = seen[:3]
         self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:_NUM_SEEN]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hdserve.core import SamplingParams
 from hdserve.engine.batched_choices import NO_TOKEN, Nodes, choose_together
@@ -54,3 +57,29 @@ def test_logits_that_are_no_numbers_give_no_token() -> None:
 
 def test_nothing_to_choose() -> None:
     assert choose_together([]) == []
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that is made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.size = max([self.size, *sizes])
+        return made
+
+
+def test_many_logits_are_not_worked_on_at_once() -> None:
+    """Which would be some tensors in float64 of all the logits of a large batch; in float64 here,
+    so that PyTorch chooses as on a GPU."""
+    params = SamplingParams(top_p=0.8)
+    trees = [make_nodes(number, 5, 61, params) for number in range(6)]
+    trees = [tree._replace(logits=tree.logits.double()) for tree in trees]
+    wanted = choose_together(trees)
+    with Largest() as largest:
+        assert choose_together(trees, max_logits=10 * 61) == wanted
+    assert largest.size == 10 * 61

@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
 
 
@@ -150,6 +151,27 @@ def test_prompts_are_scored_by_the_same_graphs(
         assert found.prompt_logits is not None
         assert found.prompt_logits.shape == (num_scored, VOCAB_SIZE)
         torch.testing.assert_close(found.prompt_logits, wanted.prompt_logits, atol=1e-5, rtol=1e-5)
+
+
+def test_graphs_are_made_of_it(model: torch.nn.Module, compiled: CompiledForward) -> None:
+    """Not of the modules, of which each norm is some kernels on a GPU; with the attention that a
+    GPU has, which is no variable of the compiled model."""
+    loaded, runner = make_runner(model)
+    chunks = list(make_work(runner, 3, 2))
+    wanted = runner.forward(chunks)
+    runner = ModelRunner(loaded, runner.cache, uses_blocks=True)
+    runner.compile_with(compiled)
+    calls: list[torch.nn.Module] = []
+    handle = model.register_forward_pre_hook(lambda module, _: calls.append(module))
+    with torch.inference_mode():
+        batch = runner._batch(chunks)
+        found = runner._logits(batch)
+    handle.remove()
+    assert batch.is_fixed
+    assert not calls
+    for outputs, part in zip(wanted, batch.logit_slices, strict=True):
+        assert outputs is not None
+        torch.testing.assert_close(found[part], outputs.logits, atol=1e-5, rtol=1e-5)
 
 
 def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:

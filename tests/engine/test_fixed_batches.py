@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -98,6 +100,21 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
         runner.forward([Chunk(segment, 0, make_prompt(length), None)])
     assert runner._fixed is not None
     assert set(runner._fixed._made) == {4, 8}
+
+
+def test_large_forwards_warm_up_without_all_their_logits() -> None:
+    """Which may not fit beside the KV cache, and are of no use: no graph is made of them."""
+    runner = make_runner("llama", torch.float32, uses_blocks=True)
+    seen: list[int] = []
+
+    def note(_head: torch.nn.Module, _rows: Any, logits: torch.Tensor) -> None:
+        seen.append(logits.shape[1])
+
+    handle = runner.model.module.get_output_embeddings().register_forward_hook(note)
+    runner.warm_up(600)
+    handle.remove()
+    assert seen == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1, 1]
+    assert runner.attends_by_blocks
 
 
 @pytest.mark.parametrize(

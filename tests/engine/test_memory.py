@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hdserve.engine.memory import free_bytes, free_bytes_of_group, free_bytes_of_machine
+from hdserve.engine.memory import (
+    free_bytes,
+    free_bytes_of_group,
+    free_bytes_of_machine,
+    free_bytes_of_share,
+)
 
 
 def write_group(directory: Path, names: tuple[str, str], limit: str, usage: int, stat: str) -> None:
@@ -69,3 +74,11 @@ def test_what_the_system_keeps_of_files_is_free(tmp_path: Path) -> None:
 def test_this_machine_has_memory() -> None:
     """Some, and less than infinitely much."""
     assert 0 < free_bytes(torch.device("cpu")) < math.inf
+
+
+def test_processes_that_share_a_gpu_leave_each_other_room() -> None:
+    """The first one takes no more than its share, less its weights, though all the rest is free."""
+    assert free_bytes_of_share(90, 100, 10, 0.5) == 40
+    assert free_bytes_of_share(90, 100, 10, 1.0) == 90
+    assert free_bytes_of_share(20, 100, 10, 0.5) == 20
+    assert free_bytes_of_share(20, 100, 60, 0.5) == 0

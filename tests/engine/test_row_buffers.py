@@ -84,6 +84,15 @@ def test_trees_of_more_nodes_than_a_word_has_bits() -> None:
         assert set(found[row].nonzero()[:, 0].tolist()) == {96 + column for column in node.seen}
 
 
+@pytest.mark.parametrize("num_rows", [1, 8, 128])
+def test_they_lie_as_in_tensors_of_their_own(num_rows: int) -> None:
+    """Which a model is compiled for; it would be once more for each number of rows."""
+    buffers = RowBuffers(make_cache(), num_rows, 4)
+    for found in (buffers.token_ids, buffers.position_ids):
+        assert found.stride() == torch.empty(1, num_rows).stride()
+    assert buffers.logit_rows.is_contiguous()
+
+
 def test_rows_that_are_all_nodes_all_have_logits() -> None:
     """So that a graph of so many rows has as many logits each time."""
     cache = make_cache()

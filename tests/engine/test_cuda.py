@@ -1,0 +1,209 @@
+"""What only a GPU can show: `pytest -m gpu tests/engine/test_cuda.py` is the proof of ADR 24."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hdserve.config import EngineConfig, ModelConfig
+from hdserve.core import Sequence, Source
+from hdserve.drafting.base import Drafter
+from hdserve.engine.build import build_engine, forward_bytes
+from hdserve.engine.chunk import Chunk
+from hdserve.engine.compilation import compile_model
+from hdserve.engine.compiled_forward import CompiledForward
+from hdserve.engine.engine import Engine
+from hdserve.engine.forward_cost import measure_forward_cost
+from hdserve.engine.kv_cache import KVCache
+from hdserve.engine.loader import LoadedModel, load_model, prepare_model
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.errors import ConfigError
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+from tests.engines import make_prompt, make_sequence, run
+from tests.models import ARCHITECTURES, make_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+_MAX_ROWS = 64
+_TOLERANCE = 2e-3
+"""Of float32 logits, which other kernels round otherwise."""
+
+
+def load(architecture: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    return prepare_model(make_model(architecture, dtype).to("cuda"), EngineConfig())
+
+
+def make_runner(
+    model: LoadedModel, *, uses_blocks: bool | None = None, compiled: CompiledForward | None = None
+) -> ModelRunner:
+    """One that has been warmed up."""
+    cache = KVCache(model.kv_shape, 2048, model.dtype, model.device)
+    runner = ModelRunner(model, cache, uses_blocks=uses_blocks)
+    runner.compile_with(compiled)
+    runner.warm_up(_MAX_ROWS)
+    return runner
+
+
+def make_work(runner: ModelRunner, num_sequences: int = 3, num_nodes: int = 7) -> list[Chunk]:
+    """A tree for each sequence, after a prompt of its own."""
+    chunks = []
+    for number in range(num_sequences):
+        segment = runner.cache.allocate(64 + num_nodes)
+        assert segment is not None
+        prompt = make_prompt(20 + 9 * number, number)
+        runner.forward([Chunk(segment, 0, prompt, None)])
+        tree = DraftTree(3, num_nodes)
+        tree.add_path([4 + number, 5, 6], Source.OTHER)
+        tree.add_path([4 + number, 7], Source.OTHER)
+        chunks.append(Chunk(segment, len(prompt), [3], tree))
+    return chunks
+
+
+def logits_of(runner: ModelRunner, chunks: list[Chunk]) -> torch.Tensor:
+    found = [outputs.logits for outputs in runner.forward(chunks) if outputs is not None]
+    return torch.cat(found).cpu()
+
+
+def has_graphs(runner: ModelRunner) -> bool:
+    """Whether none failed."""
+    graphs = runner._graphs
+    return graphs is not None and bool(graphs._graphs) and not graphs._has_failed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_graphs_give_what_sequences_give_one_by_one(architecture: str, dtype: torch.dtype) -> None:
+    """Several times, since a graph reads what lies in the same place each time."""
+    model = load(architecture, dtype)
+    plain, graphs = make_runner(model, uses_blocks=False), make_runner(model)
+    assert has_graphs(graphs)
+    tolerance = _TOLERANCE if dtype == torch.float32 else 0.25
+    for number in (1, 3, 2, 3):
+        wanted = logits_of(plain, make_work(plain, number))
+        found = logits_of(graphs, make_work(graphs, number))
+        torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+        plain.cache.free_all()
+        graphs.cache.free_all()
+
+
+def test_batched_rows_are_those_of_single_sequences() -> None:
+    runner = make_runner(load())
+    chunks = make_work(runner)
+    alone = torch.cat([logits_of(runner, [chunk]) for chunk in chunks])
+    torch.testing.assert_close(logits_of(runner, chunks), alone, atol=_TOLERANCE, rtol=_TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[LoadedModel, CompiledForward]:
+    model = load()
+    return model, compile_model(model)
+
+
+def test_graphs_are_made_of_the_compiled_model(
+    compiled: tuple[LoadedModel, CompiledForward],
+) -> None:
+    model, forward = compiled
+    plain, graphs = make_runner(model, uses_blocks=False), make_runner(model, compiled=forward)
+    assert has_graphs(graphs)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = logits_of(graphs, make_work(graphs))
+    wanted = logits_of(plain, make_work(plain))
+    torch.testing.assert_close(found, wanted, atol=_TOLERANCE, rtol=_TOLERANCE)
+
+
+def make_gpu_engine(
+    model: LoadedModel,
+    drafters: tuple[Drafter, ...] = (),
+    compiled: CompiledForward | None = None,
+    kv_cache_tokens: int | None = 2048,
+) -> Engine:
+    engine = EngineConfig(exact=False, kv_cache_tokens=kv_cache_tokens, max_num_sequences=4)
+    config = ModelConfig(name="test", model="test", engine=engine)
+    return build_engine(config, model, drafters, compiled=compiled)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["modules", "compiled"])
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9, "top_k": 20}, {"logprobs": 2}],
+    ids=str,
+)
+def test_drafted_is_plain(
+    params: dict[str, object],
+    is_compiled: bool,
+    compiled: tuple[LoadedModel, CompiledForward],
+) -> None:
+    """In float32, in which kernels of other shapes hardly ever choose another token."""
+    model, forward = compiled
+    used = forward if is_compiled else None
+
+    def sequences() -> list[Sequence]:
+        return [
+            make_sequence(name, make_prompt(12 + seed, seed), **{"seed": seed, **params})
+            for seed, name in enumerate("abc")
+        ]
+
+    wanted = {}
+    plain = make_gpu_engine(model, compiled=used)
+    for seq in sequences():
+        run(plain, [seq])
+        wanted[seq.request_id] = seq.token_ids
+    engine = make_gpu_engine(model, (OracleDrafter(wanted),), used)
+    found = sequences()
+    run(engine, found)
+    assert {seq.request_id: seq.token_ids for seq in found} == wanted
+    assert engine.stats.drafts.num_accepted_tokens > 0
+
+
+def test_the_cost_is_measured() -> None:
+    """More than nothing, and a forward of many rows is not taken for much cheaper than of one."""
+    cost = measure_forward_cost(make_runner(load()), 17, 4)
+    one, few, many = cost([1, 2, 17], 1)
+    assert one > 0
+    assert min(few, many) > one / 2
+
+
+def test_a_full_batch_fits_beside_the_cache() -> None:
+    """What is left to forwards suffices for the largest one, sampled."""
+    model = load()
+    engine = make_gpu_engine(model)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(
+        engine,
+        [make_sequence(name, make_prompt(30), temperature=1.0, top_p=0.9) for name in "abcd"],
+    )
+    assert torch.cuda.max_memory_allocated() - before <= forward_bytes(model, 4, 16)
+
+
+def test_the_cache_leaves_room_where_nobody_says_how_large_it_is() -> None:
+    engine = make_gpu_engine(load(), kv_cache_tokens=None)
+    seq = make_sequence("a", make_prompt(30))
+    run(engine, [seq])
+    assert seq.num_output_tokens == 24
+    assert torch.cuda.mem_get_info()[0] > 0
+
+
+def test_a_model_that_does_not_fit_is_a_user_error(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=200_000, hidden_size=32, intermediate_size=48, num_hidden_layers=1
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-9)
+    try:
+        with pytest.raises(ConfigError, match="out of memory"):
+            load_model(ModelConfig(name="test", model=str(tmp_path)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
