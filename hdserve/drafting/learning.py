@@ -52,9 +52,6 @@ LEARNING_NEED = 0.002
 MAX_CELL_COUNT = 1000.0
 """A cell forgets at this rate: what it sees next weighs one part in so many."""
 
-PAIR_RATE = 2.0
-"""The step size of a pair's bias, in those of a token's."""
-
 CELL_DELAY = 4.0
 """Observations that a new cell's first guess counts as."""
 
@@ -124,7 +121,7 @@ def learn_weights(
             add_scaled(weights, base_state, -step, inputs, index)
         bias_step = np.float32(bias_rate) * error
         learned.token_bias[candidate] += bias_step
-        learned.pair_bias[pair_of(scratch, candidate)] += np.float32(PAIR_RATE) * bias_step
+        learned.pair_bias[pair_of(scratch, candidate)] += bias_step
     reach = scratch.reach[NUM_LEVELS]
     for which in (base_state, region, reach):
         add_scaled(weights, which, np.float32(1.0), gradient, 0)

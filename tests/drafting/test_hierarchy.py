@@ -128,7 +128,7 @@ def test_which_token_comes_after_which_is_learned_beside_the_databases() -> None
     resources = make_resources(*[[10, 20], [11, 20], [10, 21], [11, 21]] * 8)
     drafter = Hierarchy(resources, HierarchyOptions(context=False))
     scores: dict[int, list[float]] = {}
-    for previous, right, wrong in [(10, 20, 21), (11, 21, 20)] * 30:
+    for previous, right, wrong in [(10, 20, 21), (11, 21, 20)] * 60:
         seq = make_sequence([1])
         drafter.start(seq)
         follow(drafter, seq, DraftTree(1, 0), [previous])
