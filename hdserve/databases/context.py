@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdserve.databases.history import MATCH_TOKENS, index_tokens, new_places
+from hdserve.databases.last_positions import new_last_positions, note_positions
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -100,6 +101,7 @@ class ContextDatabase:
     Attributes:
         tokens: int32 buffer; a power of two long.
         places: the copy index over ``tokens``.
+        last_positions: where each token stands last.
         table, size: the n-gram rows and their use.
     """
 
@@ -112,7 +114,9 @@ class ContextDatabase:
         self._orders = orders
         self.tokens: Tokens = np.zeros(capacity, np.int32)
         self.places: Ints = new_places(capacity)
+        self.last_positions: Tokens = new_last_positions(capacity)
         self.tokens[:num_prompt] = token_ids
+        note_positions(self.last_positions, self.tokens, num_prompt)
         self.num_tokens = num_prompt
         buckets = max(64, (num_prompt + 256) * ROWS_PER_TOKEN // 3)
         self.table = pool.take(min(buckets, MAX_TABLE_BYTES // BUCKET_BYTES))
@@ -124,7 +128,8 @@ class ContextDatabase:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + self.tokens.nbytes + self.places.nbytes
+        arrays = (self.tokens, self.places, self.last_positions)
+        return int(self.size[NUM_BUCKETS]) * BUCKET_BYTES + sum(array.nbytes for array in arrays)
 
     @property
     def num_entries(self) -> int:
@@ -174,6 +179,8 @@ class ContextDatabase:
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.places = new_places(len(self.tokens))
             self._index(MATCH_TOKENS - 1, self.num_tokens - 1)
+            self.last_positions = new_last_positions(len(self.tokens))
+            note_positions(self.last_positions, self.tokens, self.num_tokens)
         if self.is_table_full:
             self.enlarge_table()
 

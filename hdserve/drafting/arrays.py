@@ -63,7 +63,17 @@ REGION_SETS = POINTER_SETS + POINTER_STATES**2
 NUM_REGIONS = NUM_DEPTHS * NUM_CONFIDENCES**2
 REACH_SETS = REGION_SETS + NUM_REGIONS
 NUM_REACHES = 6
-NUM_WEIGHT_SETS = REACH_SETS + NUM_REACHES**3
+DISTANCE_SETS = REACH_SETS + NUM_REACHES**3
+DISTANCE_LIMITS = (2, 6, 16, 64, 256, 1024)
+"""Where the distances in tokens to a candidate's last occurrence are divided."""
+
+NUM_DISTANCES = len(DISTANCE_LIMITS) + 2
+"""And one for a candidate that the text does not have."""
+
+NUM_WEIGHT_SETS = DISTANCE_SETS + NUM_DISTANCES
+
+NUM_PAIRS = 1 << 15
+"""Biases of pairs of tokens; a power of two.  Pairs share them by their hash."""
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
@@ -96,6 +106,7 @@ class Databases(NamedTuple):
     orders: Ints
     ending: Ints
     state: Ints
+    last_positions: Tokens
 
 
 STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
@@ -112,6 +123,7 @@ class Learned(NamedTuple):
     cells: Floats
     weights: Floats
     token_bias: Floats
+    pair_bias: Floats
 
 
 class Scratch(NamedTuple):

@@ -22,10 +22,12 @@ from hdserve.drafting.arrays import (
     CELL_COUNT,
     CELL_LOGIT,
     CELL_P,
+    DISTANCE_SETS,
     NUM_CELLS,
     NUM_INPUTS,
     NUM_LEVELS,
     NUM_ORDERS,
+    NUM_PAIRS,
     NUM_PATTERNS,
     NUM_RANKS,
     NUM_SHARES,
@@ -40,7 +42,10 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_WITHOUT_DISTANCES = 3
+"""The last format whose weights end before those by distance."""
+
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
@@ -91,7 +96,8 @@ class Calibration:
         cells: float32 ``[3, NUM_CELLS]``: probability, observations, logit.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
         token_bias: float32 ``[vocab_size]``.
-        handles: of the three arrays, for the compiled code that reads and updates them.
+        pair_bias: float32 ``[NUM_PAIRS]``, of a token after another; neither sent nor merged.
+        handles: of the four arrays, for the compiled code that reads and updates them.
         num_tokens: how many tokens were learned from since the prior, by all that took part.
         base_tokens: how many that were when it was last shared or adopted: what it began with.
         expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
@@ -112,7 +118,10 @@ class Calibration:
         self.base_tokens = 0
         self.expected_tokens = _SCALE_PRIOR_TOKENS
         self.accepted_tokens = _SCALE_PRIOR_TOKENS
-        self.handles = HandleTable(Learned(self.cells, self.weights, self.token_bias))
+        self.pair_bias: Floats = np.zeros(NUM_PAIRS, np.float32)
+        self.handles = HandleTable(
+            Learned(self.cells, self.weights, self.token_bias, self.pair_bias)
+        )
         self._update_logits()
 
     def _update_logits(self) -> None:
@@ -128,7 +137,7 @@ class Calibration:
         before = self.num_tokens // _TOKENS_PER_CHECK
         self.num_tokens += num_tokens
         if self.num_tokens // _TOKENS_PER_CHECK != before:
-            for array in (self.weights, self.token_bias):
+            for array in (self.weights, self.token_bias, self.pair_bias):
                 np.clip(array, -MAX_WEIGHT, MAX_WEIGHT, out=array)
 
     @property
@@ -149,7 +158,7 @@ class Calibration:
         self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
     def to_bytes(self) -> bytes:
-        """The state as compressed msgpack, at most ``MAX_STATE_BYTES``.
+        """The state without pairs as compressed msgpack, at most ``MAX_STATE_BYTES``.
 
         Cells and weights take about 21 kB of it.  The token biases grow with the vocabulary: the
         largest that fit are kept.
@@ -180,7 +189,7 @@ class Calibration:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The inverse of :meth:`to_bytes`, up to half precision.
+        """The inverse of :meth:`to_bytes`, up to half precision; also of the format before.
 
         Raises:
             SnapshotError: the data is corrupt, or of another version.
@@ -188,7 +197,7 @@ class Calibration:
         try:
             message: dict[str, Any] = msgpack.unpackb(_decompress(data))
             version = message["format"]
-            if version != FORMAT_VERSION:
+            if version not in (_WITHOUT_DISTANCES, FORMAT_VERSION):
                 raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
             vocab_size = int(message["vocab_size"])
             token_bias = _array(message["token_bias"], np.float16, vocab_size)
@@ -200,8 +209,9 @@ class Calibration:
             state.accepted_tokens = _sum_of(message, "accepted_tokens")
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
             state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
-            weights = _array(message["weights"], np.float16, NUM_WEIGHT_SETS * NUM_INPUTS)
-            state.weights[:] = weights.reshape(NUM_WEIGHT_SETS, NUM_INPUTS)
+            num_sets = DISTANCE_SETS if version == _WITHOUT_DISTANCES else NUM_WEIGHT_SETS
+            weights = _array(message["weights"], np.float16, num_sets * NUM_INPUTS)
+            state.weights[:num_sets] = weights.reshape(num_sets, NUM_INPUTS)
             state.token_bias[:] = token_bias
         except SnapshotError:
             raise

@@ -5,7 +5,9 @@ contexts, and the copy pointers of context and model contribute the token they s
 *cell* holds how often evidence of one kind was right: this level, this context length, this share
 of the count, this rank.  The logits of the cells that speak for (or, where a known context lacks
 the token, against) a candidate are the inputs of an online-learned logistic mixer in the manner of
-PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence.
+PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence, and by how long ago the
+request's own text had the candidate last.  A bias of the token and one of it and the token before
+are learned beside.
 
 ::
 
@@ -19,6 +21,7 @@ import math
 import numpy as np
 
 from hdserve.databases.compiled import inlined
+from hdserve.databases.last_positions import distance_to
 from hdserve.databases.ngram import (
     FIRST_SLOT,
     HASH_SEED,
@@ -39,6 +42,8 @@ from hdserve.drafting.arrays import (
     CELL_LOGIT,
     CELLS_PER_ROW,
     CONTEXT,
+    DISTANCE_LIMITS,
+    DISTANCE_SETS,
     EVENT_CANDIDATE,
     EVENT_CELL,
     EVENT_INPUT,
@@ -51,6 +56,7 @@ from hdserve.drafting.arrays import (
     NUM_INPUTS,
     NUM_LEVELS,
     NUM_ORDERS,
+    NUM_PAIRS,
     NUM_REACHES,
     NUM_SHARES,
     NUM_TOTALS,
@@ -67,6 +73,7 @@ from hdserve.drafting.arrays import (
     SHARE_BUCKETS,
     SHARE_STEPS,
     STATE_CONTEXT_STAMP,
+    STATE_NUM_TOKENS,
     STATE_VOCAB_SIZE,
     STATISTICS,
     Databases,
@@ -447,15 +454,35 @@ def reach_set(scratch: Scratch) -> int:
 
 
 @inlined
-def mix(learned: Learned, scratch: Scratch, index: int, state: int) -> float:
+def distance_set(databases: Databases, token: int) -> int:
+    """The weight set of how long ago the text there is, without guesses, had the token last."""
+    distance = distance_to(databases.last_positions, token, databases.state[STATE_NUM_TOKENS])
+    which = np.int64(distance > 0)
+    for limit in DISTANCE_LIMITS:
+        which += distance > limit
+    return DISTANCE_SETS + which
+
+
+@inlined
+def pair_of(scratch: Scratch, token: int) -> int:
+    """Which bias is that of ``token`` after the last token of the output."""
+    return np.int64(extend_hash(scratch.hashes[1, 1], token) & np.uint64(NUM_PAIRS - 1))
+
+
+@inlined
+def mix(databases: Databases, learned: Learned, scratch: Scratch, index: int, state: int) -> float:
     """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
+    token = scratch.candidates[index, CANDIDATE_TOKEN]
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
-    logit = dot_of_sum(learned.weights, pattern, scratch.base_weights, scratch.inputs, index)
+    distance = distance_set(databases, token)
+    logit = dot_of_sum(
+        learned.weights, pattern, distance, scratch.base_weights, scratch.inputs, index
+    )
     own_state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
     if own_state != state:
         logit += dot(learned.weights, own_state, scratch.inputs, index)
         logit -= dot(learned.weights, state, scratch.inputs, index)
-    return logit + learned.token_bias[scratch.candidates[index, CANDIDATE_TOKEN]]
+    return logit + learned.token_bias[token] + learned.pair_bias[pair_of(scratch, token)]
 
 
 @inlined
@@ -504,7 +531,7 @@ def expand(
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)
     lowest = logit_of(need) if need > 0.0003 else np.float32(-30.0)
     for index in range(num):
-        logit = mix(learned, scratch, index, state)
+        logit = mix(databases, learned, scratch, index, state)
         scratch.probabilities[index] = (
             min(np.float32(MAX_PROBABILITY), squash(logit)) if logit > lowest else np.float32(0.0)
         )

@@ -91,7 +91,7 @@ class HierarchyOptions(StrictModel):
     """Step size of the mixer weights; 0 learns nothing."""
 
     token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Step size of the per-token biases."""
+    """Step size of the biases of tokens and of pairs of them."""
 
     max_nodes: int = Field(default=256, ge=1, le=1024)
     """Most nodes drafted in one step, whatever the capacity of the tree."""
@@ -273,7 +273,12 @@ class Hierarchy(Drafter):
         context = request.context
         request.handles = request.sources.handles.copy()
         request.handles.replace_own(
-            context.tokens, context.places, context.table.rows, context.size, request.state
+            context.tokens,
+            context.places,
+            context.table.rows,
+            context.size,
+            request.state,
+            context.last_positions,
         )
         request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from hdserve.databases.compiled import inlined, jit
 from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
+from hdserve.databases.last_positions import note_position
 from hdserve.databases.ngram import NUM_ADDED, insert_tokens
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
@@ -33,9 +34,11 @@ from hdserve.drafting.arrays import (
 )
 from hdserve.drafting.candidates import (
     confidence_after,
+    distance_set,
     expand,
     fill_hashes,
     logit_of,
+    pair_of,
     prefetch_shared,
     region_set,
 )
@@ -87,6 +90,7 @@ def learn_cells(learned: Learned, scratch: Scratch, num: int, num_events: int, r
 
 @inlined
 def learn_weights(
+    databases: Databases,
     learned: Learned,
     scratch: Scratch,
     num: int,
@@ -109,12 +113,15 @@ def learn_weights(
         pattern = scratch.candidates[index, CANDIDATE_PATTERN]
         step = np.float32(rate) * error
         add_scaled(weights, pattern, step, inputs, index)
+        add_scaled(weights, distance_set(databases, candidate), step, inputs, index)
         add_scaled(gradient, 0, step, inputs, index)
         state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
         if state != base_state:
             add_scaled(weights, state, step, inputs, index)
             add_scaled(weights, base_state, -step, inputs, index)
-        learned.token_bias[candidate] += np.float32(bias_rate) * error
+        bias_step = np.float32(bias_rate) * error
+        learned.token_bias[candidate] += bias_step
+        learned.pair_bias[pair_of(scratch, candidate)] += bias_step
     reach = scratch.reach[NUM_LEVELS]
     for which in (base_state, region, reach):
         add_scaled(weights, which, np.float32(1.0), gradient, 0)
@@ -123,12 +130,13 @@ def learn_weights(
 
 @inlined
 def append_token(databases: Databases, token: int) -> None:
-    """Append a token to the request's own text, its copy index and its table."""
+    """Append a token to the request's own text, what is known of its places, and its table."""
     state = databases.state
     position = state[STATE_NUM_TOKENS]
     if position >= MATCH_TOKENS:
         note_place(databases.places, match_key(databases.tokens, position), position)
     databases.tokens[position] = token
+    note_position(databases.last_positions, token, position)
     state[STATE_NUM_TOKENS] = position + 1
     insert_tokens(
         databases.context,
@@ -157,7 +165,7 @@ def commit(
 
     Args:
         rate: step size of the mixer weights; nothing at all is learned where it is 0.
-        bias_rate: step size of the per-token biases.
+        bias_rate: step size of the biases of tokens and pairs.
 
     Returns:
         Contexts added to the table so far.
@@ -192,7 +200,7 @@ def commit(
                 LEARNING_NEED,
                 True,
             )
-            right = learn_weights(learned, scratch, num, token, region, rate, bias_rate)
+            right = learn_weights(databases, learned, scratch, num, token, region, rate, bias_rate)
             learn_cells(learned, scratch, num, num_events, right)
             p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)

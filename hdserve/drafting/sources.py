@@ -166,6 +166,7 @@ class DraftSources:
             orders=self.orders,
             ending=self._ending,
             state=nothing.log_state,
+            last_positions=nothing.log,
         )
 
 

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from hdserve.drafting.arrays import CELL_COUNT, CELL_P
+from hdserve.drafting.arrays import CELL_COUNT, CELL_P, DISTANCE_SETS, NUM_INPUTS
 from hdserve.drafting.calibration import (
     MAX_STATE_BYTES,
     MAX_WEIGHT,
@@ -98,6 +98,26 @@ def test_states_of_before_there_was_a_correction_have_none() -> None:
     message = msgpack.unpackb(zlib.decompress(_learned(0).to_bytes()))
     del message["expected_tokens"], message["accepted_tokens"]
     assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).scale == 1.0
+
+
+def test_states_of_before_there_were_weights_by_distance_have_none() -> None:
+    state = _learned(0)
+    assert state.weights[DISTANCE_SETS:].any()
+    message = msgpack.unpackb(zlib.decompress(state.to_bytes()))
+    message["format"] = 3
+    message["weights"] = message["weights"][: DISTANCE_SETS * NUM_INPUTS * 2]
+    again = Calibration.from_bytes(zlib.compress(msgpack.packb(message)))
+    assert np.allclose(again.weights[:DISTANCE_SETS], state.weights[:DISTANCE_SETS], atol=1e-3)
+    assert not again.weights[DISTANCE_SETS:].any()
+
+
+def test_pairs_of_tokens_stay_where_they_were_learned() -> None:
+    state, other = _learned(0), _learned(1)
+    before = state.pair_bias.copy()
+    assert before.any()
+    assert not Calibration.from_bytes(state.to_bytes()).pair_bias.any()
+    state.merge(other, 0)
+    assert np.array_equal(state.pair_bias, before)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "many"])
@@ -283,6 +303,7 @@ def test_weights_are_bounded() -> None:
     drafter.start(seq)
     calibration = drafter.calibration(seq.namespace)
     calibration.weights[0, 0], calibration.token_bias[1] = 100.0, -100.0
+    calibration.pair_bias[0] = 100.0
     for _ in range(5000 // 8):
         step = Acceptance(range(8), [7] * 8)
         drafter.observe(seq, DraftTree(7, 0), step, None)
@@ -290,3 +311,4 @@ def test_weights_are_bounded() -> None:
     assert 0.0 < calibration.token_bias[7] < MAX_WEIGHT
     assert calibration.weights[0, 0] <= MAX_WEIGHT
     assert calibration.token_bias[1] == -MAX_WEIGHT
+    assert calibration.pair_bias.max() == MAX_WEIGHT

@@ -98,6 +98,46 @@ def test_request_draws_on_its_own_text() -> None:
     assert set(tree.sources[1:]) == {Source.CONTEXT}
 
 
+def test_what_the_request_said_before_is_likelier() -> None:
+    """Once it is learned that of two tokens which statistics hold for equal the one in the prompt
+    comes, though no context of the request knows it."""
+    swapped = np.random.default_rng(2).permutation(100) < 50
+    first, second = np.arange(100, 200), np.arange(200, 300)
+    said, other = np.where(swapped, second, first), np.where(swapped, first, second)
+    statistics = [[i, token] for i in range(100) for token in (i + 100, i + 200)]
+    drafter = Hierarchy(make_resources(statistics=statistics))
+    seq = make_sequence(said.tolist())
+    drafter.start(seq)
+    scores = []
+    for i in range(100):
+        follow(drafter, seq, DraftTree(0, 0), [i])
+        tree = propose(drafter, seq)
+        nodes = [tree.child(0, int(token)) for token in (said[i], other[i])]
+        scores.append([tree.scores[node] if node else 0.0 for node in nodes])
+        follow(drafter, seq, DraftTree(0, 0), [int(said[i])])
+    likelier, unlikelier = np.sum(scores[50:], axis=0)
+    assert likelier > 1.5 * unlikelier
+
+
+def test_which_token_comes_after_which_is_learned_beside_the_databases() -> None:
+    """They hold 20 and 21 after 10 and after 11, for equal; only 20 comes after 10 and 21 after
+    11."""
+    resources = make_resources(*[[10, 20], [11, 20], [10, 21], [11, 21]] * 8)
+    drafter = Hierarchy(resources, HierarchyOptions(context=False))
+    scores: dict[int, list[float]] = {}
+    for previous, right, wrong in [(10, 20, 21), (11, 21, 20)] * 60:
+        seq = make_sequence([1])
+        drafter.start(seq)
+        follow(drafter, seq, DraftTree(1, 0), [previous])
+        tree = propose(drafter, seq)
+        nodes = [tree.child(0, token) for token in (right, wrong)]
+        scores[previous] = [tree.scores[node] if node else 0.0 for node in nodes]
+        follow(drafter, seq, DraftTree(previous, 0), [right])
+        drafter.finish(seq)
+    for right_score, wrong_score in scores.values():
+        assert right_score > 2 * wrong_score
+
+
 def test_long_copies_fill_the_depth() -> None:
     """A passage of 200 tokens that comes again is drafted 24 tokens at a time once it is known."""
     passage = np.random.default_rng(0).permutation(VOCAB_SIZE)[:200].tolist()

@@ -1,0 +1,41 @@
+"""Where each token stands last in a text.
+
+A table of positions by token: a token that shares its entry with another may seem to have come
+when that one did.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.ngram import Tokens
+
+ENTRIES_PER_TOKEN = 8
+MAX_ENTRIES = 1 << 15
+
+
+def new_last_positions(num_tokens: int) -> Tokens:
+    """An empty table for a text of ``num_tokens`` tokens, a power of two: ``int32[n]``, ``n`` a
+    power of two.  An entry is the position of a token plus one, 0 for none."""
+    return np.zeros(min(MAX_ENTRIES, num_tokens * ENTRIES_PER_TOKEN), np.int32)
+
+
+@inlined
+def note_position(last_positions: Tokens, token: int, position: int) -> None:
+    """Note that ``token`` stands at ``position``."""
+    last_positions[np.uint64(token & (last_positions.shape[0] - 1))] = position + 1
+
+
+@inlined
+def distance_to(last_positions: Tokens, token: int, end: int) -> int:
+    """How far before ``end`` the token stands last, at least 1; 0 if nowhere."""
+    after = np.int64(last_positions[np.uint64(token & (last_positions.shape[0] - 1))])
+    return end + 1 - after if after > 0 else 0
+
+
+@jit
+def note_positions(last_positions: Tokens, tokens: Tokens, num_tokens: int) -> None:
+    """Note where the first ``num_tokens`` tokens of a text stand."""
+    for position in range(num_tokens):
+        note_position(last_positions, np.int64(tokens[position]), position)
