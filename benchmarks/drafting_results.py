@@ -191,8 +191,8 @@ def plot(out: Path, images: Path, baselines: list[dict[str, Any]]) -> None:
         axis.set_xlabel("drafted tokens a step")
         axis.set_ylabel("mean acceptance length")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.savefig(images / "acceptance_over_budget.png", dpi=120)
 
 
