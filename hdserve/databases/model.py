@@ -49,9 +49,6 @@ PROMPT_BLOCK_TOKENS = 32
 MAX_PROMPT_BLOCKS = 1 << 16
 """Of one namespace; beyond it prompts are compared with later ones only."""
 
-MIN_COUNTED_TOKENS = 4
-"""Of a running sequence, at once."""
-
 _NUM_COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: output tokens counted, ``None`` once it is recorded."""
 
@@ -305,8 +302,7 @@ class ModelDatabase:
         self._insert(seq.namespace, seq.output_token_ids, num_counted)
 
     def record_running(self, seq: RequestSequence) -> None:
-        """Count what a running sequence has said since the last time, so that others can draft it:
-        a few tokens at once, which takes about as long as one.
+        """Count what a running sequence has said since the last time, so that others can draft it.
 
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
         for a sequence that does not share its output.
@@ -314,12 +310,10 @@ class ModelDatabase:
         num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
         if not seq.speculation.is_output_shared or num_counted is None:
             return
-        if seq.num_output_tokens - num_counted < MIN_COUNTED_TOKENS:
-            return
         first = max(0, num_counted - self._longest_order)
         text = seq.token_ids[seq.num_prompt_tokens + first :]
         begin = num_counted - first
-        if len(text) <= begin or not all(0 <= token <= MAX_TOKEN_ID for token in text):
+        if len(text) <= begin or min(text) < 0 or max(text) > MAX_TOKEN_ID:
             return
         if first == 0:
             text, begin = [START, *text], begin + 1

@@ -257,6 +257,17 @@ def test_running_output_counts_as_if_it_had_come_at_once(
     assert np.array_equal(first.log, second.log)
 
 
+def test_running_output_is_there_for_others_at_once() -> None:
+    """Answers to one question run side by side: what one says, the next one says a step later."""
+    database = ModelDatabase()
+    seq = _sequence([7, 8, 9], [])
+    for number, token in enumerate((4, 5, 6), start=1):
+        seq.token_ids.append(token)
+        database.record_running(seq)
+        assert database.num_tokens == number
+    assert _next(database, "default", [4, 5]) == [6]
+
+
 def test_running_output_that_is_not_shared_stays_out() -> None:
     database = ModelDatabase()
     database.record_running(_sequence([1], [2, 3], is_output_shared=False))
