@@ -57,16 +57,22 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
             "models.0.drafting.drafters: drafter hierarchy: frob: unknown key",
         ),
         (MODEL % ", tool_parser: xml", "models.0.tool_parser: "),
-        ("models: [{name: a, model: /no/such/place}]", "models.0.model: there is no directory"),
+        (
+            "models: [{name: a, model: /no/such/place}]",
+            "line 1, models.0.model: there is no directory",
+        ),
         (
             MODEL % ", chat_template: /no/such/file",
-            "models.0.chat_template: cannot read the chat template /no/such/file",
+            "line 1, models.0.chat_template: cannot read the chat template /no/such/file",
         ),
         (
             MODEL % f", chat_template: {ROOT / 'k8s' / 'monitoring' / 'alerts.yaml'}",
             "alerts.yaml is no chat template: unexpected char '$'",
         ),
-        (MODEL % "" + "access: {api_keys_file: /no/such/file}", "access: cannot read the API keys"),
+        (
+            MODEL % "" + "access: {api_keys_file: /no/such/file}",
+            "line 2, access: cannot read the API keys",
+        ),
         (MODEL % "" + "access: {admin_key: short}", "access: access.admin_key needs at least"),
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
@@ -95,6 +101,20 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert isinstance(error, ConfigError)
     assert reason in error.message
     assert str(path) in error.message.splitlines()[0]
+
+
+def test_lines_within_a_serve_config_file(tmp_path: Path) -> None:
+    """Of what only the parts can tell, too; none of a file that the file names."""
+    path, inner = tmp_path / "serve.yaml", tmp_path / "inner.yaml"
+    head = "applications:\n- import_path: deployments:app\n  args:\n    config:"
+    inner.write_text("models: [{name: a, model: ./nothing}]")
+    for config, place in (
+        ("\n      models:\n      - name: a\n        model: ./nothing", "line 7, models.0.model"),
+        (f" {inner}", "models.0.model"),
+    ):
+        path.write_text(head + config)
+        error: Any = check(path).exception
+        assert f"\n{place}: there is no directory ./nothing" in error.message
 
 
 def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +149,9 @@ def test_a_directory_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     path.write_text(MODEL % ", statistics: /no/where")
     result = check(path)
     assert result.exit_code == 0
-    assert result.stderr.startswith("warning: models.0.statistics: there is no directory /no/where")
+    assert result.stderr.startswith(
+        "warning: line 1, models.0.statistics: there is no directory /no/where"
+    )
 
 
 def test_files_of_keys_that_are_doubtful(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
+from hdserve.config.mistakes import LineOf, Location, nowhere, place_of
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, context_length, is_path
 
@@ -38,13 +39,14 @@ def check_config(
     """
     output = JsonOutput(json_path)
     try:
-        config = read_deployed_config(file).config
-        problems = find_problems(config)
+        deployed = read_deployed_config(file)
+        config, line_of = deployed.config, deployed.line_of
+        problems = find_problems(config, line_of)
     except ConfigError as error:
-        config, problems = None, error.message.splitlines()
+        config, line_of, problems = None, nowhere, error.message.splitlines()
     models = () if config is None else config.models
     facts = list(map(_facts, models))
-    warnings = [] if config is None else [*_warnings(config)]
+    warnings = [] if config is None else [*_warnings(config, line_of)]
     output.write(
         {
             "file": str(file),
@@ -105,37 +107,45 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
     return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
 
 
-def find_problems(config: ServeConfig) -> list[str]:
-    """What only the parts that a key is meant for can tell."""
+def find_problems(config: ServeConfig, line_of: LineOf = nowhere) -> list[str]:
+    """What only the parts that a key is meant for can tell: where it is, and the reason.
+
+    Args:
+        line_of: of the file that ``config`` is from.
+    """
+    return [f"{place_of(where, line_of)}: {reason}" for where, reason in _problems(config)]
+
+
+def _problems(config: ServeConfig) -> Iterator[tuple[Location, str]]:
     from hdserve.access import read_access
     from hdserve.drafting.registry import check_drafters
 
-    found = []
     try:
         read_access(config.access)
     except ConfigError as error:
-        found.append(f"access: {error.message}")
+        yield ("access",), error.message
     for index, model in enumerate(config.models):
         try:
             check_drafters(model.drafting)
         except ConfigError as error:
-            lines = error.message.splitlines()
-            found += [f"models.{index}.drafting.drafters: {line}" for line in lines]
-        if is_path(model.model) and not Path(model.model).is_dir():
-            found.append(f"models.{index}.model: there is no directory {model.model}")
-        found += [f"models.{index}.{problem}" for problem in _model_problems(model)]
-    return found
+            for line in error.message.splitlines():
+                yield ("models", index, "drafting", "drafters"), line
+        for where, reason in _model_problems(model):
+            yield ("models", index, *where), reason
 
 
-def _model_problems(model: ModelConfig) -> Iterator[str]:
+def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
+    if is_path(model.model) and not Path(model.model).is_dir():
+        yield ("model",), f"there is no directory {model.model}"
     wanted, longest = model.engine.max_model_len, context_length(model.model)
     if wanted is not None and longest is not None and wanted > longest:
-        yield f"engine.max_model_len: the model was made for {longest} tokens, not for {wanted}"
+        reason = f"the model was made for {longest} tokens, not for {wanted}"
+        yield ("engine", "max_model_len"), reason
     if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
-        yield f"chat_template: {reason}"
+        yield ("chat_template",), reason
     policy = model.autoscaling and model.autoscaling.policy
     if policy and (reason := _why_not_imported(policy.policy_function)):
-        yield f"autoscaling.policy.policy_function: {reason}"
+        yield ("autoscaling", "policy", "policy_function"), reason
 
 
 def _template_fault(path: Path) -> str:
@@ -164,7 +174,7 @@ def _why_not_imported(name: str) -> str:
     return f"{name} cannot be imported: {lines[-1][:_MAX_REASON_CHARACTERS]}"
 
 
-def _warnings(config: ServeConfig) -> Iterator[str]:
+def _warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     """What may be meant as it is."""
     from hdserve.access import key_file_warnings
 
@@ -174,7 +184,7 @@ def _warnings(config: ServeConfig) -> Iterator[str]:
         directory = model.statistics
         if directory not in (None, "bundled") and not Path(directory).is_dir():
             reason = f"there is no directory {directory} here; without one there is less to draft"
-            yield f"models.{index}.statistics: {reason}"
+            yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
 
 
 def _facts(model: ModelConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -26,6 +27,9 @@ from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
+from hdserve.config.mistakes import nowhere
+from hdserve.config.strict_yaml import line_of as yaml_line_of
+from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
 from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
@@ -119,7 +123,8 @@ def check_can_start(config: ServeConfig, source: Path | None) -> None:
         ConfigError: a part of ``config`` is wrong on this machine.
     """
     check_tracing(config.telemetry)
-    if problems := find_problems(config):
+    line_of = nowhere if source is None else partial(yaml_line_of, read_text(source))
+    if problems := find_problems(config, line_of):
         raise ConfigError("\n".join([f"{source}:", *problems] if source else problems))
 
 

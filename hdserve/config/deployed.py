@@ -45,10 +45,12 @@ class DeployedConfig:
     Attributes:
         port: where Ray Serve is told to listen; ``None`` in a configuration itself, which does not
             say.
+        line_of: finds the line of a location of the configuration in the file.
     """
 
     config: ServeConfig
     port: int | None = None
+    line_of: LineOf = nowhere
 
 
 def deployment_name(model: str) -> str:
@@ -78,7 +80,7 @@ def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
         (data,) = documents
         if "applications" in data:
             return _in_serve_config(data, line_of)
-        return DeployedConfig(parse_config(data, line_of))
+        return DeployedConfig(parse_config(data, line_of), line_of=line_of)
     if not any("kind" in item for item in documents):
         raise ConfigError("one document is expected; a line of `---` begins another one")
     services = [item for item in documents if item.get("kind") == "RayService"]
@@ -108,17 +110,19 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
             f"there are {len(ours)} among {found or 'none'}"
         )
     application, place = applications[ours[0]], f"{within}applications.{ours[0]}"
+    arguments = application.get("args") or {}
 
     def line_of_config(location: Location) -> int | None:
         return line_of(("applications", ours[0], "args", "config", *location))
 
-    config = _of_arguments(application.get("args") or {}, f"{place}.args", line_of_config)
+    config = _of_arguments(arguments, f"{place}.args", line_of_config)
     _check_deployments(application.get("deployments") or [], config, f"{place}.deployments")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise ConfigError(f"{within}http_options.port: {port!r} is no port")
-    return DeployedConfig(config, port)
+    is_inside = isinstance(arguments.get("config"), dict)
+    return DeployedConfig(config, port, line_of_config if is_inside else nowhere)
 
 
 def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:

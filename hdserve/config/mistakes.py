@@ -47,6 +47,13 @@ def nowhere(_location: Location) -> None:
     """Of what comes from no file."""
 
 
+def place_of(location: Location, line_of: LineOf = nowhere) -> str:
+    """How a mistake's line begins: where it is."""
+    where = ".".join(str(part) for part in location) or "configuration"
+    line = line_of(location)
+    return where if line is None else f"line {line}, {where}"
+
+
 def describe_errors(
     model: type[BaseModel], error: ValidationError, line_of: LineOf = nowhere
 ) -> Iterator[str]:
@@ -63,10 +70,8 @@ def describe_errors(
         if item["type"] == "too_short" and _has_errors_inside(item["loc"], locations):
             continue  # it is too short only because its items are wrong
         location, annotation = _field_of(model, item["loc"])
-        where = ".".join(str(part) for part in location) or "configuration"
-        line = line_of(location)
-        place = where if line is None else f"line {line}, {where}"
-        found[location] = line or 0, f"{place}: {_reason(model, item, annotation)}"
+        told = f"{place_of(location, line_of)}: {_reason(model, item, annotation)}"
+        found[location] = line_of(location) or 0, told
     yield from (text for _, text in sorted(found.values(), key=itemgetter(0)))
 
 
