@@ -10,6 +10,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import ray
@@ -22,16 +24,6 @@ from hdserve.errors import ConfigError
 
 _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
-
-
-class _Ending(BaseException):
-    """SIGINT came.  Ray Serve's command would handle a ``KeyboardInterrupt`` itself."""
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise _Ending
-
 
 _OWN_CLUSTER = "local"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
@@ -47,14 +39,9 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
     Raises:
         ConfigError: the application cannot be built, so that nobody would ever be answered.
     """
-    signal.signal(signal.SIGINT, _end)
     try:
-        command = ["run", "--non-blocking", "--address", address, path]
-        cli.main(command, standalone_mode=False)
-        _wait_until_built()
-        while True:
-            signal.pause()
-    except _Ending:
+        with until_interrupted():
+            _serve(path, address)
         if ray.is_initialized():
             _drain(drain_timeout_s)
     finally:
@@ -63,6 +50,41 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
             if address != _OWN_CLUSTER:
                 serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
+
+
+def _serve(path: str, address: str) -> None:
+    """Without end.
+
+    Raises:
+        ConfigError: see :func:`run_until_interrupted`.
+    """
+    cli.main(["run", "--non-blocking", "--address", address, path], standalone_mode=False)
+    _wait_until_built()
+    while True:
+        signal.pause()
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Run a block until SIGINT; from then on the signal is ignored.
+
+    It is a ``KeyboardInterrupt`` there: any other exception would wait for what Ray waits for.  Ray
+    and its command may make another one of it.
+    """
+    is_interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except BaseException:
+        if not is_interrupted:
+            raise
 
 
 def _wait_until_built() -> None:

@@ -56,6 +56,21 @@ def test_every_field_is_explained() -> None:
     assert re.findall(r"^\|.*\|\s*\|$", reference().replace("| |\n|---", ""), re.MULTILINE) == []
 
 
+def test_figures_of_drafting_agree() -> None:
+    """Those that several tables have, of Spec-Bench with all databases, warm, at 16 nodes."""
+    results, tuning = read(ROOT / "docs/results/drafting.md"), read(ROOT / "docs/tuning.md")
+    (row,) = re.findall(
+        r"^\| specbench-vicuna-7b \| C\+M\+S \| 16 \| (.*) \|$", results, re.MULTILINE
+    )
+    warm = row.split(" | ")[2]
+    alone = re.findall(r"^\| (\S+) \| 16 \| \S+ \| (\S+) \|$", results, re.MULTILINE)
+    figures = {name: f"{float(figure):.2f}" for name, figure in alone}
+    assert dict(alone)["hierarchy"] == warm
+    names = ("context", "model", "statistics")
+    told = ", ".join(f"{name} {figures[name]}" for name in names)
+    assert f"warm, at 16: {told}, all three together {float(warm):.2f}." in tuning
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_commands_exist(path: Path) -> None:
     """Each ``hdserve`` command and option a guide shows is one."""

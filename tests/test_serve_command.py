@@ -59,6 +59,18 @@ print("ready", flush=True)
 signal.pause()
 """
 
+INTERRUPTED = """
+import os, signal, threading
+import ray
+from deployments.runner import until_interrupted
+ray.init(address="local", num_cpus=0, include_dashboard=False)
+never = ray.remote(num_cpus=1)(lambda: None).remote()
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+with until_interrupted():
+    ray.get(never)
+print("ended")
+"""
+
 
 @contextmanager
 def started(
@@ -297,6 +309,16 @@ def test_it_ends_when_the_application_cannot_be_built(tmp_path: Path) -> None:
     *_, last = log.read_text().splitlines()
     assert last.startswith("hdserve: the application was not built: ")
     assert "nothing.yaml: No such file or directory" in last
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_waits_for_nothing_in_ray_once_it_is_told_to_end(tmp_path: Path) -> None:
+    """What Ray is asked may never be answered, as by a cluster that has no room."""
+    log = tmp_path / "log"
+    with started(log, "-c", INTERRUPTED, RAY_AUTH_MODE="disabled") as (process, _):
+        assert process.wait(START_TIMEOUT_S) == 0, log.read_text()
+    assert "ended" in log.read_text().splitlines()
 
 
 @pytest.mark.ray

@@ -1,7 +1,7 @@
-"""What drafting has learned about its evidence: cells, mixer weights, token biases.
+"""What drafting has learned about its evidence: cells, mixer weights, biases of tokens and pairs.
 
-It belongs to a model, holds no text, starts from a prior that ships with the package, and can be
-saved, sent to other replicas and merged.
+It belongs to a model, holds no text, starts from a prior that ships with the package, and all but
+the pairs can be saved, sent to other replicas and merged.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Calibration:
 
     @classmethod
     def prior(cls, vocab_size: int) -> Self:
-        """The state a new model begins with: what ships with the package, without token biases."""
+        """The state a new model begins with: what ships with the package, without biases."""
         state = cls(vocab_size)
         shipped = _shipped()
         if shipped is not None:
@@ -233,7 +233,7 @@ class Calibration:
         return state
 
     def for_vocabulary(self, vocab_size: int) -> Calibration:
-        """A copy of cells and weights, without token biases."""
+        """A copy of cells and weights, without biases."""
         copy = Calibration(vocab_size)
         copy.cells[:] = self.cells
         copy.weights[:] = self.weights
