@@ -24,6 +24,7 @@ from hdserve.errors import ConfigError
 
 _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
+_IDLE_S = 1.0
 
 _OWN_CLUSTER = "local"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
@@ -60,8 +61,8 @@ def _serve(path: str, address: str) -> None:
     """
     cli.main(["run", "--non-blocking", "--address", address, path], standalone_mode=False)
     _wait_until_built()
-    while True:
-        signal.pause()
+    while True:  # `signal.pause` would miss a signal that comes a moment before it
+        time.sleep(_IDLE_S)
 
 
 @contextmanager

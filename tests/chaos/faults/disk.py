@@ -75,7 +75,9 @@ class DatabaseKilledWhileWriting(DatabaseKilled):
         trial.details["half_written"] = sum(1 for _ in directory.glob(pattern))
 
     def check(self, trial: Trial) -> None:
-        left = list(database_directory(trial).glob("*/.*.tmp"))
+        """The new actor may be writing at this moment; nothing of the old one's is there."""
+        (pid,) = self._before
+        left = list(database_directory(trial).glob(f"*/.*.{pid}.tmp"))
         trial.expect(not left, f"half a file was left behind: {left}")
 
 

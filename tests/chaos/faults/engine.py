@@ -66,6 +66,8 @@ class DrafterRaises(Fault):
         return True
 
     def check(self, trial: Trial) -> None:
+        """Another gateway may answer, which has not asked the replicas since."""
+        wait_for(lambda: self._count(trial) > self._num_failures, RAISING_S)
         trial.details["failures_counted"] = self._count(trial) - self._num_failures
         trial.expect(trial.details["failures_counted"] > 0, "no failure was counted")
         trial.expect(trial.system.pids("replica") == self._pids, "a replica was replaced")
