@@ -87,7 +87,7 @@ class HierarchyOptions(StrictModel):
     min_score: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nodes less likely to be accepted than this are not drafted."""
 
-    learning_rate: float = Field(default=0.002, ge=0.0, le=1.0)
+    learning_rate: float = Field(default=0.001, ge=0.0, le=1.0)
     """Step size of the mixer weights; 0 learns nothing."""
 
     token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)

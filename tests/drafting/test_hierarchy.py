@@ -105,7 +105,8 @@ def test_what_the_request_said_before_is_likelier() -> None:
     first, second = np.arange(100, 200), np.arange(200, 300)
     said, other = np.where(swapped, second, first), np.where(swapped, first, second)
     statistics = [[i, token] for i in range(100) for token in (i + 100, i + 200)]
-    drafter = Hierarchy(make_resources(statistics=statistics))
+    options = HierarchyOptions(learning_rate=0.002)
+    drafter = Hierarchy(make_resources(statistics=statistics), options)
     seq = make_sequence(said.tolist())
     drafter.start(seq)
     scores = []
@@ -136,6 +137,49 @@ def test_which_token_comes_after_which_is_learned_beside_the_databases() -> None
         drafter.finish(seq)
     for right_score, wrong_score in scores.values():
         assert right_score > 2 * wrong_score
+
+
+def _scores_of(drafter: Hierarchy, said: list[int], right: int, wrong: int) -> tuple[float, float]:
+    """Of two tokens after an output, before it is seen that the first one comes."""
+    seq = make_sequence([1])
+    drafter.start(seq)
+    for token in said:
+        follow(drafter, seq, DraftTree(seq.token_ids[-1], 0), [token])
+    tree = propose(drafter, seq)
+    nodes = [tree.child(0, token) for token in (right, wrong)]
+    first, second = (tree.scores[node] if node else 0.0 for node in nodes)
+    follow(drafter, seq, DraftTree(said[-1], 0), [right])
+    drafter.finish(seq)
+    return first, second
+
+
+def test_what_comes_beside_the_strongest_is_learned_beside_the_databases() -> None:
+    """They hold 22 and 23 for equal and 20 or 21 more often; 22 comes beside 20, 23 beside 21, and
+    the token before is new each time."""
+    rounds = list(enumerate([(20, 22, 23), (21, 23, 22)] * 100, start=100))
+    outputs = [[before, token] for before, tokens in rounds for token in (tokens[0], *tokens)]
+    drafter = Hierarchy(make_resources(*outputs), HierarchyOptions(context=False))
+    scores = [_scores_of(drafter, [before], *tokens[1:]) for before, tokens in rounds]
+    right_score, wrong_score = np.sum(scores[100:], axis=0)
+    assert right_score > 2 * wrong_score
+
+
+def test_which_database_is_right_is_learned_by_the_token_before() -> None:
+    """The model database is right after 10, statistics after 11; the tokens are new each time."""
+    ids = np.random.default_rng(0).permutation(np.arange(20, 500))[:360].reshape(60, 2, 3).tolist()
+    rounds = [(10 + kind, *tokens) for pair in ids for kind, tokens in enumerate(pair)]
+    resources = make_resources(
+        *([before, last, by_model] for last, before, by_model, _ in rounds),
+        statistics=[[before, last, counted] for last, before, _, counted in rounds],
+    )
+    drafter = Hierarchy(resources, HierarchyOptions(context=False, learning_rate=0.02))
+    scores = []
+    for last, before, by_model, counted in rounds:
+        right, wrong = (by_model, counted) if last == 10 else (counted, by_model)
+        scores.append(_scores_of(drafter, [before, last], right, wrong))
+    for kind in range(2):
+        right_score, wrong_score = np.sum(scores[60 + kind :: 2], axis=0)
+        assert right_score > 1.5 * wrong_score
 
 
 def test_long_copies_fill_the_depth() -> None:
