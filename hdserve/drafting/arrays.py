@@ -72,8 +72,17 @@ NUM_DISTANCES = len(DISTANCE_LIMITS) + 2
 
 NUM_WEIGHT_SETS = DISTANCE_SETS + NUM_DISTANCES
 
+NUM_TOKEN_SETS = 1 << 10
+"""Of each kind of weights by token; a power of two.  Tokens share them by their last bits."""
+
+CANDIDATE_SETS = 0
+STRONGEST_SETS = NUM_TOKEN_SETS
+LAST_SETS = 2 * NUM_TOKEN_SETS
+NUM_TOKEN_WEIGHTS = 3 * NUM_TOKEN_SETS
+
 NUM_PAIRS = 1 << 15
-"""Biases of pairs of tokens; a power of two.  Pairs share them by their hash."""
+"""Biases of pairs of tokens of each of two kinds; a power of two.  Pairs share them by their
+hash."""
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
@@ -122,6 +131,7 @@ class Learned(NamedTuple):
 
     cells: Floats
     weights: Floats
+    token_weights: Floats
     token_bias: Floats
     pair_bias: Floats
 

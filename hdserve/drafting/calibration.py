@@ -31,6 +31,7 @@ from hdserve.drafting.arrays import (
     NUM_PATTERNS,
     NUM_RANKS,
     NUM_SHARES,
+    NUM_TOKEN_WEIGHTS,
     NUM_TOTALS,
     NUM_WEIGHT_SETS,
     PRESENT_CELLS,
@@ -95,9 +96,12 @@ class Calibration:
     Attributes:
         cells: float32 ``[3, NUM_CELLS]``: probability, observations, logit.
         weights: float32 ``[NUM_WEIGHT_SETS, NUM_INPUTS]``.
+        token_weights: float32 ``[NUM_TOKEN_WEIGHTS, NUM_INPUTS]``, of a candidate, of the strongest
+            one and of the token before; neither sent nor merged.
         token_bias: float32 ``[vocab_size]``.
-        pair_bias: float32 ``[NUM_PAIRS]``, of a token after another; neither sent nor merged.
-        handles: of the four arrays, for the compiled code that reads and updates them.
+        pair_bias: float32 ``[2 * NUM_PAIRS]``, of a token after another and beside the strongest
+            one; neither sent nor merged.
+        handles: of the five arrays, for the compiled code that reads and updates them.
         num_tokens: how many tokens were learned from since the prior, by all that took part.
         base_tokens: how many that were when it was last shared or adopted: what it began with.
         expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
@@ -113,14 +117,15 @@ class Calibration:
         pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
         self.weights: Floats = new_vectors(NUM_WEIGHT_SETS)
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
+        self.token_weights: Floats = new_vectors(NUM_TOKEN_WEIGHTS)
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
         self.base_tokens = 0
         self.expected_tokens = _SCALE_PRIOR_TOKENS
         self.accepted_tokens = _SCALE_PRIOR_TOKENS
-        self.pair_bias: Floats = np.zeros(NUM_PAIRS, np.float32)
+        self.pair_bias: Floats = np.zeros(2 * NUM_PAIRS, np.float32)
         self.handles = HandleTable(
-            Learned(self.cells, self.weights, self.token_bias, self.pair_bias)
+            Learned(self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias)
         )
         self._update_logits()
 
@@ -137,7 +142,7 @@ class Calibration:
         before = self.num_tokens // _TOKENS_PER_CHECK
         self.num_tokens += num_tokens
         if self.num_tokens // _TOKENS_PER_CHECK != before:
-            for array in (self.weights, self.token_bias, self.pair_bias):
+            for array in (self.weights, self.token_weights, self.token_bias, self.pair_bias):
                 np.clip(array, -MAX_WEIGHT, MAX_WEIGHT, out=array)
 
     @property
@@ -158,7 +163,8 @@ class Calibration:
         self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
     def to_bytes(self) -> bytes:
-        """The state without pairs as compressed msgpack, at most ``MAX_STATE_BYTES``.
+        """The state without what is of pairs or by token, except the biases of tokens, as
+        compressed msgpack: at most ``MAX_STATE_BYTES``.
 
         Cells and weights take about 21 kB of it.  The token biases grow with the vocabulary: the
         largest that fit are kept.

@@ -5,9 +5,10 @@ contexts, and the copy pointers of context and model contribute the token they s
 *cell* holds how often evidence of one kind was right: this level, this context length, this share
 of the count, this rank.  The logits of the cells that speak for (or, where a known context lacks
 the token, against) a candidate are the inputs of an online-learned logistic mixer in the manner of
-PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence, and by how long ago the
-request's own text had the candidate last.  A bias of the token and one of it and the token before
-are learned beside.
+PAQ (Mahoney 2005); its weights are chosen by the pattern of evidence, by how long ago the
+request's own text had the candidate last, and by which token it is, comes before it, or has the
+strongest evidence.  Biases are learned beside: of the token, of it after the token before, and of
+it beside the one with the strongest evidence.
 
 ::
 
@@ -37,6 +38,7 @@ from hdserve.drafting.arrays import (
     BIAS_INPUT,
     CANDIDATE_LEVEL,
     CANDIDATE_PATTERN,
+    CANDIDATE_SETS,
     CANDIDATE_STATE,
     CANDIDATE_TOKEN,
     CELL_LOGIT,
@@ -47,6 +49,7 @@ from hdserve.drafting.arrays import (
     EVENT_CANDIDATE,
     EVENT_CELL,
     EVENT_INPUT,
+    LAST_SETS,
     MAP_SIZE,
     MAX_CANDIDATES,
     MAX_ORDER,
@@ -59,6 +62,7 @@ from hdserve.drafting.arrays import (
     NUM_PAIRS,
     NUM_REACHES,
     NUM_SHARES,
+    NUM_TOKEN_SETS,
     NUM_TOTALS,
     OTHERS,
     POINTER_INPUT,
@@ -76,6 +80,7 @@ from hdserve.drafting.arrays import (
     STATE_NUM_TOKENS,
     STATE_VOCAB_SIZE,
     STATISTICS,
+    STRONGEST_SETS,
     Databases,
     Learned,
     Scratch,
@@ -464,25 +469,71 @@ def distance_set(databases: Databases, token: int) -> int:
 
 
 @inlined
-def pair_of(scratch: Scratch, token: int) -> int:
+def token_set(kind: int, token: int) -> int:
+    """Which of the weights by token of one kind, ``*_SETS``, are those of ``token``."""
+    return kind + (token & (NUM_TOKEN_SETS - 1))
+
+
+@inlined
+def strongest_token(scratch: Scratch, num: int) -> int:
+    """Which of ``num`` candidates has the strongest evidence; 0 if there are none."""
+    token, strongest = 0, np.float32(-100.0)
+    for index in range(num):
+        if scratch.evidence[index] > strongest:
+            strongest = scratch.evidence[index]
+            token = scratch.candidates[index, CANDIDATE_TOKEN]
+    return token
+
+
+@inlined
+def last_set(scratch: Scratch) -> int:
+    """The weights by the last token of the output."""
+    return token_set(LAST_SETS, np.int64(scratch.suffix[1, 0]))
+
+
+@inlined
+def pair_after(scratch: Scratch, token: int) -> int:
     """Which bias is that of ``token`` after the last token of the output."""
     return np.int64(extend_hash(scratch.hashes[1, 1], token) & np.uint64(NUM_PAIRS - 1))
 
 
 @inlined
-def mix(databases: Databases, learned: Learned, scratch: Scratch, index: int, state: int) -> float:
-    """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with."""
+def pair_beside(strongest: int, token: int) -> int:
+    """Which bias is that of ``token`` where ``strongest`` has the strongest evidence."""
+    pair = extend_hash(extend_hash(HASH_SEED, strongest), token)
+    return NUM_PAIRS + np.int64(pair & np.uint64(NUM_PAIRS - 1))
+
+
+@inlined
+def mix(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    index: int,
+    state: int,
+    strongest: int,
+) -> float:
+    """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with,
+    ``strongest`` the token with the strongest evidence."""
     token = scratch.candidates[index, CANDIDATE_TOKEN]
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]
     distance = distance_set(databases, token)
     logit = dot_of_sum(
-        learned.weights, pattern, distance, scratch.base_weights, scratch.inputs, index
+        learned.weights,
+        pattern,
+        distance,
+        learned.token_weights,
+        token_set(CANDIDATE_SETS, token),
+        scratch.base_weights,
+        scratch.inputs,
+        index,
     )
     own_state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
     if own_state != state:
         logit += dot(learned.weights, own_state, scratch.inputs, index)
         logit -= dot(learned.weights, state, scratch.inputs, index)
-    return logit + learned.token_bias[token] + learned.pair_bias[pair_of(scratch, token)]
+    logit += learned.token_bias[token] + learned.pair_bias[pair_after(scratch, token)]
+    return logit + learned.pair_bias[pair_beside(strongest, token)]
 
 
 @inlined
@@ -529,9 +580,12 @@ def expand(
     copy_row(scratch.base_weights, 0, learned.weights, state)
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, region)
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)
+    strongest = strongest_token(scratch, num)
+    for which in (token_set(STRONGEST_SETS, strongest), last_set(scratch)):
+        add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.token_weights, which)
     lowest = logit_of(need) if need > 0.0003 else np.float32(-30.0)
     for index in range(num):
-        logit = mix(databases, learned, scratch, index, state)
+        logit = mix(databases, learned, scratch, index, state, strongest)
         scratch.probabilities[index] = (
             min(np.float32(MAX_PROBABILITY), squash(logit)) if logit > lowest else np.float32(0.0)
         )

@@ -35,6 +35,7 @@ from hdserve.drafting.arrays import (
     NUM_LEVELS,
     NUM_ORDERS,
     NUM_PAIRS,
+    NUM_TOKEN_WEIGHTS,
     NUM_WEIGHT_SETS,
     STATE_SIZE,
     Databases,
@@ -200,8 +201,9 @@ def learned_of(address: int) -> Learned:
     return Learned(
         _float32_2d(table[0, 0], (3, NUM_CELLS)),
         _float32_2d(table[1, 0], (NUM_WEIGHT_SETS, NUM_INPUTS)),
-        _float32_1d(table[2, 0], (table[2, 1],)),
-        _float32_1d(table[3, 0], (NUM_PAIRS,)),
+        _float32_2d(table[2, 0], (NUM_TOKEN_WEIGHTS, NUM_INPUTS)),
+        _float32_1d(table[3, 0], (table[3, 1],)),
+        _float32_1d(table[4, 0], (2 * NUM_PAIRS,)),
     )
 
 

@@ -10,6 +10,7 @@ from hdserve.databases.last_positions import note_position
 from hdserve.databases.ngram import NUM_ADDED, insert_tokens
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
+    CANDIDATE_SETS,
     CANDIDATE_STATE,
     CANDIDATE_TOKEN,
     CELL_COUNT,
@@ -28,6 +29,7 @@ from hdserve.drafting.arrays import (
     STATE_CONTEXT_STAMP,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
+    STRONGEST_SETS,
     Databases,
     Learned,
     Scratch,
@@ -37,10 +39,14 @@ from hdserve.drafting.candidates import (
     distance_set,
     expand,
     fill_hashes,
+    last_set,
     logit_of,
-    pair_of,
+    pair_after,
+    pair_beside,
     prefetch_shared,
     region_set,
+    strongest_token,
+    token_set,
 )
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
@@ -102,7 +108,9 @@ def learn_weights(
     """One step of each weight set that took part; returns the index of ``token`` or -1."""
     right = -1
     base_state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    strongest = strongest_token(scratch, num)
     gradient, inputs, weights = scratch.gradient, scratch.inputs, learned.weights
+    token_weights = learned.token_weights
     gradient[:] = 0.0
     for index in range(num):
         candidate = scratch.candidates[index, CANDIDATE_TOKEN]
@@ -114,6 +122,8 @@ def learn_weights(
         step = np.float32(rate) * error
         add_scaled(weights, pattern, step, inputs, index)
         add_scaled(weights, distance_set(databases, candidate), step, inputs, index)
+        own_set = token_set(CANDIDATE_SETS, candidate)
+        add_scaled(token_weights, own_set, step, inputs, index)
         add_scaled(gradient, 0, step, inputs, index)
         state = POINTER_SETS + scratch.candidates[index, CANDIDATE_STATE]
         if state != base_state:
@@ -121,10 +131,13 @@ def learn_weights(
             add_scaled(weights, base_state, -step, inputs, index)
         bias_step = np.float32(bias_rate) * error
         learned.token_bias[candidate] += bias_step
-        learned.pair_bias[pair_of(scratch, candidate)] += bias_step
+        learned.pair_bias[pair_after(scratch, candidate)] += bias_step
+        learned.pair_bias[pair_beside(strongest, candidate)] += bias_step
     reach = scratch.reach[NUM_LEVELS]
     for which in (base_state, region, reach):
         add_scaled(weights, which, np.float32(1.0), gradient, 0)
+    for which in (token_set(STRONGEST_SETS, strongest), last_set(scratch)):
+        add_scaled(token_weights, which, np.float32(1.0), gradient, 0)
     return right
 
 

@@ -105,21 +105,31 @@ def _dot(typing_context: Any, first: Any, row: Any, second: Any, other: Any) -> 
 
 
 def _dot_of_sum(
-    typing_context: Any, first: Any, row: Any, next_row: Any, base: Any, second: Any, other: Any
+    typing_context: Any,
+    first: Any,
+    row: Any,
+    next_row: Any,
+    more: Any,
+    more_row: Any,
+    base: Any,
+    second: Any,
+    other: Any,
 ) -> Any:
-    """The scalar product of ``first[row] + first[next_row] + base[0]`` and ``second[other]``."""
+    """The scalar product of ``first[row] + first[next_row] + more[more_row] + base[0]`` and
+    ``second[other]``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds = signature.args
         zero = context.get_constant(types.intp, 0)
         left = load_row(context, builder, kinds[0], args[0], args[1], _VECTOR)
-        for index, array_row in ((0, args[2]), (3, zero)):
+        for index, array_row in ((0, args[2]), (3, args[4]), (5, zero)):
             added = load_row(context, builder, kinds[index], args[index], array_row, _VECTOR)
             left = builder.fadd(left, added, flags=FAST)
-        right = load_row(context, builder, kinds[4], args[4], args[5], _VECTOR)
+        right = load_row(context, builder, kinds[6], args[6], args[7], _VECTOR)
         return _sum(builder, builder.fmul(left, right, flags=FAST))
 
-    return types.float32(first, row, next_row, base, second, other), codegen
+    signature = types.float32(first, row, next_row, more, more_row, base, second, other)
+    return signature, codegen
 
 
 def _gather_row(typing_context: Any, target: Any, source: Any, row: Any, indices: Any) -> Any:

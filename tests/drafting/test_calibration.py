@@ -111,13 +111,14 @@ def test_states_of_before_there_were_weights_by_distance_have_none() -> None:
     assert not again.weights[DISTANCE_SETS:].any()
 
 
-def test_pairs_of_tokens_stay_where_they_were_learned() -> None:
+@pytest.mark.parametrize("name", ["pair_bias", "token_weights"])
+def test_what_is_of_pairs_and_by_token_stays_where_it_was_learned(name: str) -> None:
     state, other = _learned(0), _learned(1)
-    before = state.pair_bias.copy()
+    before = getattr(state, name).copy()
     assert before.any()
-    assert not Calibration.from_bytes(state.to_bytes()).pair_bias.any()
+    assert not getattr(Calibration.from_bytes(state.to_bytes()), name).any()
     state.merge(other, 0)
-    assert np.array_equal(state.pair_bias, before)
+    assert np.array_equal(getattr(state, name), before)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "many"])
@@ -303,7 +304,7 @@ def test_weights_are_bounded() -> None:
     drafter.start(seq)
     calibration = drafter.calibration(seq.namespace)
     calibration.weights[0, 0], calibration.token_bias[1] = 100.0, -100.0
-    calibration.pair_bias[0] = 100.0
+    calibration.pair_bias[0] = calibration.token_weights[0, 0] = 100.0
     for _ in range(5000 // 8):
         step = Acceptance(range(8), [7] * 8)
         drafter.observe(seq, DraftTree(7, 0), step, None)
@@ -312,3 +313,4 @@ def test_weights_are_bounded() -> None:
     assert calibration.weights[0, 0] <= MAX_WEIGHT
     assert calibration.token_bias[1] == -MAX_WEIGHT
     assert calibration.pair_bias.max() == MAX_WEIGHT
+    assert calibration.token_weights.max() == MAX_WEIGHT
