@@ -89,7 +89,8 @@ class LLM:
         Args:
             params: default: the model's own, with a random seed for each prompt.  Given ones hold
                 for all, the seed among them, so that an answer does not depend on what else is
-                asked: equal prompts get equal answers.
+                asked: equal prompts get equal answers, but for rounding where forwards are not
+                exact (``engine.exact``).
 
         Raises:
             InvalidRequest: a prompt or parameter cannot be used; nothing was generated.

@@ -17,10 +17,11 @@ from hdserve.core import Source
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 
 OPTIONS: dict[str, Any] = {
-    "engine": {"compile": False, "kv_cache_tokens": 4096},
+    "engine": {"compile": False, "exact": True, "kv_cache_tokens": 4096},
     "drafting": {"adapts_budget": False},
 }
-"""Nothing is compiled or timed before the first answer."""
+"""Nothing is compiled before the first answer, and what is asked beside it does not round it
+differently."""
 
 
 @pytest.fixture(scope="module")
