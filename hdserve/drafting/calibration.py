@@ -66,7 +66,7 @@ _MOST_BIASES = MAX_STATE_BYTES // 3
 """No more would fit: each takes three bytes and a half."""
 
 MAX_WEIGHT = 8.0
-"""Of weights and biases, which are below 0.9 and 2.9 after each of the recorded sets: on text that
+"""Of weights and biases, which are below 0.9 and 2.7 after each of the recorded sets: on text that
 repeats itself without end they would grow with every token, since no probability is above 0.997,
 and what comes after it would be misjudged for as long."""
 

@@ -30,14 +30,9 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.candidates import (
-    confidence_after,
-    expand,
-    fill_hashes,
-    prefetch_shared,
-    region_set,
-)
+from hdserve.drafting.candidates import expand, fill_hashes, prefetch_shared
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
+from hdserve.drafting.mixing import confidence_after, region_set
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 
 EXPANSION_BOUND = 0.5

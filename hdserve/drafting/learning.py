@@ -34,21 +34,19 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.candidates import (
+from hdserve.drafting.candidates import expand, fill_hashes, prefetch_shared
+from hdserve.drafting.handles import databases_of, learned_of, scratch_of
+from hdserve.drafting.mixing import (
     confidence_after,
     distance_set,
-    expand,
-    fill_hashes,
     last_set,
     logit_of,
     pair_after,
     pair_beside,
-    prefetch_shared,
     region_set,
     strongest_token,
     token_set,
 )
-from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
 from hdserve.drafting.vectors import add_scaled
 
