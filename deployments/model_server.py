@@ -154,7 +154,7 @@ class ModelServer:
                     yield records
 
     async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
-        self._engine.check_room(request.num_sequences)
+        self._engine.check_room(request.num_prompts, request.num_choices)
         request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
             build = self._sequence_builder.build
