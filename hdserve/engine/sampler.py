@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
+from operator import index
 
 import torch
 
@@ -23,7 +24,7 @@ def uniform(seed: int, choice_index: int, position: int) -> float:
 
     So a choice is the same with drafts and without, and on any replica that retries it.
     """
-    message = struct.pack("<QQQ", seed % 2**64, choice_index, position)
+    message = struct.pack("<QQQ", index(seed) % 2**64, choice_index, position)
     digest = hashlib.blake2b(message, digest_size=8, person=b"hdserve-noise").digest()
     return float(int.from_bytes(digest, "little") >> 11) / 2**53
 
