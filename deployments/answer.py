@@ -10,7 +10,7 @@ class Answer:
 
     def __init__(self, prompt_index: int) -> None:
         self.prompt_index = prompt_index
-        self.reasoning = ""
+        self.reasoning: str | None = None
         self.text = ""
         self.logprobs: list[TokenInfo] | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
@@ -18,7 +18,8 @@ class Answer:
 
     def add(self, delta: Delta) -> None:
         """Append what came."""
-        self.reasoning += delta.reasoning
+        if delta.reasoning is not None:
+            self.reasoning = (self.reasoning or "") + delta.reasoning
         self.text += delta.text
         self.finish_reason = delta.finish_reason
         self.prompt_logprobs += delta.prompt_logprobs

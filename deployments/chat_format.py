@@ -73,10 +73,12 @@ class ChatFormat:
         reader = self._make_reader()
         text, calls = reader.whole(answer.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.reasoning is not None or calls:
+            message["content"] = text or None
         if answer.reasoning:
-            message |= {"content": text or None, "reasoning_content": answer.reasoning}
+            message["reasoning_content"] = answer.reasoning
         if calls:
-            message |= {"content": text or None, "tool_calls": calls}
+            message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,

@@ -28,12 +28,12 @@ from deployments.context_lengths import ContextLengths
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
-from deployments.metrics import Report
 from deployments.metrics_poll import MetricsPoll
 from deployments.ray_metrics import Reporter
 from deployments.refusals import Refusals
 from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
+from deployments.samples import Report
 from deployments.statistics_state import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.access import Access

@@ -100,7 +100,8 @@ class Delta(NamedTuple):
         text: of the answer.
         sources: values of :class:`hdserve.core.Source`, one per token.
         texts: if asked for, one per token; together they are all the model wrote.
-        reasoning: what it thought before its answer, where that is told apart.
+        reasoning: what it thought before its answer, where that is told apart; ``None`` before it
+            has begun to.
         draft: if asked for, the tree that was verified, from node 1 on.
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
@@ -116,7 +117,7 @@ class Delta(NamedTuple):
     texts: tuple[str, ...] | None = None
     draft: tuple[DraftedToken, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] = ()
-    reasoning: str = ""
+    reasoning: str | None = None
 
 
 class Summary(NamedTuple):

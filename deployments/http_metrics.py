@@ -13,7 +13,8 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from deployments.http_errors import CLIENT_CLOSED_REQUEST
-from deployments.metrics import CONTENT_TYPE, Histogram, Observations, Sample
+from deployments.metrics_text import CONTENT_TYPE
+from deployments.samples import Histogram, Observations, Sample
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -1,10 +1,7 @@
 """Every metric there is: one catalogue, which both exporters and the tests of the dashboards read.
 
-A replica describes itself in a :class:`Report`.  The gateway renders the reports of all replicas
-as Prometheus text at ``/metrics``; ``deployments/ray_metrics.py`` gives the same samples to Ray's
-own metrics port.  Names and meanings that vLLM has are vLLM's, so that its dashboards and
-``vllm bench serve`` read them; the others begin with ``hdserve``.  Counters get ``_total`` when
-they are rendered.
+Names and meanings that vLLM has are vLLM's, so that its dashboards and ``vllm bench serve`` read
+them; the others begin with ``hdserve``.  Counters get ``_total`` when they are rendered.
 
 Each series carries the labels ``model_name`` and ``engine``, the replica: sums over replicas are
 left to the reader, because a sum would fall, and look like a restart, when a replica goes away.
@@ -12,31 +9,15 @@ left to the reader, because a sum would fall, and look like a restart, when a re
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 LAST_POSITION = 16
 """The label ``position`` of accepted tokens at this depth and deeper; an integer, as readers of
 vLLM's metrics expect it."""
-
-_MAX_OBSERVATIONS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,96 +43,6 @@ class MetricInfo:
     def owner_labels(self) -> tuple[str, ...]:
         """What names the process it is of, before its own labels."""
         return ("gateway",) if self.is_of_gateway else ("model_name", "engine")
-
-
-class HistogramValue(NamedTuple):
-    """Observations in buckets: ``counts`` has one entry more than the metric has bounds."""
-
-    counts: tuple[int, ...]
-    total: float
-
-
-class Sample(NamedTuple):
-    """One series at one time; ``labels`` are the values of the metric's own labels."""
-
-    name: str
-    value: float | HistogramValue
-    labels: tuple[str, ...] = ()
-
-
-class Report(NamedTuple):
-    """What one replica, of a model or of the gateway, says of itself."""
-
-    replica: str
-    samples: tuple[Sample, ...]
-
-
-class Observation(NamedTuple):
-    """A value of a histogram."""
-
-    name: str
-    value: float
-    labels: tuple[str, ...] = ()
-
-
-class Observations:
-    """Single values on their way to Ray, whose histograms take no buckets; thread-safe.
-
-    The oldest are lost where nobody takes them.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Observation] = deque(maxlen=_MAX_OBSERVATIONS)
-
-    def add(self, observation: Observation) -> None:
-        """Another value, which the oldest may give way to."""
-        self._waiting.append(observation)
-
-    def take(self) -> Iterator[Observation]:
-        """All that are there, the oldest first."""
-        with suppress(IndexError):
-            while True:
-                yield self._waiting.popleft()
-
-
-class Histogram:
-    """Counts observations of one series; not thread-safe.
-
-    Args:
-        labels: the values of the metric's own labels.
-        observations: is given every single value.
-    """
-
-    def __init__(
-        self, name: str, labels: tuple[str, ...] = (), observations: Observations | None = None
-    ) -> None:
-        self._name = name
-        self._labels = labels
-        self._bounds = METRICS[name].bounds
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._total = 0.0
-        self._observations = observations
-
-    def observe(self, value: float) -> None:
-        """Count ``value``, in the metric's unit."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-        if self._observations is not None:
-            self._observations.add(Observation(self._name, value, self._labels))
-
-    def sample(self) -> Sample:
-        """All that was observed so far."""
-        return Sample(self._name, HistogramValue(tuple(self._counts), self._total), self._labels)
-
-
-def histogram_of(name: str, num_by_value: Iterable[int]) -> Sample:
-    """A histogram of whole numbers, by how often 0, 1, 2 and so on were observed."""
-    bounds = METRICS[name].bounds
-    counts, total = [0] * (len(bounds) + 1), 0
-    for value, number in enumerate(num_by_value):
-        counts[bisect_left(bounds, value)] += number
-        total += value * number
-    return Sample(name, HistogramValue(tuple(counts), total))
 
 
 def _series(first: float, last: float) -> tuple[float, ...]:
@@ -297,56 +188,3 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
 
 METRICS: Mapping[str, MetricInfo] = {metric.name: metric for metric in _catalogue()}
 """All metrics by name."""
-
-_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-_FAMILIES: Mapping[Kind, Any] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
-
-
-def render(models: Mapping[str, Iterable[Report]], gateways: Iterable[Report] = ()) -> bytes:
-    """Reports in the Prometheus text format.
-
-    Args:
-        models: by model name, one report per replica.
-    """
-    families: dict[str, _Family] = {}
-    owned = [((name, item.replica), item) for name, reports in models.items() for item in reports]
-    for owner, report in [*owned, *(((item.replica,), item) for item in gateways)]:
-        for sample in report.samples:
-            info = METRICS[sample.name]
-            if info.name not in families:
-                labels = (*info.owner_labels, *info.labels)
-                families[info.name] = _FAMILIES[info.kind](info.name, info.help, labels=labels)
-            _add(families[info.name], info, (*owner, *sample.labels), sample.value)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families.values()))
-    return generate_latest(registry)
-
-
-def _add(
-    family: _Family, info: MetricInfo, labels: tuple[str, ...], value: float | HistogramValue
-) -> None:
-    if isinstance(family, HistogramMetricFamily):
-        assert isinstance(value, HistogramValue)
-        buckets, num = [], 0
-        ends = (*map(str, info.bounds), "+Inf")
-        for end, count in zip(ends, value.counts, strict=True):
-            num += count
-            buckets.append((end, num))
-        family.add_metric(labels, buckets, value.total)
-    else:
-        assert not isinstance(value, HistogramValue)
-        family.add_metric(labels, value)
-
-
-class _Families(Collector):
-    """Hands ready families to ``generate_latest``."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = tuple(families)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families

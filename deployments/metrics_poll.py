@@ -12,7 +12,9 @@ from typing import Any
 
 from ray.serve.exceptions import RayServeException
 
-from deployments.metrics import METRICS, Report, Sample, render
+from deployments.metrics import METRICS
+from deployments.metrics_text import render
+from deployments.samples import Report, Sample
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from deployments.generation import GenerationRequest, ModelInfo, Records
-from deployments.metrics import Observations, Report
 from deployments.off_loop import off_loop
 from deployments.ray_metrics import Reporter
 from deployments.reasoning_parsers import REASONING_PARSERS
@@ -25,6 +24,7 @@ from deployments.record_stream import RecordStreams
 from deployments.replica_metrics import ReplicaMetrics
 from deployments.request_faults import streams_faults, tells_faults
 from deployments.request_metrics import RequestMetrics
+from deployments.samples import Observations, Report
 from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, locate_statistics
@@ -154,7 +154,7 @@ class ModelServer:
                     yield records
 
     async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
-        self._engine.check_room(request.num_sequences)
+        self._engine.check_room(request.num_prompts, request.num_choices)
         request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
             build = self._sequence_builder.build

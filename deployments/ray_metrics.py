@@ -11,14 +11,8 @@ from typing import Any
 
 from ray.serve import metrics as ray_metrics
 
-from deployments.metrics import (
-    METRICS,
-    HistogramValue,
-    Observation,
-    Observations,
-    Report,
-    Sample,
-)
+from deployments.metrics import METRICS
+from deployments.samples import HistogramValue, Observation, Observations, Report, Sample
 from deployments.statistics_line import statistics_line
 
 logger = logging.getLogger("ray.serve")

@@ -98,7 +98,7 @@ class RecordBuilder:
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
             prompt_logprobs=prompt_logprobs,
-            reasoning=split.reasoning,
+            reasoning=split.reasoning if reasoning and reasoning.num_tokens else None,
         )
 
     def summary(

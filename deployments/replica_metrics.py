@@ -7,15 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from deployments.metrics import (
-    LAST_POSITION,
-    Histogram,
-    Observations,
-    Report,
-    Sample,
-    histogram_of,
-)
+from deployments.metrics import LAST_POSITION
 from deployments.request_metrics import RequestMetrics
+from deployments.samples import Histogram, Observations, Report, Sample, histogram_of
 from deployments.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
 from hdserve.errors import EngineStopped

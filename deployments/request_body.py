@@ -90,7 +90,6 @@ class OfferedBody(Body):
 
     @property
     def unmet(self) -> frozenset[str]:
-        """Fields whose values ask for what is not done."""
         """Documented parameters that ask for what is not done here and would change no answer."""
         return frozenset()
 

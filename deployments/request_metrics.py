@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deployments.metrics import Histogram, Observations, Sample
+from deployments.samples import Histogram, Observations, Sample
 from hdserve.core import Sequence, StepOutput
 from hdserve.errors import Overloaded
 

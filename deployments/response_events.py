@@ -76,7 +76,7 @@ class ResponseEvents:
         if self._parser is not None:
             parts = [*self._parser.push(delta.text)]
             parts += self._parser.finish() if delta.finish_reason is not None else []
-        events = [*self._reason(delta.reasoning)]
+        events = [*self._reason(delta.reasoning or "")]
         events += [event for part in parts for event in self._read(part)]
         return [self._numbered(event) for event in events]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from deployments.metrics import HistogramValue, Sample
+from deployments.samples import HistogramValue, Sample
 
 
 def statistics_line(before: Iterable[Sample], now: Iterable[Sample], elapsed_s: float) -> str:

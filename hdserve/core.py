@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hdserve.errors import InvalidRequest
 
@@ -125,7 +125,7 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             _check_count("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
-        _check_type("stop_token_ids", self.stop_token_ids, Iterable, "a tuple of token ids")
+        _check_type("stop_token_ids", self.stop_token_ids, Collection, "a tuple of token ids")
         _check_biases(self.logit_bias)
         _check_type("grammar", self.grammar, str | None, "what hdserve.grammar makes")
 
@@ -147,6 +147,7 @@ class SamplingParams:
 
 
 def _check_count(name: str, value: int, low: int, high: int) -> None:
+    _check_type(name, value, SupportsIndex, "an integer")
     try:
         _check_range(name, index(value), low, high)
     except TypeError as error:
@@ -164,7 +165,7 @@ def _check_range(
 
 
 def _check_type(name: str, value: object, kind: Any, wanted: str) -> None:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or isinstance(value, bool):  # which Python takes for a number
         raise InvalidRequest(f"{name} must be {wanted}", name)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from operator import index
 from typing import Final
 
 from numba.extending import register_jitable
@@ -31,12 +32,12 @@ SECOND_FACTOR: Final = 0xC2B2AE35
 
 def sequence_key(seed: int, choice_index: int) -> int:
     """What the noise of one choice of one request is made from; 63 bits."""
-    message = struct.pack("<QQ", seed % 2**64, choice_index)
+    message = struct.pack("<QQ", index(seed) % 2**64, choice_index)
     digest = hashlib.blake2b(message, digest_size=8, person=b"hdserve-noise").digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def _scrambled(word: int) -> int:
     word ^= word >> 16
     word = (word * FIRST_FACTOR) & WORD
@@ -45,7 +46,7 @@ def _scrambled(word: int) -> int:
     return word ^ (word >> 16)
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def position_key(key: int, position: int) -> int:
     """What the noise of the choice at ``position`` of a sequence is made from; 63 bits.
 
@@ -58,7 +59,7 @@ def position_key(key: int, position: int) -> int:
     return ((high >> 1) << 32) | low
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def noise_word(key: int, token_id: int) -> int:
     """32 random bits of a token.
 
@@ -68,7 +69,7 @@ def noise_word(key: int, token_id: int) -> int:
     return _scrambled(_scrambled((token_id * SPACING + key) & WORD) ^ (key >> 32))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def exponential(word: int) -> float:
     """An exponentially distributed number of mean 1 from 32 random bits, between 1e-10 and 23."""
     return -math.log1p(-(word + 0.5) * 2.0**-32)

@@ -13,9 +13,12 @@ the token, against) a candidate are the inputs of the mixer (``mixing``).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hdserve.databases.compiled import inlined
+from hdserve.databases.history import MATCH_TOKENS, prefetch_places
 from hdserve.databases.ngram import (
     FIRST_SLOT,
     HASH_SEED,
@@ -44,6 +47,7 @@ from hdserve.drafting.arrays import (
     MAX_ORDER,
     MAX_PROBABILITY,
     MODEL,
+    NODE_DEPTH,
     NUM_INPUTS,
     NUM_LEVELS,
     NUM_ORDERS,
@@ -77,6 +81,7 @@ from hdserve.drafting.mixing import (
     strongest_token,
     token_set,
 )
+from hdserve.drafting.pointers import fill_suffix, predictions, refresh
 from hdserve.drafting.vectors import (
     add_scaled,
     copy_row,
@@ -88,6 +93,34 @@ from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 _TOKEN_MASK = np.uint32(0xFFFFF)
 _COUNT_SHIFT = np.uint32(20)
 _TOTAL_MASK = np.uint32(0xFFFF)
+
+
+class Place(NamedTuple):
+    """Where candidates are looked for: behind a node of a tree, the last token of its text if it is
+    node 0.
+
+    Attributes:
+        levels: those that are asked, a bit each.
+        num_suffix, num_shared: how long both rows of ``scratch.suffix`` are.
+        pointers: the copy pointers.
+        predicted: the tokens both stand at; -1 for none.
+        region: the weight set of depth and confidence.
+    """
+
+    levels: int
+    num_suffix: int
+    num_shared: int
+    pointers: Ints
+    predicted: tuple[int, int]
+    region: int
+
+
+class Table(NamedTuple):
+    """The rows of a level, and how many of them are in use."""
+
+    rows: Rows
+    size: Ints
+    level: int
 
 
 @inlined
@@ -137,39 +170,38 @@ def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
 
 
 @inlined
-def prefetch_level(
-    rows: Rows, size: Ints, num_suffix: int, level: int, databases: Databases, scratch: Scratch
-) -> None:
+def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_shared: int) -> None:
     """Begin to load what :func:`find_level` will look at."""
     for which in range(NUM_ORDERS):
-        order = databases.orders[level, which]
-        if order < 0 or order > num_suffix:
+        order = databases.orders[table.level, which]
+        if order < 0 or order > num_shared:
             break
-        prefetch_row(rows, size[NUM_BUCKETS], scratch.hashes[1, order])
+        prefetch_row(table.rows, table.size[NUM_BUCKETS], scratch.hashes[1, order])
 
 
 @inlined
 def find_level(
-    rows: Rows,
-    size: Ints,
-    min_stamp: int,
-    suffix: int,
-    num_suffix: int,
-    level: int,
     databases: Databases,
     learned: Learned,
     scratch: Scratch,
+    place: Place,
+    table: Table,
     num_hits: int,
 ) -> int:
     """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
 
-    Also sets what a candidate gets that a row does not hold.  A hit is ``input, level, total,
-    first cell``.
+    Contexts of the request's own table reach into its prompt, those of the others do not.  Also
+    sets what a candidate gets that a row does not hold.  A hit is ``input, level, total, first
+    cell``.
 
     Returns:
         The new number of hits.
     """
-    num_buckets = size[NUM_BUCKETS]
+    rows, level, num_buckets = table.rows, table.level, table.size[NUM_BUCKETS]
+    suffix, num_suffix, min_stamp = 1, place.num_shared, 0
+    if level == CONTEXT:
+        suffix, num_suffix = 0, place.num_suffix
+        min_stamp = databases.state[STATE_CONTEXT_STAMP]
     found = 0
     for which in range(NUM_ORDERS):
         order = databases.orders[level, which]
@@ -181,15 +213,15 @@ def find_level(
         scratch.found[found] = row
         found += 1
     scratch.reach[level] = min(found, NUM_REACHES - 1)
-    for place in range(min(found, 1 if level == RECYCLED else ROWS_PER_LEVEL)):
-        which = found - 1 - place
+    for number in range(min(found, 1 if level == RECYCLED else ROWS_PER_LEVEL)):
+        which = found - 1 - number
         row = scratch.found[which]
         copy_row(scratch.rows, num_hits, rows, row)
         total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
         top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
-        kind = row_kind(level, which, total_bucket(total), place)
+        kind = row_kind(level, which, total_bucket(total), number)
         share = share_bucket(np.float32(top) / np.float32(total))
-        index = level * ROWS_PER_LEVEL + place
+        index = level * ROWS_PER_LEVEL + number
         cell = PRESENT_CELLS + kind * NUM_SHARES + share
         scratch.absent_cells[index] = cell
         scratch.template[0, index] = learned.cells[CELL_LOGIT, cell]
@@ -205,53 +237,73 @@ def find_level(
 def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
     """Begin to load the rows of the large tables."""
     if levels & (1 << STATISTICS):
-        rows, size = databases.statistics, databases.statistics_size
-        prefetch_level(rows, size, num_shared, STATISTICS, databases, scratch)
+        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
+        prefetch_level(databases, scratch, table, num_shared)
     if levels & (1 << MODEL):
-        rows, size = databases.model, databases.model_size
-        prefetch_level(rows, size, num_shared, MODEL, databases, scratch)
+        table = Table(databases.model, databases.model_size, MODEL)
+        prefetch_level(databases, scratch, table, num_shared)
     if levels & (1 << OTHERS):
-        rows, size = databases.others, databases.others_size
-        prefetch_level(rows, size, num_shared, OTHERS, databases, scratch)
+        table = Table(databases.others, databases.others_size, OTHERS)
+        prefetch_level(databases, scratch, table, num_shared)
     if levels & (1 << RECYCLED):
-        rows, size = databases.recycled, databases.recycled_size
-        prefetch_level(rows, size, num_shared, RECYCLED, databases, scratch)
+        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
+        prefetch_level(databases, scratch, table, num_shared)
 
 
 @inlined
-def find_all(
+def arrive(
     databases: Databases,
-    learned: Learned,
     scratch: Scratch,
     levels: int,
-    num_suffix: int,
-    num_shared: int,
-) -> int:
-    """The rows of all levels in ``levels`` (a bit mask); returns the number of hits."""
+    node: int,
+    pointers: Ints,
+    region: int,
+    is_asked: bool,
+) -> Place:
+    """The place behind a node, with its suffixes and their hashes in ``scratch`` and its pointers
+    at what stands there.
+
+    Args:
+        is_asked: whether the databases are asked for candidates, so that their rows are loaded
+            meanwhile.
+    """
+    num_suffix, num_shared = fill_suffix(databases, scratch, node)
+    fill_hashes(scratch, 0, num_suffix)
+    fill_hashes(scratch, 1, num_shared)
+    prefetch_places(databases.places, scratch.hashes[0, MATCH_TOKENS])
+    prefetch_places(databases.model_places, scratch.hashes[1, MATCH_TOKENS])
+    if is_asked:
+        prefetch_shared(databases, scratch, levels, num_shared)
+    refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
+    depth = scratch.nodes[node, NODE_DEPTH]
+    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
+    return Place(levels, num_suffix, num_shared, pointers, predicted, region)
+
+
+@inlined
+def find_all(databases: Databases, learned: Learned, scratch: Scratch, place: Place) -> int:
+    """The rows of all levels that are asked; returns the number of hits."""
     for index in range(NUM_INPUTS):
         scratch.template[0, index] = 0.0
         scratch.absent_cells[index] = -1
     scratch.template[0, BIAS_INPUT] = 1.0
     scratch.reach[:] = 0
-    num = 0
+    levels, num = place.levels, 0
     if levels & (1 << CONTEXT):
-        rows, size = databases.context, databases.context_size
-        stamp = databases.state[STATE_CONTEXT_STAMP]
-        num = find_level(
-            rows, size, stamp, 0, num_suffix, CONTEXT, databases, learned, scratch, num
-        )
+        table = Table(databases.context, databases.context_size, CONTEXT)
+        num = find_level(databases, learned, scratch, place, table, num)
     if levels & (1 << MODEL):
-        rows, size = databases.model, databases.model_size
-        num = find_level(rows, size, 0, 1, num_shared, MODEL, databases, learned, scratch, num)
+        table = Table(databases.model, databases.model_size, MODEL)
+        num = find_level(databases, learned, scratch, place, table, num)
     if levels & (1 << OTHERS):
-        rows, size = databases.others, databases.others_size
-        num = find_level(rows, size, 0, 1, num_shared, OTHERS, databases, learned, scratch, num)
+        table = Table(databases.others, databases.others_size, OTHERS)
+        num = find_level(databases, learned, scratch, place, table, num)
     if levels & (1 << STATISTICS):
-        rows, size = databases.statistics, databases.statistics_size
-        num = find_level(rows, size, 0, 1, num_shared, STATISTICS, databases, learned, scratch, num)
+        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
+        num = find_level(databases, learned, scratch, place, table, num)
     if levels & (1 << RECYCLED):
-        rows, size = databases.recycled, databases.recycled_size
-        num = find_level(rows, size, 0, 1, num_shared, RECYCLED, databases, learned, scratch, num)
+        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
+        num = find_level(databases, learned, scratch, place, table, num)
     return num
 
 
@@ -383,8 +435,7 @@ def add_pointers(
     databases: Databases,
     learned: Learned,
     scratch: Scratch,
-    pointers: Ints,
-    predicted: tuple[int, int],
+    place: Place,
     generation: int,
 ) -> tuple[int, int]:
     """Let the copy pointers vote; returns the numbers of candidates and events.
@@ -392,6 +443,7 @@ def add_pointers(
     Comes before :func:`collect`, so that each later candidate starts as one that the pointers
     speak against.
     """
+    pointers, predicted = place.pointers, place.predicted
     state = 0
     scale = 1
     for which in range(2):
@@ -426,23 +478,18 @@ def expand(
     databases: Databases,
     learned: Learned,
     scratch: Scratch,
-    levels: int,
-    num_suffix: int,
-    num_shared: int,
-    pointers: Ints,
-    predicted: tuple[int, int],
-    region: int,
+    place: Place,
     need: float,
     is_learning: bool,
 ) -> tuple[int, int]:
-    """Fill ``scratch.candidates`` and ``scratch.probabilities`` for the context in
-    ``scratch.suffix``, and for learning ``scratch.events``; returns the numbers of candidates and
-    events.  Candidates below ``need`` may lack.
+    """Fill ``scratch.candidates`` and ``scratch.probabilities`` for a place, and for learning
+    ``scratch.events``; returns the numbers of candidates and events.  Candidates below ``need`` may
+    lack.
     """
     generation = scratch.slots[MAP_SIZE, 0] + 1
     scratch.slots[MAP_SIZE, 0] = generation
-    num_hits = find_all(databases, learned, scratch, levels, num_suffix, num_shared)
-    counts = add_pointers(databases, learned, scratch, pointers, predicted, generation)
+    num_hits = find_all(databases, learned, scratch, place)
+    counts = add_pointers(databases, learned, scratch, place, generation)
     num, num_events = collect(
         databases, learned, scratch, num_hits, counts, generation, need, is_learning
     )
@@ -450,7 +497,7 @@ def expand(
     reach = reach_set(scratch)
     scratch.reach[NUM_LEVELS] = reach
     copy_row(scratch.base_weights, 0, learned.weights, state)
-    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, region)
+    add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, place.region)
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)
     strongest = strongest_token(scratch, num)
     for which in (token_set(STRONGEST_SETS, strongest), last_set(scratch)):

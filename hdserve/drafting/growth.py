@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hdserve.databases.compiled import inlined, jit
-from hdserve.databases.history import MATCH_TOKENS, prefetch_places
 from hdserve.databases.ngram import Ints
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
@@ -30,11 +29,11 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.candidates import expand, fill_hashes, prefetch_shared
+from hdserve.drafting.candidates import arrive, expand
 from hdserve.drafting.chances import fill_chances, needed_probability
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.mixing import confidence_after, region_set
-from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
+from hdserve.drafting.pointers import advance
 
 EXPANSION_BOUND = 0.5
 """A node is expanded if a child of this probability would enter the tree."""
@@ -91,31 +90,11 @@ def expand_node(
     """Fill ``scratch`` with the candidates after a node; returns their number."""
     nodes = scratch.nodes
     depth = nodes[node, NODE_DEPTH]
-    pointers = nodes[node, NODE_POINTERS:]
-    num_suffix, num_shared = fill_suffix(databases, scratch, node)
-    fill_hashes(scratch, 0, num_suffix)
-    fill_hashes(scratch, 1, num_shared)
-    prefetch_places(databases.places, scratch.hashes[0, MATCH_TOKENS])
-    prefetch_places(databases.model_places, scratch.hashes[1, MATCH_TOKENS])
-    prefetch_shared(databases, scratch, levels, num_shared)
-    refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
-    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
-    nodes[node, NODE_PREDICTED] = predicted[0]
-    nodes[node, NODE_PREDICTED + 1] = predicted[1]
     region = region_set(depth, nodes[node, NODE_CONFIDENCE])
-    num, _ = expand(
-        databases,
-        learned,
-        scratch,
-        levels,
-        num_suffix,
-        num_shared,
-        pointers,
-        predicted,
-        region,
-        needed_probability(databases, need),
-        False,
-    )
+    place = arrive(databases, scratch, levels, node, nodes[node, NODE_POINTERS:], region, True)
+    nodes[node, NODE_PREDICTED] = place.predicted[0]
+    nodes[node, NODE_PREDICTED + 1] = place.predicted[1]
+    num, _ = expand(databases, learned, scratch, place, needed_probability(databases, need), False)
     fill_chances(databases, learned, scratch, num, depth)
     return num
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward, Held
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 CALLS = (
-    *("warm_up", "start", "propose", "observe", "finish"),
+    *("warm_up", "use_statistics", "start", "propose", "observe", "finish"),
     *("lookup_times_s", "held", "state", "adopt", "forget"),
 )
 """What is called of a drafter."""
@@ -76,7 +77,7 @@ class GuardedDrafters:
             if not self.run(drafter.name, "propose", self._propose, drafter, seq, tree):
                 tree.truncate(num_before)
 
-    def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
+    def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> bool:
         first_new = len(tree)
         drafter.propose(seq, tree)
         for token_id in tree.token_ids[first_new:]:
@@ -85,6 +86,7 @@ class GuardedDrafters:
         for score in tree.scores[first_new:]:
             if not 0.0 <= score <= 1.0:
                 raise ValueError(f"score {score} is not a probability")
+        return True
 
     def observe(
         self,
@@ -115,38 +117,28 @@ class GuardedDrafters:
         """How long a draft takes now from each source alone, over all drafters."""
         found: Counter[core.Source] = Counter()
         for drafter in self._drafters:
-            self.run(drafter.name, "lookup_times_s", self._add_times, drafter, seq, found)
+            times_s = self.run(drafter.name, "lookup_times_s", drafter.lookup_times_s, seq)
+            found.update(times_s or {})
         return dict(found)
-
-    def _add_times(self, drafter: Drafter, seq: core.Sequence, found: Counter[core.Source]) -> None:
-        found.update(drafter.lookup_times_s(seq))
 
     def held(self) -> Held:
         """What all drafters hold for running sequences."""
-        found: list[Held] = []
-        for drafter in self._drafters:
-            self.run(drafter.name, "held", self._add_held, drafter, found)
+        calls = [self.run(drafter.name, "held", drafter.held) for drafter in self._drafters]
+        found = [one for one in calls if one is not None]
         return Held(sum(one.num_entries for one in found), sum(one.num_bytes for one in found))
-
-    def _add_held(self, drafter: Drafter, found: list[Held]) -> None:
-        found.append(drafter.held())
 
     def states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if there is anything new."""
         found: dict[str, bytes] = {}
         for drafter in self._drafters:
-            self.run(drafter.name, "state", self._collect, drafter, namespace, found)
+            state = self.run(drafter.name, "state", drafter.state, namespace)
+            if state is not None:
+                found[drafter.name] = state
         return pack_states(found) if found else None
-
-    def _collect(self, drafter: Drafter, namespace: str, found: dict[str, bytes]) -> None:
-        state = drafter.state(namespace)
-        if state is not None:
-            found[drafter.name] = state
 
     def adopt(self, namespace: str, states: bytes) -> None:
         """Take over what the replicas together have learned."""
-        found: dict[str, bytes] = {}
-        self.run("all", "adopt", lambda: found.update(unpack_states(states)))
+        found = self.run("all", "adopt", unpack_states, states) or {}
         for drafter in self._drafters:
             if drafter.name in found:
                 self.run(drafter.name, "adopt", drafter.adopt, namespace, found[drafter.name])
@@ -156,16 +148,16 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.run(drafter.name, "forget", drafter.forget, namespace)
 
-    def run(self, name: str, call: str, function: Callable[..., None], *arguments: Any) -> bool:
-        """Whether ``function`` returned; its failure counts as one of ``call`` of ``name``."""
+    def run(self, name: str, call: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        """What ``function`` returns; ``None`` where it fails, which counts as a failure of ``call``
+        of ``name``."""
         started = time.perf_counter()
         try:
-            function(*arguments)
+            return function(*arguments)
         except Exception:
             self.num_failures[name, call] += 1
             if self.num_failures[name, call] == 1:
                 logger.exception("drafter %s failed in %s; decoding goes on", name, call)
-            return False
+            return None
         finally:
             self.times_s[name, call] += time.perf_counter() - started
-        return True

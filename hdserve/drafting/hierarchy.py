@@ -9,7 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,29 +101,26 @@ class HierarchyOptions(StrictModel):
     """Most nodes drafted in one step, whatever the capacity of the tree."""
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    """What is kept for one running sequence."""
+    """What is kept for one running sequence.
 
-    __slots__ = (
-        "calibration",
-        "context",
-        "handles",
-        "levels",
-        "max_added",
-        "sources",
-        "sources_version",
-        "state",
-    )
+    Attributes:
+        state: numbers for compiled code, see ``STATE_*``.
+        levels: those it may be drafted for from, a bit each.
+        sources_version: of the sources when ``handles`` were made.
+        handles: of the arrays of ``context``, of ``state`` and of ``sources``.
+        max_added: contexts above which the table of ``context`` may be full.
+    """
 
-    def __init__(self, context: ContextDatabase, calibration: Calibration, state: Ints) -> None:
-        self.context = context
-        self.calibration = calibration
-        self.state = state
-        self.levels = 0
-        self.sources: NamespaceSources
-        self.sources_version = -1
-        self.handles: HandleTable
-        self.max_added = 0
+    context: ContextDatabase
+    calibration: Calibration
+    state: Ints
+    levels: int = 0
+    sources: NamespaceSources = field(init=False)
+    sources_version: int = -1
+    handles: HandleTable = field(init=False)
+    max_added: int = 0
 
 
 class _FlatForward:

@@ -35,7 +35,7 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.candidates import expand, fill_hashes, prefetch_shared
+from hdserve.drafting.candidates import arrive, expand
 from hdserve.drafting.chances import fill_chances, learn_chances
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.mixing import (
@@ -49,7 +49,7 @@ from hdserve.drafting.mixing import (
     strongest_token,
     token_set,
 )
-from hdserve.drafting.pointers import advance, fill_suffix, predictions, refresh
+from hdserve.drafting.pointers import advance
 from hdserve.drafting.vectors import add_scaled
 
 LEARNING_NEED = 0.002
@@ -191,28 +191,10 @@ def commit(
     scratch.nodes[0, NODE_DEPTH] = 0
     for index in range(num_new):
         token = scratch.new_tokens[index]
-        num_suffix, num_shared = fill_suffix(databases, scratch, 0)
-        fill_hashes(scratch, 0, num_suffix)
-        fill_hashes(scratch, 1, num_shared)
+        region = region_set(index, state[STATE_CONFIDENCE])
+        place = arrive(databases, scratch, levels, 0, pointers, region, rate > 0.0)
         if rate > 0.0:
-            prefetch_shared(databases, scratch, levels, num_shared)
-        refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
-        predicted = predictions(databases, scratch, pointers, 0, num_suffix)
-        if rate > 0.0:
-            region = region_set(index, state[STATE_CONFIDENCE])
-            num, num_events = expand(
-                databases,
-                learned,
-                scratch,
-                levels,
-                num_suffix,
-                num_shared,
-                pointers,
-                predicted,
-                region,
-                LEARNING_NEED,
-                True,
-            )
+            num, num_events = expand(databases, learned, scratch, place, LEARNING_NEED, True)
             right = learn_weights(databases, learned, scratch, num, token, region, rate, bias_rate)
             learn_cells(learned, scratch, num, num_events, right)
             if state[STATE_IS_SAMPLED]:
@@ -220,6 +202,6 @@ def commit(
                 learn_chances(learned, scratch, num, right, rate)
             p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
-        advance(databases, pointers, predicted, token)
+        advance(databases, pointers, place.predicted, token)
         append_token(databases, token)
     return databases.context_size[NUM_ADDED]

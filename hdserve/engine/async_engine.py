@@ -111,16 +111,18 @@ class AsyncEngine:
         """Sequences that have not ended."""
         return self._num_open
 
-    def check_room(self, num_sequences: int) -> None:
-        """Whether so many sequences more may be open now; before work is done for them.
+    def check_room(self, num_prompts: int, num_choices: int) -> None:
+        """Whether sequences for so many choices of each prompt may be open, too, now; before work
+        is done for them.
 
         Raises:
             Overloaded: too many sequences are open.
             InvalidRequest: so many may never be.
         """
+        num_sequences = num_prompts * num_choices
         if num_sequences > self._max_num_open:
             reason = f"at most {self._max_num_open} answers can be generated at a time"
-            raise InvalidRequest(reason, "n")
+            raise InvalidRequest(reason, "prompt" if num_prompts > self._max_num_open else "n")
         if self._num_open + num_sequences > self._max_num_open:
             raise Overloaded("too many requests are waiting for this model; try again later")
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from deployments.metrics import Report, Sample, render
+from deployments.metrics_text import render
+from deployments.samples import Report, Sample
 
 MODEL = "model-a"
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}

@@ -15,20 +15,20 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.http_metrics import HttpMetrics, MeasuredRequests
-from deployments.metrics import (
-    METRICS,
+from deployments.metrics import METRICS
+from deployments.metrics_poll import KEEP_S, POLL_INTERVAL_S, ReportBook
+from deployments.metrics_text import render
+from deployments.ray_metrics import ray_name
+from deployments.replica_metrics import draft_samples
+from deployments.request_metrics import RequestMetrics
+from deployments.samples import (
     Histogram,
     HistogramValue,
     Observations,
     Report,
     Sample,
     histogram_of,
-    render,
 )
-from deployments.metrics_poll import KEEP_S, POLL_INTERVAL_S, ReportBook
-from deployments.ray_metrics import ray_name
-from deployments.replica_metrics import draft_samples
-from deployments.request_metrics import RequestMetrics
 from deployments.statistics_line import statistics_line
 from hdserve.core import (
     DraftCounts,

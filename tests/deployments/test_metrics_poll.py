@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
-from deployments.metrics import Report, Sample
 from deployments.metrics_poll import MetricsPoll
 from deployments.runtime import actor_options
+from deployments.samples import Report, Sample
 from tests.clusters import connected_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -47,7 +47,7 @@ def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
     readers = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, sequences)
     builder = RecordBuilder(tokenizer, "replica")
 
-    def delta(choice: int, *texts: str, is_last: bool = False) -> tuple[str, str]:
+    def delta(choice: int, *texts: str, is_last: bool = False) -> tuple[str | None, str]:
         seq = sequences[choice]
         given = output(seq, *texts, is_last=is_last)
         found = builder.delta(given, readers[seq.request_id], includes_sources=True)
@@ -61,6 +61,26 @@ def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
     assert delta(0, ".", is_last=True) == ("", ".")
     summary = builder.summary(CHAT, sequences, (), readers.values())
     assert summary.num_reasoning_tokens == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning"),
+    [
+        ("assistant\n<think>\n", "", ""),
+        ("assistant\n", "<think>", ""),
+        ("assistant\n", "", None),
+        ("assistant\n", "Four.", None),
+    ],
+)
+def test_whether_an_answer_has_begun_to_reason(
+    tokenizer: Tokenizer, prompt: str, text: str, reasoning: str | None
+) -> None:
+    """An answer that ends in the first token is told from one without reasoning."""
+    seq = sequence(tokenizer, prompt)
+    (reader,) = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq]).values()
+    builder = RecordBuilder(tokenizer, "replica")
+    found = builder.delta(output(seq, text, is_last=True), reader, includes_sources=False)
+    assert found.reasoning == reasoning
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,7 @@ def test_where_nothing_is_told_apart(tokenizer: Tokenizer) -> None:
     held = GenerationRequest("id", messages=CHAT.messages, sampling={"grammar": "g"})
     assert readers.of(held, [seq]) == {}
     given = RecordBuilder(tokenizer, "x").delta(output(seq, "a</think>"), includes_sources=False)
-    assert (given.reasoning, given.text) == ("", "a</think>")
+    assert (given.reasoning, given.text) == (None, "a</think>")
     summary = RecordBuilder(tokenizer, "x").summary(held, [seq], ())
     assert summary.num_reasoning_tokens is None
 

@@ -91,6 +91,12 @@ def test_reasoning_is_beside_the_content() -> None:
         "refusal": None,
         "reasoning_content": "Two",
     }
+    ended_at_once = collected(form, delta("", reasoning="", finish_reason="stop"))
+    assert ended_at_once["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+    }
 
 
 def test_calls_behind_reasoning() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.drafting.base import Drafter, Forward
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.drafting.states import pack_states
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import ForeignTokenDrafter, JunkDrafter, RaisingDrafter
 
@@ -212,3 +213,23 @@ def test_no_drafters_is_plain_decoding() -> None:
     drafters.finish(make_sequence())
     assert len(tree) == 1
     assert not drafters.num_failures
+
+
+def test_each_call_is_counted_from_the_start() -> None:
+    """Times and failures of a call are series that begin with 0, not with its first call."""
+    drafters = GuardedDrafters([PathDrafter(1)], VOCAB_SIZE)
+    counted = set(drafters.times_s) - {("engine", "on_finish")}
+    seq, tree = Sequence("a", [1, 2], SamplingParams()), DraftTree(2, 4)
+    drafters.times_s.clear()
+    drafters.warm_up()
+    drafters.use_statistics(None)
+    drafters.start(seq)
+    drafters.propose(seq, tree)
+    drafters.observe(seq, tree, Acceptance((0,), (3,)), None)
+    drafters.lookup_times_s(seq)
+    drafters.held()
+    drafters.states("a")
+    drafters.adopt("a", pack_states({"path": b"learned"}))
+    drafters.forget("a")
+    drafters.finish(seq)
+    assert set(drafters.times_s) == counted

@@ -125,14 +125,16 @@ def test_overload_is_refused_at_once(gate: GateDrafter) -> None:
                 await collect(engine, make_sequence("c", make_prompt(5)))
             assert engine.num_open == 2
             with pytest.raises(Overloaded):
-                engine.check_room(1)
-            with pytest.raises(InvalidRequest, match="at most 2 answers"):
-                engine.check_room(3)
+                engine.check_room(1, 1)
+            for num_prompts, num_choices, param in ((3, 1, "prompt"), (1, 3, "n"), (2, 2, "n")):
+                with pytest.raises(InvalidRequest, match="at most 2 answers") as caught:
+                    engine.check_room(num_prompts, num_choices)
+                assert caught.value.param == param
             gate.gate.set()
             for outputs in await asyncio.gather(*tasks):
                 assert outputs[-1].finish_reason is FinishReason.LENGTH
             assert len(await collect(engine, make_sequence("c", make_prompt(5)))) > 0
-            engine.check_room(2)
+            engine.check_room(1, 2)
 
     run_async(test)
 

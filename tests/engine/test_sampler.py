@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -244,6 +245,12 @@ def test_noise_is_in_range_and_repeats(seed: int, index: int, position: int) -> 
     assert noise != uniform(seed, index, position + 1)
     assert noise != uniform(seed, index + 1, position)
     assert noise != uniform(seed ^ 1, index, position)
+
+
+@pytest.mark.parametrize("seed", [np.int64(-5), np.int32(7), np.uint64(2**64 - 1)])
+def test_noise_of_seeds_of_numpy(seed: Any) -> None:
+    """A seed that numpy drew is the number it stands for."""
+    assert uniform(seed, 0, 3) == uniform(int(seed), 0, 3)
 
 
 @pytest.mark.parametrize("varied", ["seed", "choice_index", "position"])

@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.gateway import Gateway
 from deployments.http_metrics import HttpMetrics, known_answers
-from deployments.metrics import METRICS, Report, Sample
-from deployments.metrics import render as metrics_text
+from deployments.metrics import METRICS
+from deployments.metrics_text import render as metrics_text
 from deployments.routes import build_api
+from deployments.samples import Report, Sample
 from hdserve.config import default_config
 from tests.k8s.manifests import of_kind, render
 from tests.k8s.monitoring import dashboard, expressions, metric_of, rules, series_named

@@ -64,7 +64,7 @@ _ZERO, _ONE, _NOTHING = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
 
 class Call(NamedTuple):
-    """The arrays of one call.
+    """The arrays and the terms of one call.
 
     Attributes:
         queries: float32 ``[num_rows, num_heads, key_size]``.
@@ -75,6 +75,7 @@ class Call(NamedTuple):
         rows: int64 ``[num_rows, 3]``: prefix, first tail, visible.
         tails: int64, columns.
         scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``.
+        scale, softcap, window: as :func:`attend` takes them, the first two in float32.
     """
 
     queries: npt.NDArray[np.float32]
@@ -85,6 +86,9 @@ class Call(NamedTuple):
     rows: npt.NDArray[np.int64]
     tails: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
+    scale: Any
+    softcap: Any
+    window: int
 
 
 class _Tile(NamedTuple):
@@ -331,7 +335,7 @@ def _own_values(call: Call, tile: _Tile, query: _Query, first: int, d: int, shar
 
 
 @inlined
-def _attend_tile(call: Call, tile: _Tile, scale: Any, softcap: Any, window: int) -> None:
+def _attend_tile(call: Call, tile: _Tile) -> None:
     scores, shares = call.scores, call.scores.shape[1] - 1
     size = call.values.shape[2]
     num_shared_numbers = size // _NUMBERS_AT_ONCE * _NUMBERS_AT_ONCE
@@ -340,8 +344,8 @@ def _attend_tile(call: Call, tile: _Tile, scale: Any, softcap: Any, window: int)
         query = _query(tile, place)
         _own_scores(call, tile, query)
         high = call.rows[query.row, 2] - tile.origin
-        low = max(0, high - window)
-        scores[place, shares] = softmax(scores, place, low, high, scale, softcap)
+        low = max(0, high - call.window)
+        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap)
         for d in range(0, size, NUM_LANES):
             store(call.attended, (query.row, query.head, d), spread(_ZERO))
     _shared_values(call, tile, num_shared_numbers)
@@ -353,7 +357,7 @@ def _attend_tile(call: Call, tile: _Tile, scale: Any, softcap: Any, window: int)
 
 
 @inlined
-def _tile(call: Call, span: int, kv_head: int, first_query: int, window: int) -> _Tile:
+def _tile(call: Call, span: int, kv_head: int, first_query: int) -> _Tile:
     first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
     num_groups = call.queries.shape[1] // call.keys.shape[0]
     num_queries = min(QUERIES_PER_TILE, num_rows * num_groups - first_query)
@@ -363,7 +367,7 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int, window: int) ->
     for row in range(first, stop):
         shared = min(shared, call.rows[row, 0])
         low = min(low, call.rows[row, 2])
-    origin = max(0, low - window) // NUM_LANES * NUM_LANES
+    origin = max(0, low - call.window) // NUM_LANES * NUM_LANES
     shared = origin + max(0, shared - origin) // _KEYS_AT_ONCE * _KEYS_AT_ONCE
     return _Tile(
         first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, shared
@@ -371,17 +375,14 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int, window: int) ->
 
 
 @inlined
-def _attend(
-    call: Call, scale: Any, softcap: Any, window: int, first_item: int, stop_item: int
-) -> None:
+def _attend(call: Call, first_item: int, stop_item: int) -> None:
     num_kv_heads = call.keys.shape[0]
     num_groups = call.queries.shape[1] // num_kv_heads
     for item in range(first_item, stop_item):
         span, kv_head = item // num_kv_heads, item % num_kv_heads
         num_queries = call.spans[span, 1] * num_groups
         for first_query in range(0, num_queries, QUERIES_PER_TILE):
-            tile = _tile(call, span, kv_head, first_query, window)
-            _attend_tile(call, tile, scale, softcap, window)
+            _attend_tile(call, _tile(call, span, kv_head, first_query))
 
 
 @entry_point
@@ -424,14 +425,14 @@ def attend(
     spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], num_rows, 3)
     tails = integers_at(listed[4], 1, listed[5])[0]
     scores = floats_at(scores_at, QUERIES_PER_TILE, scores_size)
-    numbers = np.float32(scale), np.float32(softcap)
+    terms = np.float32(scale), np.float32(softcap), window
     if is_bfloat16:
         keys = bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
         values = bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
-        call = Call(queries, keys, values, attended, spans, rows, tails, scores)
-        _attend(call, numbers[0], numbers[1], window, first_item, stop_item)
+        call = Call(queries, keys, values, attended, spans, rows, tails, scores, *terms)
+        _attend(call, first_item, stop_item)
     else:
         keys32 = float_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
         values32 = float_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
-        call32 = Call(queries, keys32, values32, attended, spans, rows, tails, scores)
-        _attend(call32, numbers[0], numbers[1], window, first_item, stop_item)
+        call32 = Call(queries, keys32, values32, attended, spans, rows, tails, scores, *terms)
+        _attend(call32, first_item, stop_item)

@@ -74,7 +74,7 @@ def room_floats(key_size: int) -> int:
 
 
 class _Call(NamedTuple):
-    """The arrays of one call.
+    """The arrays and the terms of one call.
 
     Attributes:
         queries: bfloat16 ``[num_rows, num_heads, key_size]``, two numbers as one uint32.
@@ -88,6 +88,7 @@ class _Call(NamedTuple):
         paired: uint16 ``[4 * 16, 32]``, values of these.
         sums: float32 ``[16, 64]``.
         last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
+        scale, softcap, window: as in :class:`~hdserve.engine.kernels.attention.Call`.
     """
 
     queries: npt.NDArray[np.uint32]
@@ -104,6 +105,9 @@ class _Call(NamedTuple):
     paired: npt.NDArray[np.uint16]
     sums: npt.NDArray[np.float32]
     last: npt.NDArray[np.float32]
+    scale: Any
+    softcap: Any
+    window: int
 
 
 class _Tile(NamedTuple):
@@ -169,7 +173,7 @@ def _score(call: _Call, tile: _Tile) -> None:
 
 
 @inlined
-def _weigh(call: _Call, tile: _Tile, scale: Any, softcap: Any, window: int) -> None:
+def _weigh(call: _Call, tile: _Tile) -> None:
     """Scores to weights by position; those of the last positions go to ``last``, each divided by
     the sum, which is kept behind the others, and leave zeros."""
     scores, shares = call.scores, call.scores.shape[1] - 1
@@ -181,8 +185,8 @@ def _weigh(call: _Call, tile: _Tile, scale: Any, softcap: Any, window: int) -> N
             column = call.tails[first_tail + index] - tile.origin
             scores[place, prefix - tile.origin + index] = scores[place, column]
         high = visible - tile.origin
-        low = max(0, high - window)
-        scores[place, shares] = softmax(scores, place, low, high, scale, softcap)
+        low = max(0, high - call.window)
+        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap)
         bound = _bound(call, tile, place)
         for index in range(high - bound):
             call.last[place, index] = scores[place, bound + index]
@@ -274,7 +278,7 @@ def _add_last(call: _Call, tile: _Tile, place: int, first: int) -> None:
 
 
 @inlined
-def _tile(call: _Call, span: int, kv_head: int, first_query: int, window: int) -> _Tile:
+def _tile(call: _Call, span: int, kv_head: int, first_query: int) -> _Tile:
     first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
     num_groups = call.queries.shape[1] // call.keys.shape[0]
     num_queries = min(TILE_ROWS, num_rows * num_groups - first_query)
@@ -287,23 +291,21 @@ def _tile(call: _Call, span: int, kv_head: int, first_query: int, window: int) -
         end = max(end, prefix)
         if visible > prefix:
             end = max(end, call.tails[first_tail + visible - prefix - 1] + 1)
-    origin = max(0, low - max(window, TAIL)) // PAIRED * PAIRED
+    origin = max(0, low - max(call.window, TAIL)) // PAIRED * PAIRED
     return _Tile(first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, end)
 
 
 @inlined
-def _attend(
-    call: _Call, scale: Any, softcap: Any, window: int, first_item: int, stop_item: int
-) -> None:
+def _attend(call: _Call, first_item: int, stop_item: int) -> None:
     num_kv_heads = call.keys.shape[0]
     num_groups = call.queries.shape[1] // num_kv_heads
     for item in range(first_item, stop_item):
         span, kv_head = item // num_kv_heads, item % num_kv_heads
         for first_query in range(0, call.spans[span, 1] * num_groups, TILE_ROWS):
-            tile = _tile(call, span, kv_head, first_query, window)
+            tile = _tile(call, span, kv_head, first_query)
             _ask(call, tile)
             _score(call, tile)
-            _weigh(call, tile, scale, softcap, window)
+            _weigh(call, tile)
             for first in range(0, call.values.shape[2], NUMBERS_AT_ONCE):
                 _add_blocks(call, tile, first)
                 for place in range(tile.num_queries):
@@ -357,7 +359,10 @@ def attend_by_tiles(
         bfloats_at(paired_at, NUM_SUMS * TILE_ROWS, PAIRED),
         floats_at(sums_at, TILE_ROWS, NUMBERS_AT_ONCE),
         floats_at(sums_at + TILE_ROWS * NUMBERS_AT_ONCE * 4, TILE_ROWS, _MAX_LAST),
+        np.float32(scale),
+        np.float32(softcap),
+        window,
     )
     tiles.configure(configuration, (0,))
-    _attend(call, np.float32(scale), np.float32(softcap), window, first_item, stop_item)
+    _attend(call, first_item, stop_item)
     tiles.release()
