@@ -213,3 +213,14 @@ def test_bytes_per_token() -> None:
     stored = sum(tensor.nbytes for tensor in (cache._keys, cache._values))
     assert stored == SHAPE.bytes_per_token(torch.float64) * cache.num_stored_rows
     assert 320 + ROW_ALIGNMENT <= cache.num_stored_rows < 320 + 2 * 128
+
+
+def test_rows_taken_in_a_gap_leave_the_gaps_behind_it() -> None:
+    cache = make_cache(4 * ROW_ALIGNMENT)
+    segments = [cache.allocate(ROW_ALIGNMENT) for _ in range(4)]
+    for segment in segments[::2]:
+        assert segment is not None
+        cache.free(segment)
+    assert cache.allocate_at(0, ROW_ALIGNMENT) == segments[0]
+    assert cache.num_free_rows == ROW_ALIGNMENT
+    assert cache.allocate_at(2 * ROW_ALIGNMENT, ROW_ALIGNMENT) == segments[2]
