@@ -77,11 +77,12 @@ def attend_by_plan(
     """
     plan = current_plan()
     assert plan is not None, "attention is called within a step"
-    plan.cache.write(layer, plan.kv_rows, key, value)
+    by_blocks = plan.by_blocks
+    plan.cache.write(layer, plan.kv_rows, key, value, is_read_whole=by_blocks is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if plan.by_blocks is not None:
+    if by_blocks is not None:
         whole = plan.cache.read_all(layer)
-        return plan.by_blocks(query, *whole, scale, sliding_window, softcap)
+        return by_blocks(query, *whole, scale, sliding_window, softcap)
     if plan.listed is None:
         attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     else:

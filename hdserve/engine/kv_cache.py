@@ -189,16 +189,31 @@ class KVCache:
                 stored.narrow(2, target + first, number).copy_(rows)
 
     def write(
-        self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        is_read_whole: bool = False,
     ) -> None:
         """Store ``keys [1, heads, n, key_size]`` and ``values [1, heads, n, value_size]`` at
         ``rows [n]``.
 
         Where float16 overflowed, zeros are stored.
+
+        Args:
+            is_read_whole: by :meth:`read_all`.  A score of no number is not seen where a mask hides
+                it, but a value of none is none even with a weight of 0.  So zeros are stored for
+                such values, and keys that are no numbers beside them, for those who do see them.
         """
         if self._keys.dtype == torch.float16:
             keys = keys.nan_to_num(0.0, 0.0, 0.0)
             values = values.nan_to_num(0.0, 0.0, 0.0)
+        elif is_read_whole:
+            is_number = values.isfinite()
+            keys = keys.masked_fill(~is_number.all(dim=-1, keepdim=True), torch.nan)
+            values = values.where(is_number, 0.0)
         own_keys, own_values = self._layers[layer]
         own_keys.index_copy_(2, rows, keys)
         own_values.index_copy_(2, rows, values)

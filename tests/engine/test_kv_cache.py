@@ -166,6 +166,24 @@ def test_write_and_read_are_inverse() -> None:
     assert not cache.read(1, 0, 10)[0].any(), "other rows were written"
 
 
+def test_what_is_no_number_is_seen_only_by_its_own_sequence() -> None:
+    """Where all rows are read together: hidden keys do no harm, and a value of a weight of 0 adds
+    nothing; who sees the row sees that it is no number."""
+    cache = make_cache(64)
+    keys, values = torch.randn(4, 3, 4), torch.randn(4, 3, 5)
+    values[1, 2, 3], values[2, 0, 0] = torch.nan, -torch.inf
+    cache.write(0, torch.arange(4), by_head(keys), by_head(values), is_read_whole=True)
+    found_keys, found_values = cache.read_all(0)
+    assert found_values.isfinite().all()
+    assert torch.equal(found_values[0, :, [0, 3]].transpose(0, 1), values[[0, 3]])
+    is_number = found_keys[0, :, :4].isfinite().all(dim=-1)
+    assert is_number.tolist() == [
+        [True, True, False, True],
+        [True, True, True, True],
+        [True, False, True, True],
+    ]
+
+
 def test_padding_has_a_row_of_its_own() -> None:
     """What padding rows write lands where no sequence can own a row, and a segment at the very end
     can be read to the next multiple of any key alignment."""
@@ -213,3 +231,14 @@ def test_bytes_per_token() -> None:
     stored = sum(tensor.nbytes for tensor in (cache._keys, cache._values))
     assert stored == SHAPE.bytes_per_token(torch.float64) * cache.num_stored_rows
     assert 320 + ROW_ALIGNMENT <= cache.num_stored_rows < 320 + 2 * 128
+
+
+def test_rows_taken_in_a_gap_leave_the_gaps_behind_it() -> None:
+    cache = make_cache(4 * ROW_ALIGNMENT)
+    segments = [cache.allocate(ROW_ALIGNMENT) for _ in range(4)]
+    for segment in segments[::2]:
+        assert segment is not None
+        cache.free(segment)
+    assert cache.allocate_at(0, ROW_ALIGNMENT) == segments[0]
+    assert cache.num_free_rows == ROW_ALIGNMENT
+    assert cache.allocate_at(2 * ROW_ALIGNMENT, ROW_ALIGNMENT) == segments[2]
