@@ -88,6 +88,9 @@ class HierarchyOptions(StrictModel):
     recycled: bool = True
     """Draft from what the model thought likely after contexts it verified."""
 
+    noise: bool = True
+    """Weigh what may be sampled by the noise it will be chosen with, which is known before."""
+
     min_score: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nodes less likely to be accepted than this are not drafted."""
 
@@ -254,7 +257,8 @@ class Hierarchy(Drafter):
         state[STATE_CONTEXT_STAMP] = context.table.stamp
         state[STATE_VOCAB_SIZE] = calibration.vocab_size
         state[STATE_NUM_EXPECTED] = len(expected)
-        if not seq.params.is_greedy and seq.recorded_token_ids is None:
+        is_sampled = not seq.params.is_greedy and seq.recorded_token_ids is None
+        if is_sampled and self.options.noise:
             state[STATE_IS_SAMPLED] = 1
             state[STATE_NOISE_KEY] = sequence_key(seq.params.seed, seq.choice_index)
         request = _Request(context, calibration, state)
