@@ -22,6 +22,7 @@ LAYERS = {
     "hdserve.core": 1,
     "hdserve.tree": 1,
     "hdserve.models": 1,
+    "hdserve.noise": 1,
     "hdserve.config": 2,
     "hdserve.access": 3,
     "hdserve.telemetry": 3,

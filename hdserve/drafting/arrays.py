@@ -70,7 +70,10 @@ DISTANCE_LIMITS = (2, 6, 16, 64, 256, 1024)
 NUM_DISTANCES = len(DISTANCE_LIMITS) + 2
 """And one for a candidate that the text does not have."""
 
-NUM_WEIGHT_SETS = DISTANCE_SETS + NUM_DISTANCES
+CHANCE_SET = DISTANCE_SETS + NUM_DISTANCES
+"""The weights by which a probability becomes a chance, where choices have noise (``chances``)."""
+
+NUM_WEIGHT_SETS = CHANCE_SET + 1
 
 NUM_TOKEN_SETS = 1 << 10
 """Of each kind of weights by token; a power of two.  Tokens share them by their last bits."""
@@ -119,7 +122,7 @@ class Databases(NamedTuple):
 
 
 STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
-STATE_CONFIDENCE = 4
+STATE_CONFIDENCE, STATE_IS_SAMPLED, STATE_NOISE_KEY, STATE_NUM_EXPECTED = 4, 5, 6, 7
 STATE_POINTERS = 8
 """From here on: position, length and misses of the context pointer, then of the model pointer."""
 STATE_SIZE = 16
@@ -152,6 +155,8 @@ class Scratch(NamedTuple):
     slot_cells: Tokens
     slot_logits: Floats
     probabilities: Floats
+    chances: Floats
+    chance_inputs: Floats
     evidence: Floats
     base_weights: Floats
     gradient: Floats
@@ -199,6 +204,8 @@ def new_scratch(max_nodes: int) -> Scratch:
         slot_cells=new_vectors(1).view(np.int32),
         slot_logits=new_vectors(1),
         probabilities=np.zeros(MAX_CANDIDATES, np.float32),
+        chances=np.zeros(MAX_CANDIDATES, np.float32),
+        chance_inputs=new_vectors(MAX_CANDIDATES),
         evidence=np.zeros(MAX_CANDIDATES, np.float32),
         base_weights=new_vectors(1),
         gradient=new_vectors(1),

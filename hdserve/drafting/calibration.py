@@ -22,6 +22,7 @@ from hdserve.drafting.arrays import (
     CELL_COUNT,
     CELL_LOGIT,
     CELL_P,
+    CHANCE_SET,
     DISTANCE_SETS,
     NUM_CELLS,
     NUM_INPUTS,
@@ -43,9 +44,9 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
 
-FORMAT_VERSION = 4
-_WITHOUT_DISTANCES = 3
-"""The last format whose weights end before those by distance."""
+FORMAT_VERSION = 5
+_FIRST_MISSING = {3: DISTANCE_SETS, 4: CHANCE_SET, FORMAT_VERSION: NUM_WEIGHT_SETS}
+"""Of each format that is read: the weights before this one are in it."""
 
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
@@ -87,6 +88,9 @@ _UNSEEN_COUNT = np.float32(1e-3)
 _CLIP = 0.0003
 """Probabilities have logits between -8 and 8."""
 
+_CHANCE_WEIGHTS = (0.87, 0.45, 0.19, -0.55)
+"""Of probability, noise and share; a bias."""
+
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
 
@@ -117,6 +121,7 @@ class Calibration:
         pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
         self.weights: Floats = new_vectors(NUM_WEIGHT_SETS)
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
+        self.weights[CHANCE_SET, : len(_CHANCE_WEIGHTS)] = _CHANCE_WEIGHTS
         self.token_weights: Floats = new_vectors(NUM_TOKEN_WEIGHTS)
         self.token_bias: Floats = np.zeros(vocab_size, np.float32)
         self.num_tokens = 0
@@ -195,7 +200,7 @@ class Calibration:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The inverse of :meth:`to_bytes`, up to half precision; also of the format before.
+        """The inverse of :meth:`to_bytes`, up to half precision; also of formats before.
 
         Raises:
             SnapshotError: the data is corrupt, or of another version.
@@ -203,7 +208,7 @@ class Calibration:
         try:
             message: dict[str, Any] = msgpack.unpackb(_decompress(data))
             version = message["format"]
-            if version not in (_WITHOUT_DISTANCES, FORMAT_VERSION):
+            if version not in _FIRST_MISSING:
                 raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
             vocab_size = int(message["vocab_size"])
             token_bias = _array(message["token_bias"], np.float16, vocab_size)
@@ -215,7 +220,7 @@ class Calibration:
             state.accepted_tokens = _sum_of(message, "accepted_tokens")
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
             state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
-            num_sets = DISTANCE_SETS if version == _WITHOUT_DISTANCES else NUM_WEIGHT_SETS
+            num_sets = _FIRST_MISSING[version]
             weights = _array(message["weights"], np.float16, num_sets * NUM_INPUTS)
             state.weights[:num_sets] = weights.reshape(num_sets, NUM_INPUTS)
             state.token_bias[:] = token_bias

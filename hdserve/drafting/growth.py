@@ -30,6 +30,7 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 from hdserve.drafting.candidates import arrive, expand
+from hdserve.drafting.chances import fill_chances, needed_probability
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.mixing import confidence_after, region_set
 from hdserve.drafting.pointers import advance
@@ -88,11 +89,13 @@ def expand_node(
 ) -> int:
     """Fill ``scratch`` with the candidates after a node; returns their number."""
     nodes = scratch.nodes
-    region = region_set(nodes[node, NODE_DEPTH], nodes[node, NODE_CONFIDENCE])
+    depth = nodes[node, NODE_DEPTH]
+    region = region_set(depth, nodes[node, NODE_CONFIDENCE])
     place = arrive(databases, scratch, levels, node, nodes[node, NODE_POINTERS:], region, True)
     nodes[node, NODE_PREDICTED] = place.predicted[0]
     nodes[node, NODE_PREDICTED + 1] = place.predicted[1]
-    num, _ = expand(databases, learned, scratch, place, need, False)
+    num, _ = expand(databases, learned, scratch, place, needed_probability(databases, need), False)
+    fill_chances(databases, learned, scratch, num, depth)
     return num
 
 
@@ -104,14 +107,13 @@ def enqueue_candidates(
     confidence = scratch.nodes[node, NODE_CONFIDENCE]
     score = scratch.node_scores[node]
     for index in range(num):
-        probability = scratch.probabilities[index]
-        child_score = score * probability
+        child_score = score * scratch.chances[index]
         if child_score <= threshold:
             continue
         entry = (
             scratch.candidates[index, CANDIDATE_TOKEN]
             | (scratch.candidates[index, CANDIDATE_LEVEL] << _LEVEL_SHIFT)
-            | (confidence_after(confidence, probability) << _CONFIDENCE_SHIFT)
+            | (confidence_after(confidence, scratch.probabilities[index]) << _CONFIDENCE_SHIFT)
             | (node << _PARENT_SHIFT)
         )
         length = enqueue(
@@ -190,7 +192,7 @@ def grow_tree(
     Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.
 
     The score of a node is the estimated probability that it is accepted: ``scale`` times the
-    probabilities of the tokens on its path.  Nodes come in descending score, so that the first
+    chances of the tokens on its path.  Nodes come in descending score, so that the first
     ``k`` are the best tree of ``k`` nodes.
     """
     databases = databases_of(database_handles)

@@ -31,6 +31,9 @@ from hdserve.drafting.arrays import (
     OTHERS,
     RECYCLED,
     STATE_CONTEXT_STAMP,
+    STATE_IS_SAMPLED,
+    STATE_NOISE_KEY,
+    STATE_NUM_EXPECTED,
     STATE_NUM_TOKENS,
     STATE_OUTPUT_START,
     STATE_SIZE,
@@ -48,6 +51,7 @@ from hdserve.drafting.learning import commit
 from hdserve.drafting.recycling import recycle
 from hdserve.drafting.sources import DraftSources, NamespaceSources
 from hdserve.errors import SnapshotError
+from hdserve.noise import sequence_key
 from hdserve.tree import Acceptance, DraftTree
 
 MAX_CALIBRATIONS = 256
@@ -83,6 +87,9 @@ class HierarchyOptions(StrictModel):
 
     recycled: bool = True
     """Draft from what the model thought likely after contexts it verified."""
+
+    noise: bool = True
+    """Weigh what may be sampled by the noise it will be chosen with, which is known before."""
 
     min_score: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nodes less likely to be accepted than this are not drafted."""
@@ -249,6 +256,11 @@ class Hierarchy(Drafter):
         state[STATE_OUTPUT_START] = len(expected) + seq.num_prompt_tokens
         state[STATE_CONTEXT_STAMP] = context.table.stamp
         state[STATE_VOCAB_SIZE] = calibration.vocab_size
+        state[STATE_NUM_EXPECTED] = len(expected)
+        is_sampled = not seq.params.is_greedy and seq.recorded_token_ids is None
+        if is_sampled and self.options.noise:
+            state[STATE_IS_SAMPLED] = 1
+            state[STATE_NOISE_KEY] = sequence_key(seq.params.seed, seq.choice_index)
         request = _Request(context, calibration, state)
         self._connect(request, seq)
         seq.drafter_state[self.name] = request

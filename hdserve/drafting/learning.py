@@ -27,6 +27,7 @@ from hdserve.drafting.arrays import (
     POINTER_SETS,
     STATE_CONFIDENCE,
     STATE_CONTEXT_STAMP,
+    STATE_IS_SAMPLED,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
     STRONGEST_SETS,
@@ -35,6 +36,7 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 from hdserve.drafting.candidates import arrive, expand
+from hdserve.drafting.chances import fill_chances, learn_chances
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.mixing import (
     confidence_after,
@@ -195,6 +197,9 @@ def commit(
             num, num_events = expand(databases, learned, scratch, place, LEARNING_NEED, True)
             right = learn_weights(databases, learned, scratch, num, token, region, rate, bias_rate)
             learn_cells(learned, scratch, num, num_events, right)
+            if state[STATE_IS_SAMPLED]:
+                fill_chances(databases, learned, scratch, num, 0)
+                learn_chances(learned, scratch, num, right, rate)
             p = scratch.probabilities[right] if right >= 0 else np.float32(0.0)
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
         advance(databases, pointers, place.predicted, token)

@@ -28,12 +28,12 @@ class Nodes(NamedTuple):
 
     Attributes:
         logits: ``[num_nodes, vocab_size]`` float32.
-        uniforms: the noise at each node, in ``[0, 1)``.
+        keys: of each node's position, see :mod:`hdserve.noise`.
     """
 
     logits: torch.Tensor
     params: SamplingParams
-    uniforms: Sequence[float]
+    keys: Sequence[int]
 
 
 def choose_together(trees: Sequence[Nodes], max_logits: int = MAX_LOGITS) -> list[list[int]]:
@@ -55,7 +55,7 @@ def choose_together(trees: Sequence[Nodes], max_logits: int = MAX_LOGITS) -> lis
     tokens = iter(torch.cat(parts).tolist() if parts else ())
     found: list[list[int]] = [[] for _ in trees]
     for index in order:
-        found[index] = [next(tokens) for _ in trees[index].uniforms]
+        found[index] = [next(tokens) for _ in trees[index].keys]
     return found
 
 
@@ -75,6 +75,6 @@ def _parts(trees: Sequence[Nodes], max_logits: int) -> Iterator[list[Nodes]]:
 def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
     """The tokens of trees with equal parameters, one after the other."""
     logits = torch.cat([tree.logits for tree in trees])
-    tokens = choose(logits, trees[0].params, [noise for tree in trees for noise in tree.uniforms])
+    tokens = choose(logits, trees[0].params, [key for tree in trees for key in tree.keys])
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

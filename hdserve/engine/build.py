@@ -182,7 +182,7 @@ def _compile_kernels(runner: ModelRunner) -> None:
     scratch_row = runner.cache.scratch_row
     runner.cache.keep([(scratch_row, scratch_row)])
     logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
-    choose_one(logits, core.SamplingParams(temperature=1.0), 0.0)
+    choose_one(logits, core.SamplingParams(temperature=1.0), 0)
 
 
 def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:

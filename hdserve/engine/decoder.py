@@ -20,9 +20,9 @@ from hdserve.engine.sampler import (
     choose_one,
     may_be_chosen,
     token_logprob,
-    uniform,
 )
 from hdserve.engine.verifier import verify
+from hdserve.noise import position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree
 
 FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
@@ -59,6 +59,10 @@ class SequenceDecoder:
     scorer: PromptScorer | None = None
     _grammar_ends: list[FinishReason | None] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
+    _noise_key: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._noise_key = sequence_key(self.seq.params.seed, self.seq.choice_index)
 
     def score(self, prompt_logits: torch.Tensor) -> None:
         """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``.
@@ -78,8 +82,8 @@ class SequenceDecoder:
         if params.is_greedy or not self._is_free or params.logprobs is not None:
             return None
         root = len(self.seq.token_ids)
-        noise = [uniform(params.seed, self.seq.choice_index, root + d) for d in tree.depths]
-        return Nodes(outputs.logits, params, noise)
+        keys = [position_key(self._noise_key, root + depth) for depth in tree.depths]
+        return Nodes(outputs.logits, params, keys)
 
     def decide(
         self, tree: DraftTree, outputs: NodeOutputs, chosen: list[int] | None = None
@@ -131,12 +135,12 @@ class SequenceDecoder:
 
     def _chosen(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params
-        noise = uniform(params.seed, self.seq.choice_index, position)
+        key = position_key(self._noise_key, position)
         shaped = self._shaped(logits)
-        token_id = choose_one(shaped, params, noise)
+        token_id = choose_one(shaped, params, key)
         if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
-            token_id = choose_one(shaped, params, noise)
+            token_id = choose_one(shaped, params, key)
             if not may_be_chosen(token_id, logits, shaped):
                 raise FloatingPointError("no token can be chosen: its logit is not finite")
         if self.history is not None:

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
-from operator import index
 
 import torch
 
 from hdserve.core import SamplingParams, TokenLogprob
 from hdserve.engine.kernels.draw import BLOCK, NUM_BINS, draw_token
 from hdserve.engine.top import argmax, can_be_read
+from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
 
 _NUM_TOP_CANDIDATES = 256
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
 
 
-def uniform(seed: int, choice_index: int, position: int) -> float:
-    """The randomness of one choice, in ``[0, 1)``: a hash of the three numbers and nothing else.
-
-    So a choice is the same with drafts and without, and on any replica that retries it.
-    """
-    message = struct.pack("<QQQ", index(seed) % 2**64, choice_index, position)
-    digest = hashlib.blake2b(message, digest_size=8, person=b"hdserve-noise").digest()
-    return float(int.from_bytes(digest, "little") >> 11) / 2**53
-
-
-def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> torch.Tensor:
+def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> torch.Tensor:
     """Choose one token per row.
 
-    A sampled row is drawn by inverting the cumulative distribution in the order of token ids, so a
-    row's choice does not depend on the other rows.  Tokens as likely as the last one that
+    In a sampled row the token that arrives first is chosen (:mod:`hdserve.noise`), which does not
+    depend on the other rows.  Tokens as likely as the last one that
     ``top_k`` or ``top_p`` keeps are kept too.  Logits that are no numbers, of a model that
     overflowed, give some token, so that they harm no other sequence.
 
     Args:
         logits: ``[rows, vocab_size]`` float32, penalties and biases applied.
-        uniforms: one number in ``[0, 1)`` per row; not read when greedy.
+        keys: of the position of each row, see :mod:`hdserve.noise`; not read when greedy.
 
     Returns:
         ``[rows]`` int64.
@@ -47,21 +35,33 @@ def choose(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
     if params.is_greedy:
         return argmax(logits)
     if can_be_read(logits):
-        return torch.tensor(_drawn(logits, params, uniforms))
-    probabilities = filtered_probabilities(logits, params)
-    cumulative = probabilities.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    chosen = torch.searchsorted(cumulative, torch.minimum(draws, below_total), right=True)[:, 0]
-    return chosen.clamp(max=logits.shape[-1] - 1)
+        return torch.tensor(_drawn(logits, params, keys))
+    keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
+    weights = filtered_probabilities(logits, params)
+    return (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
 
 
-def choose_one(logits: torch.Tensor, params: SamplingParams, noise: float) -> int:
+def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """``[rows, vocab_size]`` float64: the noise of all tokens, as :mod:`hdserve.noise` has it."""
+    token_ids = torch.arange(vocab_size, device=keys.device)
+    words = _scrambled((token_ids * SPACING + keys[:, None]) & WORD)
+    words = _scrambled(words ^ (keys[:, None] >> 32))
+    return -torch.log1p((words.double() + 0.5) * -(2.0**-32))
+
+
+def _scrambled(words: torch.Tensor) -> torch.Tensor:
+    words = words ^ (words >> 16)
+    words = (words * FIRST_FACTOR) & WORD
+    words = words ^ (words >> 13)
+    words = (words * SECOND_FACTOR) & WORD
+    return words ^ (words >> 16)
+
+
+def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
     """The same for one row, ``[1, vocab_size]``."""
     if params.is_greedy or not can_be_read(logits):
-        return int(choose(logits, params, [noise]))
-    return _drawn(logits, params, [noise])[0]
+        return int(choose(logits, params, [key]))
+    return _drawn(logits, params, [key])[0]
 
 
 def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
@@ -77,7 +77,7 @@ def _at(logits: torch.Tensor, token_id: int) -> float:
     return float(row[token_id])
 
 
-def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float]) -> list[int]:
+def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> list[int]:
     """The same by a kernel; weights of 1e-38 of the likeliest are 0.
 
     What a request chose goes in as the types the kernel was compiled for: another type would be
@@ -98,7 +98,7 @@ def _drawn(logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[floa
             num_columns,
             inverse_temperature,
             *filters,
-            uniforms[row],
+            keys[row],
             scratch_at,
             sums_at,
         )

@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from hdserve import LLM
 from hdserve.core import SpeculationParams, TokenLogprob
-from hdserve.engine.sampler import uniform
+from hdserve.noise import exponential, noise_word, position_key, sequence_key
 
 MODEL = "hdserve-mini"
 
@@ -112,15 +112,17 @@ def _answered(first: int) -> Iterator[Question]:
 
 
 def _margin(question: Question, position: int, logprob: TokenLogprob) -> float:
-    """How far a choice is from another one: in log probability if it is greedy or about what
-    ``top_k`` keeps, in probability if it is drawn."""
+    """How far a choice is from another one, in log probability."""
     values = [value for _, value in logprob.top]
-    if not question.temperature:
+    temperature = question.temperature
+    if not temperature:
         return values[0] - values[1]
-    weights = {token: math.exp(value / question.temperature) for token, value in logprob.top[:-1]}
-    *edges, total = accumulate(weights[token] for token in sorted(weights))
-    draw = uniform(question.seed, 0, position) * total
-    return min(values[-2] - values[-1], *(abs(draw - edge) / total for edge in edges))
+    key = position_key(sequence_key(question.seed, 0), position)
+    arrivals = sorted(
+        math.log(exponential(noise_word(key, token))) * temperature - value
+        for token, value in logprob.top[:-1]
+    )
+    return min(values[-2] - values[-1], arrivals[1] - arrivals[0])
 
 
 def _question(number: int) -> Question:

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from hdserve.drafting.arrays import CELL_COUNT, CELL_P, DISTANCE_SETS, NUM_INPUTS
+from hdserve.drafting.arrays import CELL_COUNT, CELL_P, CHANCE_SET, DISTANCE_SETS, NUM_INPUTS
 from hdserve.drafting.calibration import (
     MAX_STATE_BYTES,
     MAX_WEIGHT,
@@ -100,15 +100,17 @@ def test_states_of_before_there_was_a_correction_have_none() -> None:
     assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).scale == 1.0
 
 
-def test_states_of_before_there_were_weights_by_distance_have_none() -> None:
-    state = _learned(0)
-    assert state.weights[DISTANCE_SETS:].any()
+@pytest.mark.parametrize(("version", "num_sets"), [(3, DISTANCE_SETS), (4, CHANCE_SET)])
+def test_weights_that_earlier_states_do_not_have_begin_anew(version: int, num_sets: int) -> None:
+    """Those by distance, and those of chances."""
+    state, fresh = _learned(0), Calibration(VOCAB_SIZE)
+    state.weights[CHANCE_SET] += 1.0
     message = msgpack.unpackb(zlib.decompress(state.to_bytes()))
-    message["format"] = 3
-    message["weights"] = message["weights"][: DISTANCE_SETS * NUM_INPUTS * 2]
+    message["format"] = version
+    message["weights"] = message["weights"][: num_sets * NUM_INPUTS * 2]
     again = Calibration.from_bytes(zlib.compress(msgpack.packb(message)))
-    assert np.allclose(again.weights[:DISTANCE_SETS], state.weights[:DISTANCE_SETS], atol=1e-3)
-    assert not again.weights[DISTANCE_SETS:].any()
+    assert np.allclose(again.weights[:num_sets], state.weights[:num_sets], atol=1e-3)
+    assert np.array_equal(again.weights[num_sets:], fresh.weights[num_sets:])
 
 
 @pytest.mark.parametrize("name", ["pair_bias", "token_weights"])

@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_leaves
 
 from hdserve.core import SamplingParams
 from hdserve.engine.batched_choices import NO_TOKEN, Nodes, choose_together
-from hdserve.engine.sampler import choose_one, uniform
+from hdserve.engine.sampler import choose_one
+from hdserve.noise import position_key
 
 
 def make_nodes(number: int, num_nodes: int, vocab_size: int, params: SamplingParams) -> Nodes:
     generator = torch.Generator().manual_seed(number)
     logits = 3.0 * torch.randn(num_nodes, vocab_size, generator=generator)
-    return Nodes(logits, params, [uniform(number, 0, node) for node in range(num_nodes)])
+    return Nodes(logits, params, [position_key(number, node) for node in range(num_nodes)])
 
 
 OPTIONS = [
@@ -42,7 +43,7 @@ def test_each_node_gets_what_it_gets_alone(vocab_size: int) -> None:
     found = choose_together(trees)
     for tree, tokens in zip(trees, found, strict=True):
         assert tokens == [
-            choose_one(tree.logits[node : node + 1], tree.params, tree.uniforms[node])
+            choose_one(tree.logits[node : node + 1], tree.params, tree.keys[node])
             for node in range(len(tree.logits))
         ]
 

@@ -85,7 +85,7 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     options: dict[str, Any], uses_blocks: bool
 ) -> None:
     """Neither of the request nor of those beside it."""
-    model, poison = make_model(), 7
+    model, poison = make_model(), 5
     clean = [[token for token in make_prompt(size) if token != poison] for size in (20, 1, 40)]
     params: dict[str, Any] = {**options, "max_tokens": 8}
     wanted = [plain(prompt, **params).token_ids for prompt in clean]

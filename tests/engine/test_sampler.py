@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -26,8 +23,8 @@ from hdserve.engine.sampler import (
     choose,
     filtered_probabilities,
     token_logprob,
-    uniform,
 )
+from hdserve.noise import exponential, noise_word, position_key, sequence_key
 from tests.goodness import chi_square_p_value
 
 CPU = torch.device("cpu")
@@ -115,15 +112,13 @@ def test_equally_likely_tokens_are_kept_together() -> None:
 @pytest.mark.parametrize("spread", [0.01, 2.5, 30.0])
 def test_kernel_and_torch_choose_the_same(name: str, vocab_size: int, spread: float) -> None:
     """With each filter, whether the tokens are about equally likely or one is by far the
-    likeliest; some tokens are forbidden.  Where thousands are equally likely, rounding may make one
-    choice in thirty its neighbour."""
+    likeliest; some tokens are forbidden."""
     params, num_rows = SamplingParams(**FILTERS[name]), 60
     logits = random_logits(num_rows, vocab_size, spread)
     logits[:, 1::7] = -math.inf
-    noise = [uniform(9, 0, row) for row in range(num_rows)]
-    found = [choose(laid_out(logits, layout), params, noise) for layout in LAYOUTS]
-    num_different = int((found[0] != found[1]).sum())
-    assert num_different <= (2 if spread < 1 and vocab_size > 1000 else 0)
+    keys = [position_key(9, row) for row in range(num_rows)]
+    found = [choose(laid_out(logits, layout), params, keys) for layout in LAYOUTS]
+    assert torch.equal(found[0], found[1])
     assert not torch.isin(found[0], torch.arange(1, vocab_size, 7)).any()
 
 
@@ -131,9 +126,9 @@ def test_kernel_and_torch_choose_the_same(name: str, vocab_size: int, spread: fl
 def test_all_kept_tokens_can_be_chosen(options: dict[str, Any]) -> None:
     """Of tokens as likely as the last one that is kept the kernel drops none; it keeps no other."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
-    noise = [number / 200 for number in range(200)]
-    rows = logits.repeat(len(noise), 1)
-    assert set(choose(rows, SamplingParams(**options), noise).tolist()) == {1, 2, 3}
+    keys = [position_key(1, number) for number in range(200)]
+    rows = logits.repeat(len(keys), 1)
+    assert set(choose(rows, SamplingParams(**options), keys).tolist()) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,7 +138,7 @@ def test_tiny_temperatures_are_nearly_greedy(temperature: float, layout: str) ->
     logits = laid_out(random_logits(20, 61), layout)
     for options in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
         params = SamplingParams(temperature=temperature, **options)
-        chosen = choose(logits, params, [0.999] * 20)
+        chosen = choose(logits, params, list(range(20)))
         assert torch.equal(chosen, logits.argmax(dim=-1))
 
 
@@ -163,14 +158,14 @@ def test_rows_do_not_depend_on_each_other(name: str, vocab_size: int, layout: st
         [random_logits(8, vocab_size), random_logits(9, vocab_size, spread=0.01, seed=1)]
     )[torch.randperm(17, generator=torch.Generator().manual_seed(2))]
     logits = laid_out(logits, layout)
-    noise = [uniform(5, 0, row) for row in range(17)]
+    keys = [position_key(5, row) for row in range(17)]
     together = filtered_probabilities(logits, params)
-    chosen = choose(logits, params, noise)
+    chosen = choose(logits, params, keys)
     for row in range(17):
         alone = filtered_probabilities(logits[row : row + 1], params)
         assert torch.equal(alone[0], together[row])
         one = laid_out(logits[[row, row]], layout)
-        assert choose(one, params, [noise[row]] * 2).tolist() == [int(chosen[row])] * 2
+        assert choose(one, params, [keys[row]] * 2).tolist() == [int(chosen[row])] * 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -179,8 +174,8 @@ def test_choices_follow_the_distribution(name: str, layout: str) -> None:
     """40,000 choices with each filter are distributed as it says; what it drops never comes."""
     params = SamplingParams(**FILTERS[name])
     logits = random_logits(1, 61, spread=1.5, seed=3)
-    noise = [uniform(seed, 0, 0) for seed in range(40_000)]
-    chosen = choose(laid_out(logits.expand(len(noise), -1), layout), params, noise)
+    keys = [position_key(sequence_key(seed, 0), 0) for seed in range(40_000)]
+    chosen = choose(laid_out(logits.expand(len(keys), -1), layout), params, keys)
     counts = chosen.bincount(minlength=61)
     wanted = warped(logits, params)[0]
     assert not counts[wanted == 0].any()
@@ -191,32 +186,18 @@ def test_choices_follow_the_distribution(name: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_ends_of_the_noise(layout: str) -> None:
-    """The smallest noise gives the first possible token, the largest the last possible one."""
-    logits = torch.tensor([[-math.inf, 1.0, -math.inf, 0.5, -math.inf]])
-    noise = [0.0, 1.0 - 2.0**-53]
-    rows = laid_out(logits.repeat(2, 1), layout)
-    assert choose(rows, SamplingParams(), noise).tolist() == [1, 3]
-    params = SamplingParams(top_p=0.9)
-    for seed in range(50):
-        rows = laid_out(random_logits(1, 300, spread=4.0, seed=seed).repeat(2, 1), layout)
-        possible = (filtered_probabilities(rows[:1], params) > 0).nonzero()[:, 1]
-        assert choose(rows, params, noise).tolist() == possible[[0, -1]].tolist()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_distribution_is_inverted_in_the_order_of_ids(layout: str) -> None:
-    """Noise ``u`` gives the first token whose cumulative probability is above ``u``, also in a
-    large vocabulary, where every one of its bits counts."""
-    vocab_size = 50_000
-    tokens = [0, 1, 777, 31_415, 49_999]
-    flat = laid_out(torch.zeros(len(tokens), vocab_size), layout)
-    noise = [(token + 0.5) / vocab_size for token in tokens]
-    assert choose(flat, SamplingParams(), noise).tolist() == tokens
-    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(6, 1)
-    noise = [0.05, 0.15, 0.49, 0.51, 0.69, 0.71]
-    found = choose(laid_out(logits, layout), SamplingParams(), noise)
-    assert found.tolist() == [0, 1, 1, 2, 2, 3]
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("vocab_size", [3, 61, 50_000])
+def test_the_first_to_arrive_is_chosen(vocab_size: int, name: str, layout: str) -> None:
+    """From the definition: the token whose noise over its weight is least."""
+    params, keys = SamplingParams(**FILTERS[name]), [position_key(3, row) for row in range(6)]
+    logits = random_logits(len(keys), vocab_size, spread=1.5)
+    weights = filtered_probabilities(logits, params).numpy()
+    chosen = choose(laid_out(logits, layout), params, keys).tolist()
+    for row, key in enumerate(keys):
+        possible = np.flatnonzero(weights[row]).tolist()
+        times = [exponential(noise_word(key, token)) / weights[row, token] for token in possible]
+        assert chosen[row] == possible[int(np.argmin(times))]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -227,53 +208,13 @@ def test_logits_that_are_no_numbers_give_some_token(layout: str, value: float) -
     logits = random_logits(3, 61)
     logits[1] = value
     for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
-        chosen = choose(laid_out(logits, layout), params, [0.3, 0.5, 0.7])
+        chosen = choose(laid_out(logits, layout), params, [3, 5, 7])
         assert 0 <= int(chosen[1]) < 61
         for row in (0, 2):
             two = laid_out(logits[[row, row]], layout)
-            alone = choose(two, params, [[0.3, 0.5, 0.7][row]] * 2)
+            alone = choose(two, params, [[3, 5, 7][row]] * 2)
             assert alone.tolist() == [int(chosen[row])] * 2
 
-
-@given(seed=st.integers(-(2**63), 2**64 - 1), index=st.integers(0, 63), position=st.integers(0))
-def test_noise_is_in_range_and_repeats(seed: int, index: int, position: int) -> None:
-    """Noise lies in [0, 1) and depends on its three inputs, each of them."""
-    position %= 2**40
-    noise = uniform(seed, index, position)
-    assert 0.0 <= noise < 1.0
-    assert noise == uniform(seed, index, position)
-    assert noise != uniform(seed, index, position + 1)
-    assert noise != uniform(seed, index + 1, position)
-    assert noise != uniform(seed ^ 1, index, position)
-
-
-@pytest.mark.parametrize("seed", [np.int64(-5), np.int32(7), np.uint64(2**64 - 1)])
-def test_noise_of_seeds_of_numpy(seed: Any) -> None:
-    """A seed that numpy drew is the number it stands for."""
-    assert uniform(seed, 0, 3) == uniform(int(seed), 0, 3)
-
-
-@pytest.mark.parametrize("varied", ["seed", "choice_index", "position"])
-def test_noise_is_uniform(varied: str) -> None:
-    """Over each of its inputs the noise is uniform, and neighbours are independent."""
-    values = [uniform(**{"seed": 7, "choice_index": 1, "position": 2, varied: n}) for n in NUMBERS]
-    counts = torch.tensor(values).mul(64).long().bincount(minlength=64)
-    assert chi_square_p_value(counts.tolist(), [1.0] * 64) > MIN_P_VALUE
-    cells = [int(a * 8) * 8 + int(b * 8) for a, b in itertools.pairwise(values)][::2]
-    pairs = torch.tensor(cells).bincount(minlength=64)
-    assert chi_square_p_value(pairs.tolist(), [1.0] * 64) > MIN_P_VALUE
-
-
-NUMBERS = range(30_000)
-
-
-def test_noise_stays_the_same_for_ever() -> None:
-    """A seed gives the same answer in every version and on every machine."""
-    assert uniform(0, 0, 0) == NOISE_AT_ZERO
-    assert uniform(-1, 3, 2**31) == uniform(2**64 - 1, 3, 2**31)
-
-
-NOISE_AT_ZERO = 0.5426238355339943
 
 HISTORIES: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.4},

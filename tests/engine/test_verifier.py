@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from hdserve import core
 from hdserve.core import SamplingParams, Source
-from hdserve.engine.sampler import choose, filtered_probabilities, uniform
+from hdserve.engine.sampler import choose, filtered_probabilities
 from hdserve.engine.verifier import verify
+from hdserve.noise import position_key, sequence_key
 from hdserve.tree import DraftTree
 from tests.drafters import JunkDrafter
 from tests.engines import make_engine, run
@@ -95,9 +96,9 @@ def choices_by_position() -> list[list[list[int]]]:
     """``[position][token before][seed]``: what the real sampler chooses, all seeds in one call."""
     found = []
     for position in range(NUM_TOKENS):
-        noise = [uniform(seed, 0, position) for seed in range(NUM_DRAWS)]
+        keys = [position_key(sequence_key(seed, 0), position) for seed in range(NUM_DRAWS)]
         found.append(
-            [choose(row.expand(NUM_DRAWS, -1), PARAMS, noise).tolist() for row in target_logits()]
+            [choose(row.expand(NUM_DRAWS, -1), PARAMS, keys).tolist() for row in target_logits()]
         )
     return found
 

@@ -15,9 +15,10 @@ import numpy as np
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import doubles_at, floats_at, words_at
 from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.uniforms import negative_uniforms
 from hdserve.engine.kernels.vectors import (
     added,
-    exponential,
+    fused,
     larger,
     largest,
     load,
@@ -26,6 +27,10 @@ from hdserve.engine.kernels.vectors import (
     store,
     total,
 )
+from hdserve.engine.kernels.vectors import (
+    exponential as power_of_e,
+)
+from hdserve.noise import exponential, noise_word
 
 BLOCK = 4 * NUM_LANES
 """Weights come in whole blocks; behind the vocabulary they are 0."""
@@ -35,6 +40,11 @@ _DIGITS = ((19, 2047), (8, 2047), (0, 255))
 _NOTHING = np.float32(-np.inf)
 _LOWEST = np.float32(-87.0)
 _ZERO = np.float32(0.0)
+_LONGEST = 1e30
+"""After all arrivals: the likeliest token, of weight 1, takes 23 at most."""
+
+_A_LITTLE_MORE = np.float32(1.0001)
+"""For what is rounded."""
 
 
 @inlined
@@ -53,10 +63,10 @@ def _fill(logits: Any, weights: Any, inverse_temperature: Any) -> None:
     for column in range(num_columns // NUM_LANES * NUM_LANES, num_padded, NUM_LANES):
         top = larger(top, load(weights, (0, column)))
     shift, factor = spread(-largest(top)), spread(inverse_temperature)
-    lowest = multiplied(exponential(spread(_LOWEST)), spread(np.float32(-1.0)))
+    lowest = multiplied(power_of_e(spread(_LOWEST)), spread(np.float32(-1.0)))
     for column in range(0, num_padded, NUM_LANES):
         exponent = multiplied(added(load(weights, (0, column)), shift), factor)
-        weight = larger(added(exponential(exponent), lowest), spread(_ZERO))
+        weight = larger(added(power_of_e(exponent), lowest), spread(_ZERO))
         store(weights, (0, column), weight)
 
 
@@ -127,22 +137,30 @@ def _drop_below(weights: Any, least: Any) -> None:
 
 
 @inlined
-def _find(weights: Any, noise: float) -> int:
-    """The first column up to which the weights are more than ``noise`` of all of them."""
-    whole = _sum(weights)
-    target = min(noise * whole, np.nextafter(whole, 0.0))
-    before, found = 0.0, 0
+def _lead(weights: Any, first: int, key: int, least: Any) -> Any:
+    """Above 0 where a token may arrive before ``least``; a time is more than ``u / weight`` of its
+    noise ``u``."""
+    return fused(least, load(weights, (0, first)), negative_uniforms(first, key))
+
+
+@inlined
+def _find_first(weights: Any, key: int) -> int:
+    """The column that arrives first, see :mod:`hdserve.noise`; 0 if all weights are 0."""
+    least, found = _LONGEST, 0
     for first in range(0, weights.shape[1], BLOCK):
-        after = before + _sum_of_block(weights, first)
-        if after > target:
-            for column in range(first, first + BLOCK):
-                if weights[0, column] > _ZERO:
-                    found = column
-                    before += np.float64(weights[0, column])
-                    if before > target:
-                        break
-            break
-        before = after
+        limit = spread(np.float32(least) * _A_LITTLE_MORE)
+        low = _lead(weights, first, key, limit)
+        low = larger(low, _lead(weights, first + NUM_LANES, key, limit))
+        high = _lead(weights, first + 2 * NUM_LANES, key, limit)
+        high = larger(high, _lead(weights, first + 3 * NUM_LANES, key, limit))
+        if largest(larger(low, high)) <= _ZERO:
+            continue
+        for column in range(first, first + BLOCK):
+            weight = np.float64(weights[0, column])
+            if weight > 0.0:
+                time = exponential(noise_word(key, column)) / weight
+                if time < least:
+                    least, found = time, column
     return found
 
 
@@ -154,7 +172,7 @@ def draw_token(
     top_k: int,
     top_p: float,
     min_p: float,
-    noise: float,
+    key: int,
     scratch_at: int,
     sums_at: int,
 ) -> int:
@@ -163,7 +181,7 @@ def draw_token(
     Args:
         inverse_temperature: finite.
         top_k: how many may be chosen; 0 for all.
-        noise: which one is chosen, in ``[0, 1)``.
+        key: of the position, see :mod:`hdserve.noise`.
         scratch_at: float32, twice ``num_columns`` in whole blocks.
         sums_at: float64 ``[NUM_BINS]``.
     """
@@ -188,4 +206,4 @@ def draw_token(
             least = max(least, found)
     if least > _ZERO:
         _drop_below(weights, least)
-    return _find(weights, noise)
+    return _find_first(weights, key)
