@@ -24,6 +24,7 @@ from actors import model_database
 from actors.link import ActorLink
 from actors.output_queue import OutputQueue
 from actors.publisher import Publisher
+from actors.settings import warn_of_other_settings
 from actors.shards import WHOLE, Shard
 from actors.subscription import Receiver, Subscription
 from hdserve.config import ModelDatabaseConfig
@@ -106,7 +107,9 @@ class Mirror:
         self._started_s = time.monotonic()
 
         def resolve() -> object:
-            return model_database.get_or_create(key, config, merge_calibration, shard)
+            actor = model_database.get_or_create(key, config, merge_calibration, shard)
+            warn_of_other_settings(actor, key, shard.config(config))
+            return actor
 
         link = ActorLink(resolve, f"the model database of {key.model}")
         kept = OutputLog(config.refill_bytes, config.refill_bytes)

@@ -21,6 +21,7 @@ import numpy as np
 import ray
 
 from actors.refills import Refills
+from actors.settings import actor_settings
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
@@ -202,6 +203,7 @@ class ModelDatabaseActor:
                 "fingerprint": self._key.fingerprint,
                 "pid": os.getpid(),
                 "epoch": self._epoch,
+                "settings": actor_settings(self._config),
                 "num_readers": len(self._readers),
                 "num_bytes": self._log.num_bytes,
                 "directory": str(self._store.directory) if self._store else None,
@@ -381,6 +383,8 @@ def get_or_create(
     shard: Shard = WHOLE,
 ) -> Any:
     """A handle of the database's actor, which is started if there is none in the cluster.
+
+    One that is there keeps the settings it was started with.
 
     Args:
         merge_calibration: an importable function; see :class:`ModelDatabaseActor`.

@@ -114,6 +114,33 @@ def test_a_new_replica_catches_up_before_its_first_request(cluster):
     assert late.texts() == [[number] * 500 for number in range(300)]
 
 
+def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
+    """The actor outlives a deployment; it has the new settings once an operator has ended it."""
+    before = cluster.config
+    one = cluster.mirror(Replica(), "n")
+    assert one.wait_until_current(WAIT_S)
+    assert not caplog.records
+    new = {"max_bytes": 2**20, "snapshot_dir": tmp_path / "new", "publish_interval_s": 0.07}
+    cluster.config = before.model_copy(update=new)
+    two = cluster.mirror(Replica(), "n")
+    assert two.wait_until_current(WAIT_S)
+    assert not ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    text = record.getMessage()
+    assert f"model_database.max_bytes {before.max_bytes}, not {2**20};" in text
+    assert f"model_database.snapshot_dir {tmp_path}, not {tmp_path / 'new'};" in text
+    assert f"`hdserve database stop --model {cluster.key.model}`" in text
+    assert "publish_interval_s" not in text
+    one.close()
+    two.close()
+    model_database.stop(cluster.key)
+    caplog.clear()
+    assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
+    assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    assert not caplog.records
+
+
 def test_namespaces_reach_only_replicas_that_serve_them(cluster):
     first, second = Replica(), Replica()
     one, two = cluster.mirror(first, "alpha"), cluster.mirror(second, "beta")
