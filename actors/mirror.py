@@ -56,6 +56,7 @@ class MirrorStats:
         num_queued_bytes: waiting to be published.
         last_poll_age_s: since the last successful poll of the own model's actor; before the first
             one since the start.
+        num_unwritten_actors: of the own model, that said last that they cannot write their disk.
     """
 
     num_published_outputs: int
@@ -69,6 +70,7 @@ class MirrorStats:
     num_receiver_failures: int
     num_queued_bytes: int
     last_poll_age_s: float
+    num_unwritten_actors: int
 
 
 class Mirror:
@@ -206,6 +208,7 @@ class Mirror:
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,
             last_poll_age_s=time.monotonic() - last_s,
+            num_unwritten_actors=int(own.is_unwritten),
         )
 
     def _follow(self, key: DatabaseKey, receiver: Receiver) -> Subscription:

@@ -83,6 +83,9 @@ class ModelDatabaseActor:
         self._readers: dict[str, float] = {}
         self._num_refused_calibrations = 0
         self._store = self._open_store()
+        self._is_unwritten = config.snapshot_dir is not None and not (
+            self._store and self._store.is_writable
+        )
         self._epoch = self._store.epoch if self._store else uuid4().hex
         self._log = OutputLog(
             config.max_bytes,
@@ -134,7 +137,8 @@ class ModelDatabaseActor:
             idle = poll.idle
             if is_reset:
                 idle = {name: min(cursor, 1) for name, cursor in idle.items()}
-            reply = Reply(self._epoch, 0.0, is_reset, self._log.flushes_since(idle))
+            flushes = self._log.flushes_since(idle)
+            reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._is_unwritten)
             reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
             room = _ROOM - reply.num_bytes
             while True:
@@ -191,7 +195,11 @@ class ModelDatabaseActor:
     def snapshot_now(self) -> bool:
         """Bring everything to the disk; ``False`` if it could not be, or there is none."""
         with self._sync_lock:
-            return self._store is not None and self._store.sync(self._log, self._lock)
+            if self._store is None:
+                return False
+            is_complete = self._store.sync(self._log, self._lock)
+            self._is_unwritten = not is_complete
+            return is_complete
 
     def info(self) -> dict[str, Any]:
         """What is kept, for tools and metrics."""
