@@ -24,6 +24,7 @@ from actors import model_database
 from actors.link import ActorLink
 from actors.output_queue import OutputQueue
 from actors.publisher import Publisher
+from actors.settings import warn_of_other_settings
 from actors.shards import WHOLE, Shard
 from actors.subscription import Receiver, Subscription
 from hdserve.config import ModelDatabaseConfig
@@ -55,6 +56,7 @@ class MirrorStats:
         num_queued_bytes: waiting to be published.
         last_poll_age_s: since the last successful poll of the own model's actor; before the first
             one since the start.
+        num_unwritten_actors: of the own model, that said last that they cannot write their disk.
     """
 
     num_published_outputs: int
@@ -68,6 +70,7 @@ class MirrorStats:
     num_receiver_failures: int
     num_queued_bytes: int
     last_poll_age_s: float
+    num_unwritten_actors: int
 
 
 class Mirror:
@@ -106,7 +109,9 @@ class Mirror:
         self._started_s = time.monotonic()
 
         def resolve() -> object:
-            return model_database.get_or_create(key, config, merge_calibration, shard)
+            actor = model_database.get_or_create(key, config, merge_calibration, shard)
+            warn_of_other_settings(actor, key, shard.config(config))
+            return actor
 
         link = ActorLink(resolve, f"the model database of {key.model}")
         kept = OutputLog(config.refill_bytes, config.refill_bytes)
@@ -203,6 +208,7 @@ class Mirror:
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,
             last_poll_age_s=time.monotonic() - last_s,
+            num_unwritten_actors=int(own.is_unwritten),
         )
 
     def _follow(self, key: DatabaseKey, receiver: Receiver) -> Subscription:

@@ -21,6 +21,7 @@ import numpy as np
 import ray
 
 from actors.refills import Refills
+from actors.settings import actor_settings
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
@@ -82,6 +83,9 @@ class ModelDatabaseActor:
         self._readers: dict[str, float] = {}
         self._num_refused_calibrations = 0
         self._store = self._open_store()
+        self._is_unwritten = config.snapshot_dir is not None and not (
+            self._store and self._store.is_writable
+        )
         self._epoch = self._store.epoch if self._store else uuid4().hex
         self._log = OutputLog(
             config.max_bytes,
@@ -133,7 +137,8 @@ class ModelDatabaseActor:
             idle = poll.idle
             if is_reset:
                 idle = {name: min(cursor, 1) for name, cursor in idle.items()}
-            reply = Reply(self._epoch, 0.0, is_reset, self._log.flushes_since(idle))
+            flushes = self._log.flushes_since(idle)
+            reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._is_unwritten)
             reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
             room = _ROOM - reply.num_bytes
             while True:
@@ -190,7 +195,11 @@ class ModelDatabaseActor:
     def snapshot_now(self) -> bool:
         """Bring everything to the disk; ``False`` if it could not be, or there is none."""
         with self._sync_lock:
-            return self._store is not None and self._store.sync(self._log, self._lock)
+            if self._store is None:
+                return False
+            is_complete = self._store.sync(self._log, self._lock)
+            self._is_unwritten = not is_complete
+            return is_complete
 
     def info(self) -> dict[str, Any]:
         """What is kept, for tools and metrics."""
@@ -202,6 +211,7 @@ class ModelDatabaseActor:
                 "fingerprint": self._key.fingerprint,
                 "pid": os.getpid(),
                 "epoch": self._epoch,
+                "settings": actor_settings(self._config),
                 "num_readers": len(self._readers),
                 "num_bytes": self._log.num_bytes,
                 "directory": str(self._store.directory) if self._store else None,
@@ -381,6 +391,8 @@ def get_or_create(
     shard: Shard = WHOLE,
 ) -> Any:
     """A handle of the database's actor, which is started if there is none in the cluster.
+
+    One that is there keeps the settings it was started with.
 
     Args:
         merge_calibration: an importable function; see :class:`ModelDatabaseActor`.

@@ -73,6 +73,7 @@ class Subscription:
         self.num_refilled_outputs = 0
         self.num_receiver_failures = 0
         self.last_poll_s: float | None = None
+        self.is_unwritten = False
         self.is_due = asyncio.Event()
         self._reader = reader
         self._queue = queue
@@ -125,6 +126,7 @@ class Subscription:
                 self._cover(name, stop)
         self._take(reply, positions)
         self.last_poll_s = time.monotonic()
+        self.is_unwritten = reply.is_unwritten
         for namespace, seen in {**self._overdue(names), **reply.refill}.items():
             await self._refill(namespace, seen)
         if reply.is_complete:

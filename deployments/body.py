@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticKnownError
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # which pydantic takes for a number
+        raise PydanticKnownError("float_type")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[float, BeforeValidator(_no_boolean)]
 
 
 class Body(BaseModel):

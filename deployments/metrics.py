@@ -160,6 +160,10 @@ def _own_metrics() -> Iterator[MetricInfo]:
             "Since the last answer of the model database's actor, or since the start.",
         ),
         ("mirror_queued_bytes", "Waiting to be published."),
+        (
+            "mirror_unwritten_actors",
+            "Actors of the model database that cannot write to snapshot_dir.",
+        ),
     ):
         yield MetricInfo(f"hdserve_{name}", "gauge", text, tuple(labels))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from deployments.body import Body, ClosedBody
+from deployments.body import Body, ClosedBody, Integer, Number
 from deployments.generation import GenerationRequest, Prompt
 from deployments.messages import Messages, Parts, joined
 from deployments.prompt_logprobs import PromptLogprobFields
@@ -59,7 +59,7 @@ class Speculation(ClosedBody):
     """How this request is drafted for; an extension of hdserve."""
 
     enabled: bool = True
-    max_draft_tokens: int | None = Field(default=None, ge=0)
+    max_draft_tokens: Integer | None = Field(default=None, ge=0)
     databases: tuple[Literal["context", "model", "statistics", "recycled", "other"], ...] | None = (
         None
     )
@@ -95,7 +95,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, Number] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None

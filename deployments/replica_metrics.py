@@ -152,6 +152,7 @@ class ReplicaMetrics:
             yield Sample("hdserve_database_fallbacks", count, (reason,))
         yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)
         yield Sample("hdserve_mirror_age_seconds", stats.last_poll_age_s)
+        yield Sample("hdserve_mirror_unwritten_actors", stats.num_unwritten_actors)
 
     def _statistics_samples(self) -> Iterator[Sample]:
         for reason, count in (

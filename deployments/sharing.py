@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from actors.mirror import Mirror, MirrorStats
 from actors.sharded_mirror import ShardedMirror
+from deployments.turns import Turns
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.messages import Standing
@@ -45,7 +46,7 @@ class ClusterSharing:
     ) -> None:
         self._host = host
         self._engine = engine
-        self._states_shared_s: dict[str, float] = {}
+        self._turns = Turns(_STATES_INTERVAL_S)
         self._mirror = ShardedMirror(
             config.num_shards,
             lambda shard: Mirror(
@@ -72,9 +73,7 @@ class ClusterSharing:
     def publish(self, namespace: str, token_ids: list[int]) -> None:
         """Share a finished output; called in the engine's thread."""
         self._mirror.publish(namespace, token_ids)
-        now_s = time.monotonic()
-        if now_s - self._states_shared_s.get(namespace, -_STATES_INTERVAL_S) >= _STATES_INTERVAL_S:
-            self._states_shared_s[namespace] = now_s
+        if self._turns.take(namespace, time.monotonic()):
             standing = self._mirror.standing(namespace)  # flushes up to there are queued before
             self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 

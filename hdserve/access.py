@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import SecretStr
-
 from hdserve.config import AccessConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.errors import ConfigError, Unauthorized
 
 MIN_KEY_CHARACTERS = 16
 
+_ADMIN_KEY = "access.admin_key or HDSERVE_ADMIN_KEY"
+_ADMIN_KEY_FILE = "access.admin_key_file or HDSERVE_ADMIN_KEY_FILE"
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -105,8 +105,9 @@ def read_access(config: AccessConfig) -> Access:
     Raises:
         ConfigError: a file cannot be read or is wrong; the message holds no key.
     """
+    admin = config.admin_key
     return Access(
-        admin_digest=None if config.admin_key is None else _admin_digest(config.admin_key),
+        admin_digest=None if admin is None else _admin_digest(admin.get_secret_value(), _ADMIN_KEY),
         keys_file=config.api_keys_file and config.api_keys_file.absolute(),
         admin_key_file=config.admin_key_file and config.admin_key_file.absolute(),
     ).read_again()
@@ -167,10 +168,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
     where = f"{path}, line {number}"
     if len(words) > 2:
         raise ConfigError(f"{where}: a key and its namespace are expected")
-    if len(key) < MIN_KEY_CHARACTERS:
-        raise ConfigError(f"{where}: a key needs at least {MIN_KEY_CHARACTERS} characters")
-    if not key.isascii():
-        raise ConfigError(f"{where}: a key consists of ASCII characters, as headers do")
+    _check_key(key, where)
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"{where}: a namespace consists of letters, digits, '_', '.' and '-'")
     return ApiKey(_digest(key), namespace)
@@ -187,16 +185,19 @@ def _read_admin_key(path: Path) -> bytes | None:
         raise ConfigError(reason) from error
     if len(lines) != 1:
         raise ConfigError(f"{path}: one line is expected, the administrator's key")
-    return _admin_digest(SecretStr(lines[0].strip()))
+    return _admin_digest(lines[0].strip(), _ADMIN_KEY_FILE)
 
 
-def _admin_digest(secret: SecretStr) -> bytes:
-    if len(secret.get_secret_value()) < MIN_KEY_CHARACTERS:
-        reason = f"access.admin_key needs at least {MIN_KEY_CHARACTERS} characters"
-        raise ConfigError(reason)
-    if not secret.get_secret_value().isascii():
-        raise ConfigError("access.admin_key: a key consists of ASCII characters, as headers do")
-    return _digest(secret.get_secret_value())
+def _admin_digest(key: str, where: str) -> bytes:
+    _check_key(key, where)
+    return _digest(key)
+
+
+def _check_key(key: str, where: str) -> None:
+    if len(key) < MIN_KEY_CHARACTERS:
+        raise ConfigError(f"{where}: a key needs at least {MIN_KEY_CHARACTERS} characters")
+    if not key.isascii():
+        raise ConfigError(f"{where}: a key consists of ASCII characters, as headers do")
 
 
 def _digest(key: str) -> bytes:

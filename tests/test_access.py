@@ -86,8 +86,8 @@ def test_unreadable_files_and_short_admin_keys(tmp_path: Path) -> None:
     """A configuration that cannot be held starts nothing."""
     with pytest.raises(ConfigError, match="cannot read"):
         read_access(AccessConfig(api_keys_file=tmp_path / "none"))
-    for wrong in ("short", f"{ADMIN}é"):
-        with pytest.raises(ConfigError, match="admin_key"):
+    for wrong in ("", "short", f"{ADMIN}é"):
+        with pytest.raises(ConfigError, match=r"^access\.admin_key or HDSERVE_ADMIN_KEY: a key "):
             read_access(AccessConfig(admin_key=SecretStr(wrong)))
 
 
@@ -106,10 +106,17 @@ def test_the_administrators_key_may_be_in_a_file(tmp_path: Path) -> None:
     assert not read_access(config).identify(f"Bearer {ADMIN}").is_admin
     path.write_text(f"{ADMIN}\n")
     assert read_access(config).identify(f"Bearer {ADMIN}").is_admin
-    for wrong in ("", "short\n", f"{ADMIN}\n{ADMIN}\n"):
+    name = "access.admin_key_file or HDSERVE_ADMIN_KEY_FILE: a key "
+    for wrong, reason in (
+        ("", f"{path}: one line"),
+        ("short\n", f"{name}needs at least 16 characters"),
+        (f"{ADMIN}é\n", f"{name}consists of ASCII"),
+        (f"{ADMIN}\n{ADMIN}\n", f"{path}: one line"),
+    ):
         path.write_text(wrong)
         with pytest.raises(ConfigError) as caught:
             read_access(config)
+        assert caught.value.message.startswith(reason)
         assert ADMIN not in caught.value.message
     path.unlink()
     path.mkdir()

@@ -73,7 +73,10 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
             MODEL % "" + "access: {api_keys_file: /no/such/file}",
             "line 2, access: cannot read the API keys",
         ),
-        (MODEL % "" + "access: {admin_key: short}", "access: access.admin_key needs at least"),
+        (
+            MODEL % "" + "access: {admin_key: short}",
+            "access.admin_key or HDSERVE_ADMIN_KEY: a key needs",
+        ),
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
         (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),

@@ -58,7 +58,7 @@ def test_ranges(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, 2.5) for name in ("max_tokens", "min_tokens", "seed", "logprobs")),
+        *((name, 2.5) for name in ("max_tokens", "min_tokens", "seed", "logprobs", "top_k")),
         *((name, "3") for name in ("max_tokens", "seed", "prompt_logprobs", "temperature")),
         *((name, None) for name in ("seed", "min_tokens", "top_k", "temperature", "top_p")),
         ("max_tokens", [3]),

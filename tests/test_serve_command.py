@@ -268,7 +268,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("section", "reason"),
     [
-        ({"access": {"admin_key": "short"}}, "access.admin_key needs at least 16 characters"),
+        ({"access": {"admin_key": "short"}}, "HDSERVE_ADMIN_KEY: a key needs at least 16"),
         ({"access": {"api_keys_file": "/nothing"}}, "cannot read the API keys in /nothing"),
         ({"models": [{"name": "m", "model": "./nothing"}]}, "there is no directory ./nothing"),
     ],

@@ -64,8 +64,7 @@ def build(options: BuildOptions) -> None:
     rows = read_prompts(options.prompts, options.limit)
     key = DatabaseKey(options.name or options.model, load_tokenizer(options.model).fingerprint)
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)
-    if not store.is_writable:
-        raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
+    store.check_writable()
     try:
         num_now = _add_answers(options, rows, store)
     finally:

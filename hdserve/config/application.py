@@ -13,7 +13,8 @@ from hdserve.config.strict_model import StrictModel, check_is_once
 
 
 class ModelDatabaseConfig(StrictModel):
-    """The cluster-wide database of generated text."""
+    """The cluster-wide database of generated text.  Its actors keep the settings they were started
+    with, also when another configuration is deployed, until ``hdserve database stop``."""
 
     is_enabled: bool = True
     """Whether replicas share what they generate."""

@@ -209,8 +209,7 @@ def import_archive(
         _check_calibrations(message)
         total += message.num_outputs
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
-    if not store.is_writable:
-        raise DatabaseError(f"{store.directory} is in use; end the application that serves it")
+    store.check_writable()
     try:
         log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
         store.restore(log)

@@ -215,6 +215,7 @@ class Reply:
             ``changes`` begins at the oldest outputs kept.
         changes: by namespace; if all of them are complete, one that is not named has nothing new.
         refill: namespaces to give back, with the sequence numbers the actor has.
+        is_unwritten: what is new stays in the actor's memory, as its disk cannot be written.
     """
 
     epoch: str
@@ -222,6 +223,7 @@ class Reply:
     is_reset: bool = False
     changes: Mapping[str, Changes] = field(default_factory=dict)
     refill: Mapping[str, OriginRanges] = field(default_factory=dict)
+    is_unwritten: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -246,6 +248,7 @@ class Reply:
             "is_reset": self.is_reset,
             "changes": {name: _pack_changes(change) for name, change in self.changes.items()},
             "refill": dict(self.refill),
+            "is_unwritten": self.is_unwritten,
         }
         return snapshot.encode(payload, kind="reply", key=key)
 
@@ -267,6 +270,7 @@ class Reply:
                 for name, item in fields.mapping("changes", dict).items()
             },
             refill={name: _origin_ranges(item) for name, item in refill.items()},
+            is_unwritten=fields.get("is_unwritten", bool, False),
         )
 
 

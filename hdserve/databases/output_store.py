@@ -59,7 +59,8 @@ class OutputStore:
     """The files of one database.
 
     Not thread-safe; another process that opens the same directory may only read, until the first
-    one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.
+    one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.  So it
+    does where nothing can be written when it is opened, as soon as something can.
 
     Args:
         directory: of this database alone; it is made.
@@ -71,7 +72,7 @@ class OutputStore:
         epoch: a new id of this opening.
         epochs: ids of the earlier openings whose version numbers are still valid.
         generation: the number of this opening, from 1.
-        is_writable: whether this process holds the lock.
+        is_writable: whether this process holds the lock, and could write when it took it.
         num_failures: writes that failed.
         num_refused: files that could not be used.
 
@@ -95,18 +96,10 @@ class OutputStore:
         self._namespaces: dict[str, NamespaceFiles] = {}
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
+        self.is_writable = False
         try:
-            self.is_writable = False
-            if not is_read_only:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                snapshot.sync_directory(directory.parent)
-                self.is_writable = self._acquire(lock_timeout_s)
-                if not self.is_writable:
-                    logger.error(
-                        "%s is in use by another process: its outputs are read, new ones stay in "
-                        "memory until it ends",
-                        directory,
-                    )
+            if self._may_take_over:
+                self._begin_writing(lock_timeout_s)
             self.generation, self.epochs = self._open_generation()
         except OSError as error:
             raise DatabaseError(f"{directory} cannot be used: {error}") from error
@@ -120,6 +113,17 @@ class OutputStore:
         """Let another process write."""
         self.is_writable = self._may_take_over = False
         self._lock.release()
+
+    def check_writable(self) -> None:
+        """
+        Raises:
+            DatabaseError: another process writes here, or nothing can be written.
+        """
+        if not self.is_writable:
+            reason = "is in use by another process, as an application that serves it"
+            if self.num_failures:
+                reason = "cannot be written; the log says why"
+            raise DatabaseError(f"{self.directory} {reason}")
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; what cannot be used is logged, set aside and left out."""
@@ -165,8 +169,7 @@ class OutputStore:
         """
         files = self._files(namespace)
         files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
-        if not self.is_writable:
-            raise DatabaseError(f"{self.directory} is in use by another process")
+        self.check_writable()
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
@@ -193,6 +196,25 @@ class OutputStore:
                     self._count_failure(error)
         return is_complete
 
+    def _begin_writing(self, lock_timeout_s: float) -> None:
+        """
+        Raises:
+            OSError: there is no directory, and it cannot be made.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            snapshot.sync_directory(self.directory.parent)
+            self.is_writable = self._acquire(lock_timeout_s)
+        except OSError as error:  # what is there may be read all the same
+            self._count_failure(error)
+            return
+        if not self.is_writable:
+            logger.error(
+                "%s is in use by another process: its outputs are read, new ones stay in "
+                "memory until it ends",
+                self.directory,
+            )
+
     def _acquire(self, timeout_s: float) -> bool:
         try:
             self._lock.acquire(timeout=timeout_s)
@@ -205,7 +227,13 @@ class OutputStore:
 
         Not if it opened the directory once more in between: its numbers would be ours.
         """
-        if not self._may_take_over or not self._acquire(0.0):
+        if not self._may_take_over:
+            return False
+        try:
+            if not self._acquire(0.0):
+                return False
+        except OSError as error:
+            self._count_failure(error)
             return False
         generation, epochs = self._read_generation()
         try:
@@ -234,7 +262,12 @@ class OutputStore:
         highest = max([*versions, *([] if generation else self._flushed_versions())], default=0)
         self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
         if self.is_writable:
-            self._write_generation(epochs)
+            try:
+                self._write_generation(epochs)
+            except OSError as error:
+                self._count_failure(error)
+                self.is_writable = False
+                self._lock.release()
         return self.generation, epochs
 
     def _flushed_versions(self) -> Iterator[int]:

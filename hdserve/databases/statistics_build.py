@@ -16,6 +16,7 @@ from hdserve.databases.statistics import (
     ends_crc32,
 )
 from hdserve.databases.statistics_checkpoint import Checkpoint
+from hdserve.databases.target_lock import TargetLock
 from hdserve.errors import DatabaseError
 
 BATCH_SEGMENTS = 256
@@ -52,7 +53,7 @@ class BuildProgress(StrictModel):
 
 
 class StatisticsBuild:
-    """One build of a directory.
+    """One build of a directory, which no other job may write until it has run.
 
     Args:
         directory: where the database is written; the unfinished state lies in ``unfinished/``
@@ -68,8 +69,8 @@ class StatisticsBuild:
         num_excluded: segments left out, by source.
 
     Raises:
-        DatabaseError: a file is missing or empty, or the unfinished build in ``directory`` is of
-            other files or settings.
+        DatabaseError: a file is missing or empty, the unfinished build in ``directory`` is of
+            other files or settings, or another job writes there.
     """
 
     def __init__(
@@ -99,8 +100,13 @@ class StatisticsBuild:
             self._files = {str(path): _size_and_checksum(path) for path in paths}
         except OSError as error:
             raise DatabaseError(f"cannot be read: {error}") from error
-        self.num_resumed_segments = self._resume()
         self.num_excluded: Counter[str] = Counter()
+        self._lock = TargetLock(directory)
+        try:
+            self.num_resumed_segments = self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def _progress(self, num_segments: int) -> BuildProgress:
         return BuildProgress(
@@ -130,6 +136,12 @@ class StatisticsBuild:
         Raises:
             DatabaseError: a corpus cannot be read, or nothing can be written.
         """
+        try:
+            return self._run()
+        finally:
+            self._lock.release()
+
+    def _run(self) -> StatisticsInfo:
         check_writable(self._directory)
         num_segments = 0
         next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens

@@ -14,6 +14,7 @@ from hdserve.databases.statistics import (
     check_writable,
 )
 from hdserve.databases.statistics_checkpoint import Checkpoint
+from hdserve.databases.target_lock import TargetLock
 from hdserve.errors import DatabaseError
 
 
@@ -34,7 +35,8 @@ class MergeProgress(StrictModel):
 class StatisticsMerge:
     """One database with the counts of several.
 
-    It appears whole at the end; interrupted before it, only the unfinished state was written.
+    It appears whole at the end; interrupted before it, only the unfinished state was written.  No
+    other job may write there until it has run.
 
     Args:
         directory: where it is written.
@@ -49,7 +51,8 @@ class StatisticsMerge:
 
     Raises:
         DatabaseError: a source cannot be read, or they are of different tokenizers, or the
-            unfinished merge in ``directory`` is of other sources or settings.
+            unfinished merge in ``directory`` is of other sources or settings, or another job writes
+            there.
     """
 
     def __init__(
@@ -76,7 +79,12 @@ class StatisticsMerge:
             first.tokenizer, vocab_size, max_bytes=max_bytes, orders=first.orders
         )
         self._checkpoint = Checkpoint(directory, MergeProgress)
-        self.num_resumed = self._resume()
+        self._lock = TargetLock(directory)
+        try:
+            self.num_resumed = self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def _progress(self, num_merged: int) -> MergeProgress:
         sources = tuple(database.info.crc32 for database in self._databases)
@@ -102,6 +110,12 @@ class StatisticsMerge:
             DatabaseError: sources are of different tokenizers, one is not what was
                 written, or nothing can be written.
         """
+        try:
+            return self._run()
+        finally:
+            self._lock.release()
+
+    def _run(self) -> StatisticsInfo:
         check_writable(self._directory)
         saved_s = time.monotonic()
         for number, database in enumerate(self._databases, 1):

@@ -14,6 +14,7 @@ import ray
 from actors import model_database
 from actors.mirror import Mirror
 from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.output_files import database_directory
 from hdserve.databases.snapshot import DatabaseKey
 from tests.actors.replicas import Brittle, Replica, quick_config
 from tests.waiting import WAIT_S, eventually
@@ -112,6 +113,50 @@ def test_a_new_replica_catches_up_before_its_first_request(cluster):
     two = cluster.mirror(late, "n")
     assert two.wait_until_current(WAIT_S)
     assert late.texts() == [[number] * 500 for number in range(300)]
+
+
+def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
+    """The actor outlives a deployment; it has the new settings once an operator has ended it."""
+    before = cluster.config
+    one = cluster.mirror(Replica(), "n")
+    assert one.wait_until_current(WAIT_S)
+    assert not caplog.records
+    new = {"max_bytes": 2**20, "snapshot_dir": tmp_path / "new", "publish_interval_s": 0.07}
+    cluster.config = before.model_copy(update=new)
+    two = cluster.mirror(Replica(), "n")
+    assert two.wait_until_current(WAIT_S)
+    assert not ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    text = record.getMessage()
+    assert f"model_database.max_bytes {before.max_bytes}, not {2**20};" in text
+    assert f"model_database.snapshot_dir {tmp_path}, not {tmp_path / 'new'};" in text
+    assert f"`hdserve database stop --model {cluster.key.model}`" in text
+    assert "publish_interval_s" not in text
+    one.close()
+    two.close()
+    model_database.stop(cluster.key)
+    caplog.clear()
+    assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
+    assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    assert not caplog.records
+
+
+def test_replicas_know_of_an_actor_that_cannot_write(cluster):
+    """From its first answer on, until it can; a disk that is mounted read-only opens no lock."""
+    lock = database_directory(cluster.config.snapshot_dir, cluster.key) / "lock"
+    lock.mkdir(parents=True)
+    mirror = cluster.mirror(Replica(), "n")
+    assert mirror.wait_until_current(WAIT_S)
+    assert mirror.stats().num_unwritten_actors == 1
+    mirror.publish("n", [1, 2, 3])
+    eventually(lambda: mirror.stats().num_published_outputs == 1)
+    lock.rmdir()
+    eventually(lambda: mirror.stats().num_unwritten_actors == 0)
+    cluster.kill()
+    late = Replica()
+    assert cluster.mirror(late, "n").wait_until_current(WAIT_S)
+    assert late.texts() == [[1, 2, 3]]
 
 
 def test_namespaces_reach_only_replicas_that_serve_them(cluster):

@@ -12,6 +12,7 @@ import pytest
 from actors.model_database import ModelDatabaseActor, actor_name
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
+from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -163,6 +164,23 @@ def test_count_and_info_tell_what_is_inside(config):
     assert info["namespaces"]["n"]["num_outputs"] == 1
     assert info["is_writable"]
     assert actor.snapshot_now()
+
+
+def test_readers_are_told_what_is_in_memory_only(config):
+    """Not where nothing is to be written."""
+    lock = database_directory(config.snapshot_dir, KEY) / "lock"
+    lock.mkdir(parents=True)
+    actor = ModelDatabaseActor(KEY, config)
+    assert Reader(actor, "r").poll().is_unwritten
+    assert not actor.snapshot_now()
+    assert Reader(actor, "r").poll().is_unwritten
+    lock.rmdir()
+    assert actor.snapshot_now()
+    assert not Reader(actor, "r").poll().is_unwritten
+    in_memory = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    assert not Reader(in_memory, "r").poll().is_unwritten
+    assert not in_memory.snapshot_now()
+    assert not Reader(in_memory, "r").poll().is_unwritten
 
 
 def test_nobody_waits_for_the_disk_of_a_snapshot(config, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_poll_of_an_earlier_version_does_not_say_what_was_published():
 
 def test_reply_comes_back():
     changes = {"n": Changes(SEGMENT, 9, False, True, b"state", 3), "m": Changes(SEGMENT, 1, True)}
-    sent = Reply("epoch", 0.5, True, changes, {"n": {"a": [(0, 3), (5, 9)]}})
+    sent = Reply("epoch", 0.5, True, changes, {"n": {"a": [(0, 3), (5, 9)]}}, is_unwritten=True)
     got = Reply.decode(sent.encode(KEY), KEY)
     assert (got.epoch, got.next_poll_s, got.is_reset) == ("epoch", 0.5, True)
     assert got.refill == sent.refill

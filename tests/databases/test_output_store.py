@@ -1,9 +1,13 @@
 """What was appended is there after a restart, whatever happened to the process."""
 
+import contextlib
 import os
 import random
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -253,6 +257,50 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatabaseError, match="cannot be used"):
         OutputStore(tmp_path / "file" / "database", KEY)
+
+
+@contextlib.contextmanager
+def no_lock(directory: Path) -> Iterator[None]:
+    """Opening the lock fails, as on a disk that is mounted read-only."""
+    lock = directory / "lock"
+    lock.unlink()
+    lock.mkdir()
+    try:
+        yield
+    finally:
+        lock.rmdir()
+
+
+@contextlib.contextmanager
+def no_room(directory: Path) -> Iterator[None]:
+    """No byte can be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("obstacle", [no_lock, no_room])
+def test_what_is_kept_is_read_where_nothing_can_be_written(tmp_path, obstacle):
+    """When it can, all that came meanwhile is."""
+    database = Database(tmp_path)
+    database.append("n", 1, 2)
+    database.store.close()
+    with obstacle(tmp_path):
+        database = Database(tmp_path)
+        numbers = database.numbers("n")
+        database.append("n", 3)
+        is_writable, num_failures = database.store.is_writable, database.store.num_failures
+        is_synced = database.sync()
+    assert numbers == [1, 2]
+    assert (is_writable, num_failures, is_synced) == (False, 1, False)
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        database.store.check_writable()
+    assert database.sync()
+    database.append("n", 4)
+    assert database.restart().numbers("n") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))

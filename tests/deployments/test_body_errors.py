@@ -38,6 +38,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (ChatBody, {**CHAT, "stop": 5}, "stop: a string or an array is expected"),
     (ChatBody, {**CHAT, "stop": ["a", 5]}, "stop.1: a string is expected"),
     (ChatBody, {**CHAT, "logit_bias": {"a": 1}}, "logit_bias.a: an integer is expected"),
+    (ChatBody, {**CHAT, "logit_bias": {"5": True}}, "logit_bias.5: a number is expected"),
     (ChatBody, {**CHAT, "speculation": {"on": 1}}, "speculation.on: is unknown"),
     (ChatBody, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function: is missing"),
     (

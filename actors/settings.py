@@ -1,0 +1,54 @@
+"""The settings that an actor keeps from when it was started, whatever is deployed since."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any
+
+import ray
+
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.snapshot import DatabaseKey
+
+logger = logging.getLogger(__name__)
+
+_NAMES = {
+    "max_bytes",
+    "max_total_bytes",
+    "snapshot_dir",
+    "snapshot_interval_s",
+    "poll_interval_s",
+    "num_cpus",
+}
+_TIMEOUT_S = 10.0
+
+
+def actor_settings(config: ModelDatabaseConfig) -> dict[str, Any]:
+    """Those of ``config`` that the actor reads, not the replicas; of simple types."""
+    return config.model_dump(mode="json", include=_NAMES)
+
+
+def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseConfig) -> None:
+    """Log which settings a model database's actor has not taken from ``config``.
+
+    It is not told to change: during an update replicas of both configurations use it.
+
+    Raises:
+        RayError: it cannot be reached.
+    """
+    wanted = actor_settings(config)
+    kept = ray.get(actor.info.remote(), timeout=_TIMEOUT_S).get("settings", wanted)
+    differences = [
+        f"model_database.{name} {kept[name]}, not {value}"
+        for name, value in wanted.items()
+        if name in kept and kept[name] != value
+    ]
+    if differences:
+        logger.warning(
+            "the model database of %s goes on as it was started: %s; when no replica with the old "
+            "settings is left, `hdserve database stop --model %s` has it started with the new ones",
+            key.model,
+            "; ".join(differences),
+            shlex.quote(key.model),
+        )

@@ -1,0 +1,37 @@
+"""Keeps two jobs from writing one statistics database at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hdserve.databases.unfinished import CHECKPOINT_NAME
+from hdserve.errors import DatabaseError
+
+LOCK_NAME = f"{CHECKPOINT_NAME}.lock"
+
+
+class TargetLock:
+    """Held from when it is made until it is released, or its process ends.
+
+    Args:
+        directory: that will be written; it is made.
+
+    Raises:
+        DatabaseError: another job holds it, or nothing can be written there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._lock = FileLock(directory / LOCK_NAME, thread_local=False)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise DatabaseError(f"{directory}: is being written by another job") from error
+        except OSError as error:
+            raise DatabaseError(f"{directory}: cannot be written: {error}") from error
+
+    def release(self) -> None:
+        """Let another job write."""
+        self._lock.release()

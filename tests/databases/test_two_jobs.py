@@ -1,0 +1,85 @@
+"""Two jobs do not write one statistics database at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.databases.statistics import INFO_NAME, StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_merge import StatisticsMerge
+from hdserve.databases.unfinished import is_unfinished
+from hdserve.errors import DatabaseError
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    fingerprint = "bytes"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps({"text": "abc"}) + "\n")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+    builder.add("corpus", [5, 6, 7])
+    builder.write(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_the_second_job_is_refused_at_once(tmp_path: Path, corpus: Path, source: Path) -> None:
+    """Whatever kind they are of; the first one ends as if there had been no second one."""
+    target = tmp_path / "target"
+
+    def begin_others(path: Path, position: int, num_tokens: int) -> None:
+        with pytest.raises(DatabaseError, match="target: is being written by another job"):
+            StatisticsBuild(target, (corpus,), Bytes(), 300)
+        with pytest.raises(DatabaseError, match="target: is being written by another job"):
+            StatisticsMerge(target, [source])
+        files = {path.relative_to(target) for path in target.rglob("*")}
+        assert files
+        assert all(map(is_unfinished, files))
+
+    StatisticsBuild(target, (corpus,), Bytes(), 300, on_progress=begin_others).run()
+    assert StatisticsDatabase.open(target).info.num_tokens == 3
+    StatisticsMerge(target, [source]).run()
+    assert StatisticsDatabase.open(target).info.tokenizer == "t"
+
+
+def test_the_command_says_so(tmp_path: Path, source: Path) -> None:
+    target = tmp_path / "target"
+    first = StatisticsMerge(target, [source])
+    command = ["statistics", "merge", str(source), "--output", str(target)]
+    with pytest.raises(DatabaseError, match="is being written by another job"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    first.run()
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_a_job_that_fails_is_in_nobodys_way(tmp_path: Path, corpus: Path, source: Path) -> None:
+    """While it begins, and later."""
+    target = tmp_path / "target"
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StatisticsMerge(target, [source, source], checkpoint_s=0.0, on_progress=stop).run()
+    with pytest.raises(DatabaseError, match="other sources"):
+        StatisticsMerge(target, [source])
+    StatisticsMerge(target, [source, source]).run()
+    assert (target / INFO_NAME).exists()
