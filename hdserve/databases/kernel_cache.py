@@ -22,6 +22,7 @@ from filelock import FileLock
 from numba.core import caching
 
 _COMPILED_TOGETHER = ("databases", "drafting")
+COMPILED_INTO_ALL: Final = (Path(__file__).parents[1] / "noise.py",)
 _MAX_WAIT_S = 300.0
 """For another process that compiles; then this one does, too."""
 
@@ -42,7 +43,8 @@ def sources_digest(folder: Path) -> str:
     if folder.name in _COMPILED_TOGETHER:
         folders = [folder.parent / name for name in _COMPILED_TOGETHER]
     digest = hashlib.sha256()
-    for path in sorted(path for each in folders for path in each.glob("*.py")):
+    own = sorted(path for each in folders for path in each.glob("*.py"))
+    for path in (*own, *COMPILED_INTO_ALL):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from hdserve.databases import ngram
-from hdserve.databases.kernel_cache import BASELINES, KernelCache, sources_digest
+from hdserve.databases.kernel_cache import (
+    BASELINES,
+    COMPILED_INTO_ALL,
+    KernelCache,
+    sources_digest,
+)
 from hdserve.drafting import growth, learning, recycling
 from hdserve.engine.kernels import attention
 from hdserve.engine.kernels.registers import HAS_AVX512
@@ -50,6 +55,13 @@ def make_sources(root: Path, text: str) -> Path:
         (root / folder / "one.py").write_text("ONE = 1\n")
     (root / "drafting" / "two.py").write_text(text)
     return root
+
+
+def test_what_is_compiled_into_all_is_part_of_each_digest() -> None:
+    """Modules whose functions Python calls as they are, and kernels of any folder compile."""
+    package = Path(ngram.__file__).parents[1]
+    found = [path for path in package.rglob("*.py") if "@register_jitable" in path.read_text()]
+    assert found == list(COMPILED_INTO_ALL)
 
 
 def test_any_change_changes_the_digest(tmp_path: Path) -> None:
