@@ -234,8 +234,8 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     with client.chat.completions.stream(**options) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [item.function.arguments for item in message.tool_calls or ()] == ["".join(pieces)]
-    short = [*client.chat.completions.create(**options | {"max_tokens": 20}, stream=True)]
-    whole = client.chat.completions.create(**options | {"max_tokens": 20}).choices[0]
+    short = [*client.chat.completions.create(**options | {"max_tokens": 28}, stream=True)]
+    whole = client.chat.completions.create(**options | {"max_tokens": 28}).choices[0]
     assert short[-1].choices[0].finish_reason == whole.finish_reason == "length"
     (half,) = whole.message.tool_calls or ()
     found = [call for chunk in short for call in chunk.choices[0].delta.tool_calls or ()]
