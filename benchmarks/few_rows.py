@@ -86,7 +86,7 @@ def attention(
     num_sequences: int, num_rows: int, num_rounds: int, dtype: torch.dtype = torch.float32
 ) -> dict[str, float]:
     """Of one layer, with what it takes to be called."""
-    shape = KVShape(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
+    shape = KVShape.of_equal_layers(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
     num_kv_rows = num_sequences * align(NUM_CACHED + num_rows)
     cache = KVCache(shape, num_kv_rows, dtype, CPU)
     chunks = [*make_chunks(cache, num_sequences, num_rows, NUM_CACHED)]

@@ -7,10 +7,17 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -66,6 +73,43 @@ def _gemma3() -> PreTrainedModel:
     return Gemma3ForCausalLM(config)
 
 
+def _gemma4() -> PreTrainedModel:
+    """With eyes, which text goes past, heads of two sizes, and layers that attend to the keys of
+    others."""
+    sizes = {**_GROUPED, "num_hidden_layers": 4, "pad_token_id": 0, "global_head_dim": 16}
+    inputs = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 4}
+    layers = ["sliding_attention", "full_attention"] * 2
+    text = Gemma4TextConfig(
+        **sizes, **inputs, sliding_window=9, layer_types=layers, num_kv_shared_layers=2
+    )
+    eyes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    vision = {"model_type": "gemma4_vision", **eyes, **heads}
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    return Gemma4ForConditionalGeneration(config)
+
+
+def _gpt_oss() -> PreTrainedModel:
+    layers = ["sliding_attention", "full_attention"]
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2}  # so that rounding chooses none
+    model = GptOssForCausalLM(
+        GptOssConfig(**_GROUPED, **experts, sliding_window=9, layer_types=layers)
+    )
+    model.set_experts_implementation("eager")  # the others know no float64
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def _deepseek() -> PreTrainedModel:
+    """Its own cache would hold what keys and values are made of."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 12}
+    heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
+    sizes = {**_SIZES, **ranks, **heads, "num_key_value_heads": 4}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, first_k_dense_replace=2))
+
+
 def _gpt_neox() -> PreTrainedModel:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES))
 
@@ -80,6 +124,9 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": _qwen3,
     "mistral": _mistral,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "gpt_oss": _gpt_oss,
+    "deepseek": _deepseek,
     "gpt_neox": _gpt_neox,
     "stablelm": _stablelm,
 }

@@ -37,6 +37,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write the rows' keys and values to the cache and attend, each row to its own sequence.
@@ -50,6 +51,8 @@ def packed_attention(
         key, value: ``[1, num_kv_heads, num_rows, head_size]``.
         sliding_window: of this layer; ``None`` sees everything.
         softcap: bound of the scores (Gemma 2); ``None`` for none.
+        s_aux: sinks, as models call them, ``[num_heads]``: a score for each head that takes its
+            share of attention and gives nothing (gpt-oss); ``None`` for none.
 
     Returns:
         ``[1, num_rows, num_heads, value_size]`` and no weights.
@@ -57,7 +60,7 @@ def packed_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     attend = torch.ops.hdserve.packed_attention if torch.compiler.is_compiling() else attend_by_plan
-    arguments = (query, key, value, layer, scaling, sliding_window, softcap)
+    arguments = (query, key, value, layer, scaling, sliding_window, softcap, s_aux)
     return cast("torch.Tensor", attend(*arguments)), None
 
 
@@ -69,6 +72,7 @@ def attend_by_plan(
     scaling: float | None,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """As :func:`packed_attention`, of the layer with a number: what its operator does in Python.
 
@@ -82,12 +86,12 @@ def attend_by_plan(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if by_blocks is not None:
         whole = plan.cache.read_all(layer)
-        return by_blocks(query, *whole, scale, sliding_window, softcap)
+        return by_blocks(query, *whole, scale, sliding_window, softcap, sinks)
     if plan.listed is None:
         attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     else:
         kernel, columns = plan.listed.kernel, plan.listed.columns
-        by_kernel = kernel(layer, query, columns, scale, sliding_window, softcap)
+        by_kernel = kernel(layer, query, columns, scale, sliding_window, softcap, sinks)
         attended = by_kernel.to(value.dtype)
     if not plan.spans:
         return attended
@@ -95,7 +99,7 @@ def attend_by_plan(
         query = query.double()
     for span, mask in zip(plan.spans, plan.masks(sliding_window, query), strict=True):
         queries = query.narrow(2, span.first_row, span.chunk.num_rows)
-        found = _attend(plan.cache, layer, span, queries, mask, scale, softcap)
+        found = _attend(plan.cache, layer, span, queries, mask, scale, softcap, sinks)
         attended.narrow(1, span.first_row, span.chunk.num_rows).copy_(found.transpose(1, 2))
     return attended
 
@@ -108,7 +112,7 @@ def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor,
 define_operator(
     "packed_attention",
     "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
-    "float? softcap) -> Tensor",
+    "float? softcap, Tensor? sinks) -> Tensor",
     attend_by_plan,
     _like_attended,
 )
@@ -122,18 +126,25 @@ def _attend(
     mask: torch.Tensor,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """PyTorch's own attention of one sequence: ``[1, num_heads, num_rows, value_size]``."""
     keys, values = cache.read(layer, span.chunk.segment.start, span.num_keys)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     is_grouped = keys.shape[1] != query.shape[1]
-    if softcap is None:
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=scale, enable_gqa=is_grouped
         )
     groups = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    scores = torch.tanh(query @ keys.transpose(2, 3) * scale / softcap) * softcap
+    scores = query @ keys.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is not None:
+        besides = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, besides], dim=-1)
     accurate = torch.promote_types(query.dtype, torch.float32)
-    weights = torch.softmax(scores + mask, dim=-1, dtype=accurate).to(query.dtype)
-    return weights @ values
+    weights = torch.softmax(scores, dim=-1, dtype=accurate)[..., : keys.shape[2]]
+    return weights.to(query.dtype) @ values

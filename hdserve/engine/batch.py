@@ -20,7 +20,16 @@ from hdserve.engine.workers import Workers
 BoolArray = npt.NDArray[np.bool_]
 
 AttendByBlocks = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor
+    [
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        float,
+        int | None,
+        float | None,
+        torch.Tensor | None,
+    ],
+    torch.Tensor,
 ]
 """See :class:`~hdserve.engine.block_attention.BlockAttention`."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, WORD_BITS, RowBuffers
 
@@ -34,7 +34,7 @@ class BlockAttention:
     def __init__(self, buffers: RowBuffers, num_keys: int, *, is_compiled: bool) -> None:
         self._buffers = buffers
         self._num_keys = num_keys
-        self._attend: Callable[..., torch.Tensor] = flex_attention
+        self._attend: Any = flex_attention
         if is_compiled:
             self._attend = cast("Any", torch.compile)(
                 flex_attention, dynamic=False, isolate_recompiles=True
@@ -50,9 +50,13 @@ class BlockAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attend with ``query [1, num_heads, num_rows, key_size]`` to the whole cache of a layer,
         ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
+
+        Args:
+            sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
 
         Returns:
             ``[1, num_rows, num_heads, value_size]``; zeros in rows that see nothing.
@@ -67,8 +71,11 @@ class BlockAttention:
             scale=scale,
             enable_gqa=num_groups > 1,
             kernel_options=_kernel_options(query.shape[2], num_groups),
+            return_aux=None if sinks is None else AuxRequest(lse=True),
         )
-        return found.transpose(1, 2).contiguous()
+        if sinks is not None:
+            found = _beside(sinks, *found)
+        return cast("torch.Tensor", found).transpose(1, 2).contiguous()
 
     def _mask(self, window: int | None) -> BlockMask:
         found = self._masks.get(window)
@@ -93,6 +100,13 @@ class BlockAttention:
 
             found = self._scores[softcap] = score
         return found
+
+
+def _beside(sinks: torch.Tensor, attended: torch.Tensor, aux: Any) -> torch.Tensor:
+    """What is left to ``attended [1, num_heads, num_rows, value_size]``, whose scores sum up to
+    ``exp(aux.lse)``, beside ``sinks``."""
+    shares = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None])
+    return attended * shares[..., None].to(attended.dtype)
 
 
 def _kernel_options(num_rows: int, num_groups: int) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,26 +42,42 @@ class Segment:
         return self.start + self.num_rows
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one token stores: per layer ``num_heads`` keys of ``key_size`` and values of
+class LayerShape(NamedTuple):
+    """What one token stores in a layer: ``num_heads`` keys of ``key_size`` and values of
     ``value_size`` numbers."""
 
-    num_layers: int
     num_heads: int
     key_size: int
     value_size: int
 
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token stores, layer by layer."""
+
+    layers: tuple[LayerShape, ...]
+
+    @classmethod
+    def of_equal_layers(
+        cls, num_layers: int, num_heads: int, key_size: int, value_size: int
+    ) -> KVShape:
+        """That of most models."""
+        return cls((LayerShape(num_heads, key_size, value_size),) * num_layers)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        size = self.num_layers * self.num_heads * (self.key_size + self.value_size)
+        size = sum(layer.num_heads * (layer.key_size + layer.value_size) for layer in self.layers)
         return size * dtype.itemsize
 
 
 class KVCache:
-    """Keys ``[layers, heads, rows, key_size]`` and values ``[layers, heads, rows, value_size]``.
+    """Keys ``[heads, rows, key_size]`` and values ``[heads, rows, value_size]`` of every layer.
 
     The rows of one head lie together, as attention reads them (a fifth faster on a CPU than the
-    heads of one row together).
+    heads of one row together).  Layers of one shape are one tensor, so that a move is one call.
 
     Column ``c`` of a segment holds the ``c``-th token of its sequence; the columns after the
     committed ones hold the nodes of the draft tree under verification::
@@ -80,19 +98,22 @@ class KVCache:
         self.num_rows = align(num_rows)
         with_scratch = self.num_rows + ROW_ALIGNMENT
         self.num_stored_rows = align(with_scratch, STORED_ALIGNMENT)
-        size = (shape.num_layers, shape.num_heads, self.num_stored_rows)
-        self._keys = torch.zeros((*size, shape.key_size), dtype=dtype, device=device)
-        self._values = torch.zeros((*size, shape.value_size), dtype=dtype, device=device)
-        self._layers = [*zip(self._keys.unsqueeze(1), self._values.unsqueeze(1), strict=True)]
+        self.dtype = dtype
+        self._stored: list[torch.Tensor] = []
+        """``[layers of a shape, heads, rows, size]``: keys and values in turns."""
+        found: dict[LayerShape, Iterator[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for layer, number in Counter(shape.layers).items():
+            size = (number, layer.num_heads, self.num_stored_rows)
+            keys = torch.zeros((*size, layer.key_size), dtype=dtype, device=device)
+            values = torch.zeros((*size, layer.value_size), dtype=dtype, device=device)
+            self._stored += keys, values
+            found[layer] = zip(keys.unsqueeze(1), values.unsqueeze(1), strict=True)
+        self._layers = [next(found[layer]) for layer in shape.layers]
         self._free: list[Segment] = [Segment(0, self.num_rows)]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._keys.dtype
-
-    @property
     def device(self) -> torch.device:
-        return self._keys.device
+        return self._stored[0].device
 
     @property
     def scratch_row(self) -> int:
@@ -151,7 +172,7 @@ class KVCache:
 
     def clear(self, segment: Segment) -> None:
         """Make its rows zero, which may hold what is no number."""
-        for stored in (self._keys, self._values):
+        for stored in self._stored:
             stored.narrow(2, segment.start, segment.num_rows).zero_()
 
     def compact(self, owned: Sequence[tuple[Segment, int]]) -> list[Segment]:
@@ -183,7 +204,7 @@ class KVCache:
         firsts = range(0, num_rows, at_once)
         for first in firsts if target < source else reversed(firsts):
             number = min(at_once, num_rows - first)
-            for stored in (self._keys, self._values):
+            for stored in self._stored:
                 rows = stored.narrow(2, source + first, number)
                 rows = rows.clone() if number > distance else rows
                 stored.narrow(2, target + first, number).copy_(rows)
@@ -207,7 +228,7 @@ class KVCache:
                 it, but a value of none is none even with a weight of 0.  So zeros are stored for
                 such values, and keys that are no numbers beside them, for those who do see them.
         """
-        if self._keys.dtype == torch.float16:
+        if self.dtype == torch.float16:
             keys = keys.nan_to_num(0.0, 0.0, 0.0)
             values = values.nan_to_num(0.0, 0.0, 0.0)
         elif is_read_whole:
@@ -231,7 +252,7 @@ class KVCache:
         """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
         if not moves:
             return
-        for stored in (self._keys, self._values):
+        for stored in self._stored:
             _move(stored, np.array(moves, np.int64))
 
 

@@ -15,6 +15,7 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.attention import ATTENTION_NAME, register_attention
 from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
+from hdserve.engine.kv_probe import probe_kv_shape
 from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.engine.tree_attention import max_attended_rows
 from hdserve.errors import ConfigError, UnsupportedModel
@@ -100,12 +101,13 @@ def prepare_model(
     Raises:
         UnsupportedModel: see :func:`load_model`.
     """
-    hf_config: Any = module.config
-    _check_architecture(hf_config)
+    hf_config: Any = cast("Any", module.config).get_text_config()
+    _check_architecture(module.config)
     if getattr(type(module), "_is_stateful", False):
         raise UnsupportedModel(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
+    max_model_len = _max_model_len(hf_config, config.max_model_len)
     register_attention()
     parameters = [*module.parameters()]
     dtype, device = parameters[0].dtype, parameters[0].device
@@ -113,16 +115,19 @@ def prepare_model(
     prepare_linear_layers(module, config.exact is True and not is_packed)
     vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
     generation = generation or getattr(module, "generation_config", None)
-    kv_shape = _kv_shape(module, device)
+    cast("Any", module).set_attn_implementation(ATTENTION_NAME)
+    kv_shape = probe_kv_shape(module, device)
     return LoadedModel(
         module=module,
         dtype=dtype,
         device=device,
         vocab_size=vocab_size,
-        max_model_len=_max_model_len(hf_config, config.max_model_len),
+        max_model_len=max_model_len,
         kv_shape=kv_shape,
         eos_token_ids=frozenset(
-            token for token in _eos_token_ids(hf_config, generation) if token in range(vocab_size)
+            token
+            for token in _eos_token_ids(generation, module.config, hf_config)
+            if token in range(vocab_size)
         ),
         max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
         default_sampling=_default_sampling(generation),
@@ -141,7 +146,7 @@ def _check_architecture(config: Any) -> None:
     name = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name}: encoder-decoder models are not served")
-    strange = set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    strange = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _SUPPORTED_LAYERS
     if strange:
         raise UnsupportedModel(
             f"{name}: layers of type {', '.join(sorted(strange))} are not served; their state "
@@ -178,30 +183,9 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     return wanted or limit
 
 
-@torch.inference_mode()
-def _kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
-    """Read off a forward of one token what each layer caches."""
-    model = cast("Any", module)
-    model.set_attn_implementation("eager")
-    try:
-        token = torch.zeros((1, 1), dtype=torch.int64, device=device)
-        cached = model(input_ids=token, use_cache=True).past_key_values
-        shapes = {(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in cached.layers}
-        num_layers = len(cached.layers)
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedModel(f"{type(module).__name__} has no usual KV cache") from error
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-    if len(shapes) != 1:
-        raise UnsupportedModel(
-            f"{type(module).__name__}: its layers cache keys and values of different shapes"
-        )
-    ((keys, values),) = shapes
-    return KVShape(num_layers, keys[1], keys[3], values[3])
-
-
-def _eos_token_ids(config: Any, generation: Any) -> Iterable[int]:
-    for holder in (generation, config):
+def _eos_token_ids(*holders: Any) -> Iterable[int]:
+    """Of the first that names some."""
+    for holder in holders:
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
             return found if isinstance(found, list) else [found]

@@ -21,7 +21,7 @@ from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.errors import UnsupportedModel
 
 _PROBE_NAME: Final = "hdserve_mask_probe"
-_KNOWN_TENSORS = {"position_ids"}
+_KNOWN_TENSORS = {"position_ids", "s_aux"}
 """Beside queries, keys, values and masks; the step's plan says the same."""
 
 _FIRST_MARK = 64
@@ -37,6 +37,7 @@ class _Probe:
     Attributes:
         num_tokens: of the longest sequence.
         visible: per mask the model made, which tokens the last one of such a sequence sees.
+        looks_ahead: whether a layer says that a token sees those after it.
         changes_masks: whether a layer attends by something that is none of them.
         num_misled: layers that attend by a mask that says other than their ``sliding_window``.
         unknown: names of tensors that the attention function is given and does not know.
@@ -44,6 +45,7 @@ class _Probe:
 
     num_tokens: int
     visible: list[torch.Tensor] = field(default_factory=list)
+    looks_ahead: bool = False
     changes_masks: bool = False
     num_misled: int = 0
     unknown: set[str] = field(default_factory=set)
@@ -74,8 +76,8 @@ def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
     its attention function is told; by a forward of one token.
 
     Raises:
-        UnsupportedModel: they differ, or the model changes its masks, which nobody would see, or
-            attends by something else that packed attention does not know.
+        UnsupportedModel: they differ, or the model looks ahead, changes its masks, which nobody
+            would see, or attends by something else that packed attention does not know.
     """
     model, name = cast("Any", module), type(module).__name__
     device = next(module.parameters()).device
@@ -85,6 +87,8 @@ def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
             model(torch.zeros((1, 1), dtype=torch.int64, device=device), use_cache=False)
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
+    if probe.looks_ahead:
+        raise UnsupportedModel(f"{name} lets tokens see those after them")
     if probe.unknown:
         unknown = ", ".join(sorted(probe.unknown))
         raise UnsupportedModel(f"{name} attends by {unknown}, which packed forwards do not know")
@@ -135,6 +139,7 @@ def _attend(
     """Nothing but zeros, in the shape of what attention gives."""
     probe = _PROBE.get()
     assert probe is not None, "attention is observed within a check"
+    probe.looks_ahead |= not getattr(module, "is_causal", True)
     tensors = {key for key, value in others.items() if isinstance(value, torch.Tensor)}
     probe.unknown |= tensors - _KNOWN_TENSORS
     if attention_mask is not None:

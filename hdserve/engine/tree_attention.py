@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,11 +92,13 @@ class TreeAttention:
     @staticmethod
     def can_read(cache: KVCache) -> bool:
         """Whether the kernel knows its device, dtype and sizes."""
-        sizes = (cache.shape.key_size, cache.shape.value_size)
         return (
             cache.device.type == "cpu"
             and cache.dtype in (torch.float32, torch.bfloat16)
-            and all(size % NUM_LANES == 0 for size in sizes)
+            and all(
+                layer.key_size % NUM_LANES == layer.value_size % NUM_LANES == 0
+                for layer in cache.shape.layers
+            )
         )
 
     def __call__(
@@ -108,18 +109,23 @@ class TreeAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend with ``query [1, num_heads, num_rows, key_size]``.
+
+        Args:
+            sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
 
         Returns:
             ``[1, num_rows, num_heads, value_size]``, float32; zeros in rows that see nothing.
         """
         num_heads, num_rows = query.shape[1], query.shape[2]
-        attended = torch.zeros((1, num_rows, num_heads, self._shape.value_size))
+        shape = self._shape.layers[layer]
+        attended = torch.zeros((1, num_rows, num_heads, shape.value_size))
         queries = query.transpose(1, 2)
         queries = (queries if self.uses_tiles else queries.float()).contiguous()
         num_pairs = columns.num_visible * num_heads
-        num_pairs += columns.num_shared * self._shape.num_heads * PAIRS_PER_KEY
+        num_pairs += columns.num_shared * shape.num_heads * PAIRS_PER_KEY
         num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
         rooms = self._scratch(num_parts, columns.most_visible + num_rows)
         fixed = (
@@ -129,12 +135,14 @@ class TreeAttention:
             attended.data_ptr(),
             num_heads,
         )
-        terms = (scale, softcap or 0.0, window or NO_WINDOW)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        sinks_at = 0 if sinks is None else sinks.data_ptr()
+        terms = (scale, softcap or 0.0, window or NO_WINDOW, sinks_at)
 
         def work(part: int, first: int, stop: int) -> None:
             self._kernel(*fixed, *rooms[part], *terms, first, stop)
 
-        self._workers.share(work, len(columns.spans) * self._shape.num_heads, num_parts)
+        self._workers.share(work, len(columns.spans) * shape.num_heads, num_parts)
         return attended
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[Any, ...]]:
@@ -147,7 +155,8 @@ class TreeAttention:
 
     def _room(self, num_columns: int) -> tuple[Any, ...]:
         if self.uses_tiles:
-            more = self._keep(np.zeros(room_floats(self._shape.key_size), np.float32))
+            largest = max(layer.key_size for layer in self._shape.layers)
+            more = self._keep(np.zeros(room_floats(largest), np.float32))
             scores = self._keep(np.empty((TILE_ROWS, num_columns), np.float32))
             return scores, num_columns, more, self._tiles
         scores = self._keep(np.empty((QUERIES_PER_TILE, num_columns), np.float32))
@@ -161,22 +170,26 @@ class TreeAttention:
     def _fits_tiles(self) -> bool:
         """Whether the sizes of keys and values are multiples of what the tiles take."""
         is_known = HAS_AVX512 and multiplies_tiles(self._cache.device, self._cache.dtype)
-        sizes_fit = self._shape.key_size % PAIRED == self._shape.value_size % NUMBERS_AT_ONCE == 0
+        sizes_fit = all(
+            layer.key_size % PAIRED == layer.value_size % NUMBERS_AT_ONCE == 0
+            for layer in self._shape.layers
+        )
         return is_known and sizes_fit and bool(torch.cpu._init_amx())  # asks the system for them
 
 
 @torch.inference_mode()
 def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     """Up to how many rows of one sequence the kernel is as fast as PyTorch's on this machine, tried
-    with one layer."""
-    cache = KVCache(replace(shape, num_layers=1), _TRIED_KEYS, dtype, torch.device("cpu"))
+    with the first layer."""
+    tried = shape.layers[0]
+    cache = KVCache(KVShape((tried,)), _TRIED_KEYS, dtype, torch.device("cpu"))
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())
     if kernel.uses_tiles:
         return UNLIMITED
     keys, values = cache.read(0, 0, _TRIED_KEYS)
-    query = keys.new_zeros((1, shape.num_heads, _TRIED_COUNTS[-1], shape.key_size))
+    query = keys.new_zeros((1, tried.num_heads, _TRIED_COUNTS[-1], tried.key_size))
     mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
     segment = Segment(0, _TRIED_KEYS)
     columns = {

@@ -52,15 +52,23 @@ def attend_by_definition(
     values: torch.Tensor,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """One row: ``query [heads, size]`` over ``keys [heads, n, size]``, to ``[heads, value]``."""
     scores = torch.einsum("hd,hnd->hn", query, keys) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    return torch.einsum("hn,hnv->hv", scores.softmax(dim=-1), values)
+    weights = scores.exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None]
+    return torch.einsum("hn,hnv->hv", weights / total, values)
 
 
 OPTIONS = list(product((4, 2, 1), (None, 0.3), (None, 5), (None, 2.0)))
+SINKS = torch.tensor([-3.0, 0.5, 2.0, 40.0])
+"""The last takes all of the attention there is."""
+
 KINDS = [  # dtype, key size, value size, tolerance, whether the kernel can read it
     (torch.float64, 8, 6, 1e-6, False),
     (torch.float32, 64, 128, 1e-5, True),
@@ -72,6 +80,7 @@ KINDS = [  # dtype, key size, value size, tolerance, whether the kernel can read
 
 @pytest.mark.parametrize(("num_kv_heads", "scaling", "window", "softcap"), OPTIONS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
 @pytest.mark.parametrize("shapes", [Shapes(), Shapes((32,), is_exact=True)])
 def test_packed_attention_is_attention(
     num_kv_heads: int,
@@ -80,12 +89,14 @@ def test_packed_attention_is_attention(
     softcap: float | None,
     kind: tuple[torch.dtype, int, int, float, bool],
     shapes: Shapes,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Each row attends to what is cached of its own sequence, to its ancestors and to itself, with
-    grouped heads, windows and bounded scores as the model wants them; padding changes nothing."""
+    grouped heads, windows, bounded scores and sinks as the model wants them; padding changes
+    nothing."""
     dtype, key_size, value_size, tolerance, is_readable = kind
     generator = torch.Generator().manual_seed(0)
-    cache = KVCache(KVShape(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
+    cache = KVCache(KVShape.of_equal_layers(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
     cached_keys = random(generator, dtype, 160, num_kv_heads, key_size)
     cached_values = random(generator, dtype, 160, num_kv_heads, value_size)
     by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]
@@ -98,6 +109,7 @@ def test_packed_attention_is_attention(
     key = random(generator, dtype, 1, num_kv_heads, num_rows, key_size)
     value = random(generator, dtype, 1, num_kv_heads, num_rows, value_size)
     options: dict[str, Any] = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
+    options["s_aux"] = None if sinks is None else sinks.to(dtype)
     with running(batch.plan):
         output, weights = packed_attention(Layer(), query, key, value, None, **options)
     assert weights is None
@@ -118,6 +130,7 @@ def test_packed_attention_is_attention(
                 cached_values[columns].transpose(0, 1).repeat_interleave(groups, 0).double(),
                 scale,
                 softcap,
+                sinks,
             )
             found = output[0, row].double()
             torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)

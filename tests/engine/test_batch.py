@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def make_cache(num_rows: int = 640) -> KVCache:
-    return KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, CPU)
+    return KVCache(KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, CPU)
 
 
 SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))])

@@ -251,10 +251,11 @@ def test_its_cost_is_measured(faster: Future[Faster]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt_oss"}))
 def test_every_architecture_compiles(architecture: str, dtype: torch.dtype) -> None:
     """With grouped heads, windows of attention, and whatever else its layers do; where the
-    processor multiplies tiles with packed weights.  By the kernels forwards are exact at any
+    processor multiplies tiles with packed weights; but for experts that are called one by one, as
+    the numbers say.  By the kernels forwards are exact at any
     number of rows, but for one in bfloat16, whose graph may round otherwise."""
     loaded = prepare_model(make_model(architecture, dtype), EngineConfig())
     compiled = compile_model(loaded)

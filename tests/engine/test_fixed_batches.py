@@ -53,10 +53,11 @@ def forwarded(runner: ModelRunner) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) -> None:
-    """With grouped heads, windows and whatever else its layers do."""
+    """With grouped heads, windows and whatever else its layers do; up to rounding, which in float32
+    takes either way up to 1.1e-5 from float64 (Gemma 4, whose scores are not scaled)."""
     wanted = forwarded(make_runner(architecture, dtype, uses_blocks=False))
     found = forwarded(make_runner(architecture, dtype, uses_blocks=True))
-    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    tolerance = 3e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 

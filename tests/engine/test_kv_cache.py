@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hdserve.engine.kv_cache import ROW_ALIGNMENT, KVCache, KVShape, Segment, align
 
-SHAPE = KVShape(num_layers=2, num_heads=3, key_size=4, value_size=5)
+SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=3, key_size=4, value_size=5)
 CPU = torch.device("cpu")
 
 
@@ -126,7 +126,7 @@ def test_keep_moves_all_at_once(moves: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("size", [1, 8, 32, 48])
 def test_rows_of_all_sizes_move(dtype: torch.dtype, size: int) -> None:
     """By the kernel or without it: all bits of the rows, and of no others."""
-    cache = KVCache(KVShape(2, 3, size, 2 * size), 64, dtype, CPU)
+    cache = KVCache(KVShape.of_equal_layers(2, 3, size, 2 * size), 64, dtype, CPU)
     held = [stored for layer in range(2) for stored in cache.read_all(layer)]
     for stored in held:
         stored.copy_(torch.randn(stored.shape))
@@ -228,7 +228,7 @@ def test_bytes_per_token() -> None:
     assert SHAPE.bytes_per_token(torch.bfloat16) == 2 * 3 * (4 + 5) * 2
     cache = KVCache(SHAPE, 320, torch.float64, CPU)
     assert cache.num_rows == 320
-    stored = sum(tensor.nbytes for tensor in (cache._keys, cache._values))
+    stored = sum(tensor.nbytes for tensor in cache._stored)
     assert stored == SHAPE.bytes_per_token(torch.float64) * cache.num_stored_rows
     assert 320 + ROW_ALIGNMENT <= cache.num_stored_rows < 320 + 2 * 128
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
     BloomConfig,
     BloomForCausalLM,
     GPTJConfig,
@@ -39,6 +37,7 @@ from transformers import (
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
+from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.loader import LoadedModel, load_model, prepare_model
 from hdserve.errors import ConfigError, UnsupportedModel
 from tests.engines import make_engine, make_prompt, make_sequence, run
@@ -87,10 +86,6 @@ def _bloom() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
 
 
-def _bert() -> PreTrainedModel:
-    return BertLMHeadModel(BertConfig(**SMALL))
-
-
 def _t5() -> PreTrainedModel:
     sizes = {"vocab_size": VOCAB_SIZE, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1}
     return T5ForConditionalGeneration(T5Config(**sizes, num_heads=4))
@@ -108,7 +103,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "jamba": (_jamba, "cannot drop rejected tokens"),
     "llama4": (_llama4, "chunked_attention"),
     "bloom": (_bloom, "context length is not in its config"),
-    "bert": (_bert, "no usual KV cache"),
     "t5": (_t5, "encoder-decoder models are not served"),
 }
 
@@ -149,6 +143,22 @@ def test_other_architectures_are_refused_from_disk(name: str, tmp_path: Path) ->
     (path / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match=reason):
         load(path)
+
+
+def test_a_model_with_eyes_is_loaded_for_text(tmp_path: Path) -> None:
+    """What its configuration says of text lies within that of the whole."""
+    loaded = load(save(make_model("gemma4", torch.float32), tmp_path))
+    assert loaded.max_model_len == MAX_POSITIONS
+    assert loaded.kv_shape.num_layers == 4
+    assert loaded.vocab_size == VOCAB_SIZE
+
+
+def test_a_model_with_eyes_ends_where_its_whole_configuration_says() -> None:
+    """Unless its generation config names tokens, too."""
+    model = make_model("gemma4", torch.float32)
+    assert model.config.get_text_config().eos_token_id is None
+    model.config.eos_token_id, model.generation_config = [5, 9], None
+    assert prepare_model(model.eval(), EngineConfig()).eos_token_ids == {5, 9}
 
 
 def test_attention_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
@@ -222,7 +232,7 @@ def test_sizes_are_read_off_the_model() -> None:
     loaded = prepare_model(model, EngineConfig())
     assert loaded.vocab_size == VOCAB_SIZE
     assert loaded.max_model_len == MAX_POSITIONS
-    assert dataclasses.astuple(loaded.kv_shape) == (2, 2, 8, 8)
+    assert loaded.kv_shape == KVShape.of_equal_layers(2, 2, 8, 8)
     stored = [*model.parameters(), *model.buffers()]
     assert loaded.weight_bytes == sum(4 * tensor.numel() for tensor in stored)
 

@@ -34,7 +34,9 @@ def test_greedy_equals_generate(architecture: str) -> None:
     model = make_model(architecture)
     prompt = make_prompt(41)
     model.set_attn_implementation("eager")
-    wanted = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0].tolist()
+    ids = torch.tensor([prompt])
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    wanted = model.generate(ids, max_new_tokens=40, **options)[0].tolist()
     for drafters in ([], [OracleDrafter({"a": wanted})], [JunkDrafter(VOCAB_SIZE)]):
         seq = make_sequence("a", prompt, temperature=0.0, max_tokens=40)
         run(make_engine(drafters, model=model), [seq])

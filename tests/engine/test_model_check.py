@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
     DogeConfig,
     DogeForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PhimoeConfig,
@@ -46,24 +44,15 @@ SMALL: dict[str, Any] = {
 }
 
 
+def _bert() -> PreTrainedModel:
+    return BertLMHeadModel(BertConfig(**SMALL))
+
+
 def _gpt_neo() -> PreTrainedModel:
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
     layers = [[["global", "local"], 1]]
     return GPTNeoForCausalLM(
         GPTNeoConfig(vocab_size=VOCAB_SIZE, **sizes, attention_types=layers, window_size=8)
-    )
-
-
-def _gpt_oss() -> PreTrainedModel:
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-    return GptOssForCausalLM(GptOssConfig(**SMALL, **experts, num_key_value_heads=2))
-
-
-def _deepseek() -> PreTrainedModel:
-    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16}
-    heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    return DeepseekV3ForCausalLM(
-        DeepseekV3Config(**SMALL, **ranks, **heads, first_k_dense_replace=2, num_key_value_heads=4)
     )
 
 
@@ -91,13 +80,12 @@ def _qwen2_with_window() -> PreTrainedModel:
 
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "bert": (_bert, "lets tokens see those after them"),
     "gpt_neo": (_gpt_neo, "does not call the attention function"),
-    "gpt_oss": (_gpt_oss, "other results in packed forwards"),
     "diffllama": (
         lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SMALL, num_key_value_heads=2)),
         "other results|does not call",
     ),
-    "deepseek": (_deepseek, "cannot be run in packed forwards"),
     "qwen2_moe": (_qwen2_moe, "by masks alone.*max_model_len of at most 32"),
     "phimoe": (_phimoe, "by masks alone.*max_model_len of at most 32"),
     "doge": (_doge, "changes the masks"),
@@ -106,8 +94,8 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_would_be_wrong_are_refused(name: str) -> None:
-    """An architecture of sinks, latent or differential attention, or with attention of its own, is
-    refused by name before the first request."""
+    """An architecture that looks ahead, of differential attention, or with attention of its own,
+    is refused by name before the first request."""
     make, reason = REFUSED[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -133,15 +121,18 @@ def test_a_model_that_ignores_what_it_is_asked_for_is_refused() -> None:
         make_engine(model=model, exact=False)
 
 
-def test_sinks_that_take_little_are_found() -> None:
-    """In bfloat16 they change a short text no more than rounding does."""
+class _BiasedLlama(LlamaForCausalLM):
+    """Gives its attention a tensor, which stock attention adds nothing for."""
+
+    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:  # type: ignore[override]
+        return super().forward(input_ids, score_bias=torch.zeros(1), **options)
+
+
+def test_what_attention_is_given_besides_is_found() -> None:
+    """Even where a short text does not show it."""
     torch.manual_seed(0)
-    model = _gpt_oss().eval().to(torch.bfloat16)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("sinks"):
-                parameter.fill_(-4.0)
-    with pytest.raises(UnsupportedModel, match="attends by s_aux"):
+    model = _BiasedLlama(LlamaConfig(**SMALL)).eval()
+    with pytest.raises(UnsupportedModel, match="_BiasedLlama attends by score_bias"):
         make_engine(model=model, exact=False)
 
 

@@ -16,7 +16,7 @@ from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
-SHAPE = KVShape(num_layers=2, num_heads=1, key_size=1, value_size=1)
+SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=1, key_size=1, value_size=1)
 LONG = 3 * BLOCK_TOKENS
 
 

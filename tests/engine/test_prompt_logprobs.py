@@ -262,6 +262,7 @@ def test_the_prompt_alone() -> None:
         assert output.finish_reason is FinishReason.LENGTH
         assert output.prompt_logprobs is not None
         assert len(output.prompt_logprobs) == length
+        assert not any(score.top for score in output.prompt_logprobs if score)
         assert seq.num_output_tokens == seq.counts.num_steps == 0, "drafters learn nothing of it"
         assert engine.stats.num_prompt_tokens == length
         return engine, seq

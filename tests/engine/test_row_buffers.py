@@ -22,7 +22,7 @@ NOTHING = torch.tensor(0)
 
 
 def make_cache(num_rows: int = 640) -> KVCache:
-    return KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, CPU)
+    return KVCache(KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, CPU)
 
 
 def visible(buffers: RowBuffers, cache: KVCache, window: int | None) -> torch.Tensor:

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def step(is_exact: bool = False) -> Iterator[None]:
-    cache = KVCache(KVShape(1, 1, 1, 1), 32, torch.float32, CPU)
+    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 32, torch.float32, CPU)
     chunk = Chunk(Segment(0, 32), 0, [1], None)
     shapes = Shapes(is_exact=is_exact)
     with running(build_batch([chunk], cache, CPU, shapes, None, Workers()).plan):

@@ -22,7 +22,9 @@ MAX_SCORED_TOKENS = 6
 def make_scheduler(
     num_rows: int = 320, max_num_sequences: int = 3, prefill_chunk_tokens: int = 10
 ) -> tuple[Scheduler, KVCache]:
-    cache = KVCache(KVShape(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu"))
+    cache = KVCache(
+        KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu")
+    )
     scheduler = Scheduler(
         PrefixCache(cache, is_enabled=False),
         max_num_sequences=max_num_sequences,

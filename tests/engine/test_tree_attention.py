@@ -24,6 +24,7 @@ NUM_KV_HEADS, NUM_HEADS = 2, 6
 SEGMENT_ROWS = 256
 IN_VECTORS, IN_TILES = (80, 96), (64, 128)
 """Numbers of a key and of a value that fit into the one or the other."""
+SCALE = 0.11
 
 KINDS = pytest.mark.parametrize(
     ("dtype", "sizes"),
@@ -38,19 +39,25 @@ def make_cache(
     sizes: tuple[int, int] = IN_VECTORS,
 ) -> KVCache:
     """Full of random numbers."""
-    cache = KVCache(KVShape(1, NUM_KV_HEADS, *sizes), num_sequences * SEGMENT_ROWS, dtype, CPU)
+    cache = KVCache(
+        KVShape.of_equal_layers(1, NUM_KV_HEADS, *sizes), num_sequences * SEGMENT_ROWS, dtype, CPU
+    )
     for stored in cache.read_all(0):
         stored.copy_(torch.randn(stored.shape, generator=torch.Generator().manual_seed(1)))
     return cache
 
 
 def attend(
-    kernel: TreeAttention, chunks: list[Chunk], query: torch.Tensor, window: int | None = None
+    kernel: TreeAttention,
+    chunks: list[Chunk],
+    query: torch.Tensor,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``[num_rows, num_heads, value_size]`` of ``query [num_rows, num_heads, key_size]``."""
     firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
     columns = list_columns(zip(firsts, chunks, strict=True), len(query))
-    return kernel(0, query.transpose(0, 1)[None], columns, 0.11, window, None)[0]
+    return kernel(0, query.transpose(0, 1)[None], columns, SCALE, window, None, sinks)[0]
 
 
 def make_tree(generator: random.Random, num_nodes: int) -> DraftTree:
@@ -98,6 +105,33 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
 
 
 @KINDS
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_long_contexts_are_attended_to_by_definition(
+    has_sinks: bool, window: int | None, dtype: torch.dtype, sizes: tuple[int, int]
+) -> None:
+    cache = make_cache(1, dtype, sizes)
+    kernel = TreeAttention(cache, Workers())
+    num_cached, num_rows = SEGMENT_ROWS - 40, 5
+    chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [1] * num_rows, None)
+    query = torch.randn(num_rows, NUM_HEADS, sizes[0]).to(dtype)
+    sinks = torch.linspace(-2.0, 4.0, NUM_HEADS) if has_sinks else None
+    found = attend(kernel, [chunk], query, window, sinks)
+    groups = NUM_HEADS // NUM_KV_HEADS
+    keys, values = (each[0].double().repeat_interleave(groups, 0) for each in cache.read_all(0))
+    for row in range(num_rows):
+        last = num_cached + row
+        seen = slice(0 if window is None else last - window + 1, last + 1)
+        scores = torch.einsum("hd,hnd->hn", query[row].double(), keys[:, seen]) * SCALE
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
+        weights = scores.softmax(dim=-1)[:, : last + 1 - seen.start]
+        wanted = torch.einsum("hn,hnv->hv", weights, values[:, seen])
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(found[row].double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+@KINDS
 def test_where_a_prompt_is_cut_changes_no_bit(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(2)
     cache = make_cache(1, dtype, sizes)
@@ -137,7 +171,7 @@ def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None
     """Whether the kernel can read such a cache or not."""
     in_tiles = size == 64 and multiplies_tiles(CPU, dtype)
     known = {UNLIMITED} if in_tiles else {17, 64}
-    assert max_attended_rows(KVShape(3, 2, size, size), dtype) in known
+    assert max_attended_rows(KVShape.of_equal_layers(3, 2, size, size), dtype) in known
 
 
 @needs_tiles

@@ -76,6 +76,7 @@ class Call(NamedTuple):
         tails: int64, columns.
         scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``.
         scale, softcap, window: as :func:`attend` takes them, the first two in float32.
+        sinks: float32 ``[1, num_heads]``, or ``[0, num_heads]`` where there are none.
     """
 
     queries: npt.NDArray[np.float32]
@@ -89,6 +90,7 @@ class Call(NamedTuple):
     scale: Any
     softcap: Any
     window: int
+    sinks: npt.NDArray[np.float32]
 
 
 class _Tile(NamedTuple):
@@ -227,8 +229,17 @@ def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
 
 
 @inlined
-def softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any) -> Any:
-    """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum."""
+def sink_of(sinks: Any, head: int) -> Any:
+    """The score of what a head attends to besides; minus infinity where there is nothing."""
+    return sinks[0, head] if sinks.shape[0] else _NOTHING
+
+
+@inlined
+def softmax(
+    scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any, sink: Any
+) -> Any:
+    """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum and
+    the weight of ``sink``."""
     begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
     if softcap > _ZERO:
         for column in range(begin, end, NUM_LANES):
@@ -239,7 +250,10 @@ def softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: A
     top = spread(_NOTHING)
     for column in range(begin, end, NUM_LANES):
         top = larger(top, load(scores, (place, column)))
-    steepness, shift = spread(scale), spread(-scale * largest(top))
+    peak = scale * largest(top)
+    if sink > peak:
+        peak = sink
+    steepness, shift = spread(scale), spread(-peak)
     weights = spread(_ZERO)
     for column in range(begin, end, NUM_LANES):
         weight = exponential(fused(load(scores, (place, column)), steepness, shift))
@@ -247,6 +261,8 @@ def softmax(scores: Any, place: int, low: int, high: int, scale: Any, softcap: A
         weights = added(weights, weight)
     _fill(scores, place, 0, low, _ZERO)
     _fill(scores, place, high, end, _ZERO)
+    if sink > _NOTHING:
+        return _ONE / (total(weights) + largest(exponential(spread(sink - peak))))
     return _ONE / total(weights)
 
 
@@ -345,7 +361,8 @@ def _attend_tile(call: Call, tile: _Tile) -> None:
         _own_scores(call, tile, query)
         high = call.rows[query.row, 2] - tile.origin
         low = max(0, high - call.window)
-        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap)
+        sink = sink_of(call.sinks, query.head)
+        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap, sink)
         for d in range(0, size, NUM_LANES):
             store(call.attended, (query.row, query.head, d), spread(_ZERO))
     _shared_values(call, tile, num_shared_numbers)
@@ -398,6 +415,7 @@ def attend(
     scale: float,
     softcap: float,
     window: int,
+    sinks_at: int,
     first_item: int,
     stop_item: int,
 ) -> None:
@@ -416,6 +434,8 @@ def attend(
         scale: of scores.
         softcap: bound of scores (Gemma 2); 0 for none.
         window: columns a row sees at most, itself included.
+        sinks_at: float32 ``[num_heads]``, a score for each head that takes its share of attention
+            and gives nothing (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"); 0 for none.
     """
     stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
     num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
@@ -425,7 +445,8 @@ def attend(
     spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], num_rows, 3)
     tails = integers_at(listed[4], 1, listed[5])[0]
     scores = floats_at(scores_at, QUERIES_PER_TILE, scores_size)
-    terms = np.float32(scale), np.float32(softcap), window
+    sinks = floats_at(sinks_at, min(sinks_at, 1), num_heads)
+    terms = np.float32(scale), np.float32(softcap), window, sinks
     if is_bfloat16:
         keys = bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
         values = bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
-from hdserve.engine.kernels.attention import softmax
+from hdserve.engine.kernels.attention import sink_of, softmax
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
         paired: uint16 ``[4 * 16, 32]``, values of these.
         sums: float32 ``[16, 64]``.
         last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
-        scale, softcap, window: as in :class:`~hdserve.engine.kernels.attention.Call`.
+        scale, softcap, window, sinks: as in :class:`~hdserve.engine.kernels.attention.Call`.
     """
 
     queries: npt.NDArray[np.uint32]
@@ -108,6 +108,7 @@ class _Call(NamedTuple):
     scale: Any
     softcap: Any
     window: int
+    sinks: npt.NDArray[np.float32]
 
 
 class _Tile(NamedTuple):
@@ -186,7 +187,8 @@ def _weigh(call: _Call, tile: _Tile) -> None:
             scores[place, prefix - tile.origin + index] = scores[place, column]
         high = visible - tile.origin
         low = max(0, high - call.window)
-        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap)
+        sink = sink_of(call.sinks, _head(tile, place))
+        scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap, sink)
         bound = _bound(call, tile, place)
         for index in range(high - bound):
             call.last[place, index] = scores[place, bound + index]
@@ -326,6 +328,7 @@ def attend_by_tiles(
     scale: float,
     softcap: float,
     window: int,
+    sinks_at: int,
     first_item: int,
     stop_item: int,
 ) -> None:
@@ -362,6 +365,7 @@ def attend_by_tiles(
         np.float32(scale),
         np.float32(softcap),
         window,
+        floats_at(sinks_at, min(sinks_at, 1), num_heads),
     )
     tiles.configure(configuration, (0,))
     _attend(call, first_item, stop_item)

@@ -31,7 +31,8 @@ using MultiplyPairs = void (*)(int64_t rows, int64_t weights, int64_t bias, int6
                                int64_t first, int64_t stop);
 using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
                         int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
-                        double scale, double softcap, int64_t window, int64_t first, int64_t stop);
+                        double scale, double softcap, int64_t window, int64_t sinks, int64_t first,
+                        int64_t stop);
 using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
 
 // As operators.py fills it.  `multiply_pairs` is null where the processor has no such products.
@@ -152,11 +153,12 @@ void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t 
 
 at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                             int64_t layer, std::optional<double> scaling,
-                            std::optional<int64_t> sliding_window, std::optional<double> softcap) {
+                            std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                            const std::optional<at::Tensor> &sinks) {
   if (!step || !step->listed) {
     static const auto found =
         in_python<decltype(packed_attention)>("hdserve::packed_attention_in_python");
-    return found.call(query, key, value, layer, scaling, sliding_window, softcap);
+    return found.call(query, key, value, layer, scaling, sliding_window, softcap, sinks);
   }
   const int64_t *stored = step->layers[layer];
   write(key, stored[0], stored[3], stored[4]);
@@ -164,6 +166,7 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];
   const at::Tensor queries = query.transpose(1, 2).to(at::kFloat).contiguous();
   at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)}, queries.options());
+  const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
   const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
@@ -177,8 +180,8 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
     kernels->attend(reinterpret_cast<int64_t>(stored), reinterpret_cast<int64_t>(listed),
                     address(queries), address(attended), num_heads,
                     reinterpret_cast<int64_t>(scores.data()), num_columns, is_bfloat16, scale,
-                    softcap.value_or(0.0), sliding_window.value_or(kernels->no_window), first,
-                    stop);
+                    softcap.value_or(0.0), sliding_window.value_or(kernels->no_window),
+                    sinks ? address(besides) : 0, first, stop);
   };
   const int64_t num_pairs = step->num_visible * num_heads +
                             step->num_shared * num_kv_heads * kernels->pairs_per_key;

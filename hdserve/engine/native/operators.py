@@ -47,7 +47,7 @@ _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
 """``Multiply`` and ``MultiplyPairs`` of ``operators.cpp``."""
 
-_ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 3)
+_ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 4)
 """``Attend``."""
 
 

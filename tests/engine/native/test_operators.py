@@ -47,7 +47,7 @@ def operators() -> NativeOperators:
 
 def make_cache(dtype: torch.dtype, num_sequences: int) -> KVCache:
     """Full of the same random numbers each time."""
-    shape = KVShape(NUM_LAYERS, NUM_KV_HEADS, KEY_SIZE, VALUE_SIZE)
+    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, KEY_SIZE, VALUE_SIZE)
     cache = KVCache(shape, num_sequences * SEGMENT_ROWS, dtype, CPU)
     for layer in range(NUM_LAYERS):
         for stored in cache.read_all(layer):
@@ -144,7 +144,8 @@ def make_states(dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
     ("num_sequences", "num_tokens"), [(1, 1), (1, 4), (7, 2), (3, 60)], ids=str
 )
 @pytest.mark.parametrize(
-    ("scaling", "window", "softcap"), [(None, None, None), (0.11, 7, None), (0.2, 40, 30.0)]
+    ("scaling", "window", "softcap", "has_sinks"),
+    [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False)],
 )
 @torch.inference_mode()
 def test_attention(
@@ -155,17 +156,20 @@ def test_attention(
     scaling: float | None,
     window: int | None,
     softcap: float | None,
+    has_sinks: bool,
 ) -> None:
     """What is attended to, and what is in the cache then; sequences of many rows are left to
     Python."""
     chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
     states = make_states(dtype, sum(chunk.num_rows for chunk in chunks))
+    sinks = torch.linspace(-2, 3, NUM_HEADS).to(dtype) if has_sinks else None
     kept: list[Any] = []
     for attend in (attend_by_plan, torch.ops.hdserve.packed_attention):
         cache = make_cache(dtype, num_sequences)
         with natively(operators, make_plan(cache, chunks)):
             found = [
-                attend(*states, layer, scaling, window, softcap) for layer in range(NUM_LAYERS)
+                attend(*states, layer, scaling, window, softcap, sinks)
+                for layer in range(NUM_LAYERS)
             ]
         kept.append([*found, *(each for layer in range(2) for each in cache.read_all(layer))])
     assert all(map(torch.equal, *kept))
@@ -183,19 +187,19 @@ def test_what_does_not_fit_the_cache_is_refused(
     query, key, value = make_states(torch.float32, chunks[0].num_rows)
     odd = torch.zeros((*key.shape[:3], size), dtype=dtype)
     with natively(operators, make_plan(cache, chunks)), pytest.raises(RuntimeError, match="size"):
-        torch.ops.hdserve.packed_attention(query, odd, value, 0, None, None, None)
+        torch.ops.hdserve.packed_attention(query, odd, value, 0, None, None, None, None)
 
 
 @pytest.mark.skipif(not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles")
 @torch.inference_mode()
 def test_tiles_are_left_to_python(operators: NativeOperators) -> None:
-    cache = KVCache(KVShape(1, 1, 64, 64), SEGMENT_ROWS, torch.bfloat16, CPU)
+    cache = KVCache(KVShape.of_equal_layers(1, 1, 64, 64), SEGMENT_ROWS, torch.bfloat16, CPU)
     chunks = make_chunks(1, 4, seed=1)
     num_rows = chunks[0].num_rows
     states = [torch.randn(1, 1, num_rows, 64).bfloat16() for _ in range(3)]
     with natively(operators, make_plan(cache, chunks)):
-        found = torch.ops.hdserve.packed_attention(*states, 0, None, None, None)
-        assert torch.equal(found, attend_by_plan(*states, 0, None, None, None))
+        found = torch.ops.hdserve.packed_attention(*states, 0, None, None, None, None)
+        assert torch.equal(found, attend_by_plan(*states, 0, None, None, None, None))
 
 
 @torch.inference_mode()

@@ -1,0 +1,52 @@
+"""What a model stores of a token, read off what it gives its attention function.
+
+Not off its own cache: what that holds may be compressed, as in models with latent attention
+(DeepSeek-AI 2024, "DeepSeek-V2", 2.1), or left out of layers that attend to the keys of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from hdserve.engine.batch import StepPlan
+from hdserve.engine.kv_cache import KVShape, LayerShape
+from hdserve.engine.step_context import running
+from hdserve.engine.workers import Workers
+from hdserve.errors import UnsupportedModel
+
+
+class _Recorder:
+    """Stands where a cache is, and keeps the shapes alone."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def write(
+        self, layer: int, _rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: Any
+    ) -> None:
+        self.layers[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+
+
+@torch.inference_mode()
+def probe_kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
+    """Run one token through a model that has our attention, which attends to nothing.
+
+    Raises:
+        UnsupportedModel: it cannot be run so, or not all of its layers call the function.
+    """
+    name, recorder = type(module).__name__, _Recorder()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    plan = StepPlan(cast("Any", recorder), token[0], None, [], is_exact=False, workers=Workers())
+    try:
+        with running(plan):
+            module(input_ids=token, position_ids=token, use_cache=False)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
+    layers = recorder.layers
+    if not layers or sorted(layers) != [*range(len(layers))]:
+        raise UnsupportedModel(
+            f"{name} does not call the attention function it is given in all of its layers"
+        )
+    return KVShape(tuple(layers[index] for index in range(len(layers))))
