@@ -8,7 +8,7 @@ and who guesses what will be chosen may know the noise before the model says the
 (``hdserve.drafting.chances``).
 
 The functions are called from Python and compiled into kernels; integers stay below ``2**63`` but
-for products whose low 32 bits are taken.
+for sums and products whose low 32 bits are taken.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class HierarchyOptions(StrictModel):
     """Nodes less likely to be accepted than this are not drafted."""
 
     learning_rate: float = Field(default=0.002, ge=0.0, le=1.0)
-    """Step size of the mixer weights; 0 learns nothing."""
+    """Step size of the mixer weights, half of it where statistics are drafted from and no copy is
+    followed; 0 learns nothing."""
 
     token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)
     """Step size of the biases of tokens and of pairs of them."""

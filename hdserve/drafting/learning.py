@@ -7,7 +7,7 @@ import numpy as np
 from hdserve.databases.compiled import inlined, jit
 from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
 from hdserve.databases.last_positions import note_position
-from hdserve.databases.ngram import NUM_ADDED, insert_tokens
+from hdserve.databases.ngram import NUM_ADDED, Ints, insert_tokens
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_SETS,
@@ -25,11 +25,13 @@ from hdserve.drafting.arrays import (
     NUM_LEVELS,
     POINTER_INPUT,
     POINTER_SETS,
+    POINTER_SIZE,
     STATE_CONFIDENCE,
     STATE_CONTEXT_STAMP,
     STATE_IS_SAMPLED,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
+    STATISTICS,
     STRONGEST_SETS,
     Databases,
     Learned,
@@ -60,6 +62,9 @@ MAX_CELL_COUNT = 1000.0
 
 CELL_DELAY = 4.0
 """Observations that a new cell's first guess counts as."""
+
+LONG_COPY = 8
+"""Tokens; docs/adr/0013 has the others that were tried."""
 
 
 @inlined
@@ -142,6 +147,14 @@ def learn_weights(
 
 
 @inlined
+def step_size(rate: float, levels: int, pointers: Ints) -> float:
+    """Half the rate where there are statistics, which bring more candidates and so more steps for
+    every token; but all of it along a copy, whose worth is to be learned within a few tokens."""
+    is_copy = max(pointers[1], pointers[1 + POINTER_SIZE]) >= LONG_COPY
+    return rate if is_copy or not levels >> STATISTICS & 1 else 0.5 * rate
+
+
+@inlined
 def append_token(databases: Databases, token: int) -> None:
     """Append a token to the request's own text, what is known of its places, and its table."""
     state = databases.state
@@ -177,7 +190,8 @@ def commit(
     append them to the request's own text.
 
     Args:
-        rate: step size of the mixer weights; nothing at all is learned where it is 0.
+        rate: step size of the mixer weights, see :func:`step_size`; nothing at all is learned where
+            it is 0.
         bias_rate: step size of the biases of tokens and pairs.
 
     Returns:
@@ -195,7 +209,8 @@ def commit(
         place = arrive(databases, scratch, levels, 0, pointers, region, rate > 0.0)
         if rate > 0.0:
             num, num_events = expand(databases, learned, scratch, place, LEARNING_NEED, True)
-            right = learn_weights(databases, learned, scratch, num, token, region, rate, bias_rate)
+            step = step_size(rate, levels, pointers)
+            right = learn_weights(databases, learned, scratch, num, token, region, step, bias_rate)
             learn_cells(learned, scratch, num, num_events, right)
             if state[STATE_IS_SAMPLED]:
                 fill_chances(databases, learned, scratch, num, 0)

@@ -105,7 +105,9 @@ def test_what_the_request_said_before_is_likelier() -> None:
     first, second = np.arange(100, 200), np.arange(200, 300)
     said, other = np.where(swapped, second, first), np.where(swapped, first, second)
     statistics = [[i, token] for i in range(100) for token in (i + 100, i + 200)]
-    drafter = Hierarchy(make_resources(statistics=statistics))
+    drafter = Hierarchy(
+        make_resources(statistics=statistics), HierarchyOptions(learning_rate=0.004)
+    )
     seq = make_sequence(said.tolist())
     drafter.start(seq)
     scores = []
