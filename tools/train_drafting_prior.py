@@ -7,9 +7,17 @@ both learned from.  What the model itself thought likely is in no recording, so 
 answer prompts as well.  Only permissively licensed text may be given: share-alike sources of the
 corpus and the output of commercial models are left out by name.
 
-    python tools/train_drafting_prior.py --tokenizer DIR --corpus corpus.jsonl.gz \\
-        --replay specbench-vicuna-7b.fill.jsonl.gz --replay tools-tau2-gpt-4.1.fill.jsonl.gz \\
-        --model hdserve-tiny --model hdserve-mini --prompts prompts.jsonl
+Token ids mean something to their tokenizer alone.  So each recording is given with the tokenizer
+it was made with, is drafted for from statistics only where these have the same, and what is learned
+of tokens is handed on only between requests of one tokenizer; cells and weights go through all.
+
+The models are asked ``NUM_PROMPTS`` rows of ``--prompts``, evenly spaced over those that
+``--except`` does not have (by ``question_id``): what is measured with a model is not trained on.
+
+    python -m tools.train_drafting_prior --tokenizer llama2 --corpus corpus.jsonl.gz \\
+        --replay llama2 specbench-vicuna-7b.fill.jsonl.gz \\
+        --replay mistral-v3 tools-tau2-gpt-4.1.fill.jsonl.gz \\
+        --model hdserve-tiny --model hdserve-mini --prompts question.jsonl --except prompts60.jsonl
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ from typing import Any
 from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
-from hdserve.bench.replay_setup import ending_token_ids
+from hdserve.bench.replay_setup import ending_token_ids, largest_id
 from hdserve.config import ModelConfig
 from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence
 from hdserve.databases.model import ModelDatabase
@@ -36,15 +44,21 @@ from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
-from hdserve.prompts import read_prompts
+from hdserve.prompts import PromptRow, read_prompts
 
 EXCLUDED = ("SGD", "GPTeacher")
 REPLAYED_PART = 40
 """One of so many conversations is replayed instead of counted."""
 
+OF_ALL = ("cells", "weights")
+"""Arrays of a calibration that know no token."""
+
+OF_TOKENS = ("token_weights", "token_bias", "pair_bias")
+
 BUDGET, MAX_DEPTH = 16, 24
 MAX_REQUESTS = 150
 MAX_ANSWER_TOKENS = 96
+NUM_PROMPTS = 120
 TEMPERATURES = (0.5, 1.0)
 """Greedy answers of small models repeat themselves more than text does."""
 
@@ -53,28 +67,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--replay", type=Path, action="append", required=True)
+    parser.add_argument(
+        "--replay", nargs=2, action="append", required=True, metavar=("TOKENIZER", "FILE")
+    )
     parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--except", type=Path, dest="measured")
     parser.add_argument("--output", type=Path, default=Path("hdserve/drafting") / PRIOR_NAME)
     args = parser.parse_args()
+    if args.model and args.prompts is None:
+        parser.error("--model needs --prompts")
 
     tokenizer = load_tokenizer(args.tokenizer)
     statistics, conversations = read_corpus(args.corpus, tokenizer)
-    sets = [conversations[:MAX_REQUESTS]]
-    sets += [list(read_replay(path, MAX_REQUESTS)) for path in args.replay]
-    vocab_size = tokenizer.vocab_size + 1024
-    state = Calibration(vocab_size).to_bytes()
-    for corpus in (None, statistics):
-        for mode in (ReplayMode.COLD, ReplayMode.ONLINE):
-            for share_prompts in (False, True):
-                for rows in sets:
-                    state = learn(state, rows, corpus, mode, share_prompts, vocab_size)
-    prior = Calibration.from_bytes(state)
+    sets = [(tokenizer.fingerprint, conversations[:MAX_REQUESTS])]
+    for name, path in args.replay:
+        sets.append((load_tokenizer(name).fingerprint, list(read_replay(path, MAX_REQUESTS))))
+    learned = learn_from_sets(sets, tokenizer.fingerprint, statistics)
+    prompts = [] if args.prompts is None else choose_prompts(args.prompts, args.measured)
     for model in args.model:
         for temperature in TEMPERATURES:
-            prior = learn_from_model(prior, model, args.prompts, temperature)
-    args.output.write_bytes(prior.for_vocabulary(0).to_bytes())
+            learned = learn_from_model(learned, model, prompts, temperature)
+    args.output.write_bytes(learned.for_vocabulary(0).to_bytes())
     print(f"{args.output}: {args.output.stat().st_size} bytes")
 
 
@@ -111,30 +125,68 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def learn_from_sets(
+    sets: list[tuple[str, list[ReplayRow]]],
+    statistics_tokenizer: str,
+    statistics: StatisticsDatabase,
+) -> Calibration:
+    """Replay sets of requests, each with the fingerprint of its tokenizer; returns what was learned
+    at last."""
+    largest = max(largest_id(rows) for _, rows in sets)
+    learned = Calibration(largest + 1)
+    by_tokenizer: dict[str, Calibration] = {}
+    for corpus in (None, statistics):
+        for mode in (ReplayMode.COLD, ReplayMode.ONLINE):
+            for share_prompts in (False, True):
+                for tokenizer, rows in sets:
+                    if corpus is not None and tokenizer != statistics_tokenizer:
+                        continue
+                    before = by_tokenizer.get(tokenizer, Calibration(learned.vocab_size))
+                    hand_on(learned, before, OF_ALL)
+                    learned = learn(before, rows, corpus, mode, share_prompts)
+                    by_tokenizer[tokenizer] = learned
+    return learned
+
+
+def hand_on(source: Calibration, target: Calibration, names: tuple[str, ...]) -> None:
+    """Copy arrays of one calibration to another."""
+    for name in names:
+        getattr(target, name)[:] = getattr(source, name)
+
+
 def learn(
-    state: bytes,
+    before: Calibration,
     rows: list[ReplayRow],
     statistics: StatisticsDatabase | None,
     mode: ReplayMode,
     share_prompts: bool,
-    vocab_size: int,
-) -> bytes:
-    """Replay ``rows`` from a calibration state; returns the state after it."""
+) -> Calibration:
+    """What is learned by replaying ``rows``, beginning with ``before``."""
     database = ModelDatabase(share_prompts=share_prompts)
     resources = DraftResources(
-        vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)
+        before.vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)
     )
     drafter = Hierarchy(resources)
-    drafter.adopt("default", state)
+    learned = drafter.calibration(DEFAULT_NAMESPACE)
+    hand_on(before, learned, OF_ALL + OF_TOKENS)
     run = Replay([drafter], database, mode, BUDGET, MAX_DEPTH)
     run.run(rows)
     length = run.result.mean_acceptance_length
     print(f"{len(rows)} requests, {mode}, statistics {statistics is not None}: {length:.3f}")
-    return drafter.calibration("default").to_bytes()
+    return learned
+
+
+def choose_prompts(path: Path, measured: Path | None) -> list[PromptRow]:
+    """``NUM_PROMPTS`` rows of a file, or all it has, evenly spaced over those whose
+    ``question_id`` no row of ``measured`` has."""
+    names = set() if measured is None else {row.name for row in read_prompts(measured)}
+    rows = [row for row in read_prompts(path) if row.name not in names]
+    num = min(NUM_PROMPTS, len(rows))
+    return [rows[index * len(rows) // num] for index in range(num)]
 
 
 def learn_from_model(
-    prior: Calibration, model: str, prompts: Path, temperature: float
+    prior: Calibration, model: str, prompts: list[PromptRow], temperature: float
 ) -> Calibration:
     """Let a model answer ``prompts`` one by one; returns the state after it."""
     options = {"max_draft_tokens": BUDGET, "max_depth": MAX_DEPTH, "adapts_budget": False}
@@ -152,7 +204,7 @@ def learn_from_model(
     state = prior.for_vocabulary(host.model.vocab_size).to_bytes()
     engine.adopt_drafter_states(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: state}))
     num_tokens = num_steps = 0
-    for index, row in enumerate(read_prompts(prompts)):
+    for index, row in enumerate(prompts):
         prompt = encode_prompt(row, host.tokenizer, host.model.max_model_len - MAX_ANSWER_TOKENS)
         params = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=temperature, seed=index)
         seq = Sequence(row.name, list(prompt.token_ids), params)
