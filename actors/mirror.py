@@ -214,7 +214,8 @@ class Mirror:
     def _follow(self, key: DatabaseKey, receiver: Receiver) -> Subscription:
         """A reader of another model's database, which it neither starts nor refills."""
         link = ActorLink(
-            lambda: model_database.get(key, self._shard), f"the model database of {key.model}"
+            lambda: model_database.get_to_read(key, self._shard),
+            f"the model database of {key.model}",
         )
         queue, kept = OutputQueue(max_bytes=0), OutputLog(max_bytes=0, max_total_bytes=0)
         return Subscription(

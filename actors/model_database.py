@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import numpy as np
 import ray
+from ray.util import list_named_actors
 
 from actors.refills import Refills
 from actors.settings import actor_settings
@@ -216,6 +217,7 @@ class ModelDatabaseActor:
                 "num_bytes": self._log.num_bytes,
                 "directory": str(self._store.directory) if self._store else None,
                 "is_writable": bool(self._store and self._store.is_writable),
+                "is_unwritten": self._is_unwritten,
                 "num_write_failures": self._store.num_failures if self._store else 0,
                 "num_refused_files": self._store.num_refused if self._store else 0,
                 "num_refused_calibrations": self._num_refused_calibrations,
@@ -420,6 +422,25 @@ def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
         ValueError: there is none.
     """
     return ray.get_actor(actor_name(key, shard), namespace=RAY_NAMESPACE)
+
+
+def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
+    """As :func:`get`.
+
+    Raises:
+        ValueError: there is none.
+        DatabaseError: there are some of the model, of other tokenizers.
+    """
+    try:
+        return get(key, shard)
+    except ValueError as error:
+        of_model = actor_name(key, shard).rpartition(":")[0]
+        if any(
+            actor["namespace"] == RAY_NAMESPACE and actor["name"].rpartition(":")[0] == of_model
+            for actor in list_named_actors(all_namespaces=True)
+        ):
+            raise DatabaseError(f"that of {key.model} is of another tokenizer") from error
+        raise
 
 
 def stop(key: DatabaseKey, shard: Shard = WHOLE) -> None:

@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 VERSIONS_PER_GENERATION = 2**32
 """Each opening numbers its outputs from a new multiple, so a version never names two outputs."""
 
+_NUM_LEFT_FREE = 1024
+"""Generations that one who waits leaves to the process that writes, which may be restarted."""
+
 _MAX_EPOCHS = 64
 _NO_LOCK = nullcontext()
 
@@ -77,7 +80,7 @@ class OutputStore:
         num_refused: files that could not be used.
 
     Raises:
-        DatabaseError: the directory cannot be made or read.
+        DatabaseError: the directory cannot be read.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class OutputStore:
         self.directory = directory
         self.num_failures = 0
         self.num_refused = 0
+        self._failure: OSError | None = None
         self.epoch = uuid4().hex
         self._key = key
         self._namespaces: dict[str, NamespaceFiles] = {}
@@ -121,13 +125,14 @@ class OutputStore:
         """
         if not self.is_writable:
             reason = "is in use by another process, as an application that serves it"
-            if self.num_failures:
-                reason = "cannot be written; the log says why"
+            if self._failure:
+                reason = f"cannot be written: {self._failure}"
             raise DatabaseError(f"{self.directory} {reason}")
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; what cannot be used is logged, set aside and left out."""
-        for directory in sorted(path for path in self.directory.iterdir() if path.is_dir()):
+        paths = self.directory.iterdir() if self.directory.exists() else ()
+        for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)
             flushed_version = self._restore_state(directory / "state", log)
             for version, restored in self._restored_files(directory, flushed_version):
@@ -197,13 +202,8 @@ class OutputStore:
         return is_complete
 
     def _begin_writing(self, lock_timeout_s: float) -> None:
-        """
-        Raises:
-            OSError: there is no directory, and it cannot be made.
-        """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            snapshot.sync_directory(self.directory.parent)
+            self._make_directory()
             self.is_writable = self._acquire(lock_timeout_s)
         except OSError as error:  # what is there may be read all the same
             self._count_failure(error)
@@ -215,6 +215,10 @@ class OutputStore:
                 self.directory,
             )
 
+    def _make_directory(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        snapshot.sync_directory(self.directory.parent)
+
     def _acquire(self, timeout_s: float) -> bool:
         try:
             self._lock.acquire(timeout=timeout_s)
@@ -225,11 +229,12 @@ class OutputStore:
     def _take_over(self, log: OutputLog) -> bool:
         """Write from now on, if the process that did has ended.
 
-        Not if it opened the directory once more in between: its numbers would be ours.
+        Not if another one that waited has done so in between: its numbers would be ours.
         """
         if not self._may_take_over:
             return False
         try:
+            self._make_directory()
             if not self._acquire(0.0):
                 return False
         except OSError as error:
@@ -261,6 +266,8 @@ class OutputStore:
         versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
         highest = max([*versions, *([] if generation else self._flushed_versions())], default=0)
         self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
+        if self._may_take_over and not self.is_writable:
+            self.generation += _NUM_LEFT_FREE
         if self.is_writable:
             try:
                 self._write_generation(epochs)
@@ -424,6 +431,7 @@ class OutputStore:
         if not self.num_failures:
             logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
         self.num_failures += 1
+        self._failure = error
 
 
 def _free_name(path: Path) -> Path:

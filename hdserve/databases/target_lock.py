@@ -23,7 +23,8 @@ class TargetLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._lock = FileLock(directory / LOCK_NAME, thread_local=False)
+        self._path = directory / LOCK_NAME
+        self._lock = FileLock(self._path, thread_local=False)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
@@ -33,5 +34,6 @@ class TargetLock:
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
 
     def release(self) -> None:
-        """Let another job write."""
+        """Let another job write.  The file goes first: one that has gone is no lock to anybody."""
+        self._path.unlink(missing_ok=True)
         self._lock.release()

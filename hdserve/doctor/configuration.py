@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import AccessConfig, ServeConfig
@@ -104,13 +105,30 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
         yield warning(subject, "is kept in memory only, and lost with its actor", remedy)
         return
     place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    if not place.is_dir():
         remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
-        if place.is_dir():
-            remedy = f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
         yield failure(subject, f"{directory} cannot be written", remedy)
+    elif (closed := _closed_directory(place, directory)) is not None:
+        yield failure(subject, f"{closed} cannot be written", _opening_remedy(closed, directory))
     else:
         yield ok(subject, f"{directory}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
     for other, what_to_do in left_by_other_versions(directory).items():
         remedy = f"hdserve database export {shlex.quote(str(directory))} old.hdb  # {what_to_do}"
         yield warning(subject, f"{other} is not read", remedy)
+
+
+def _closed_directory(place: Path, directory: Path) -> Path | None:
+    """Where nothing can be written: in ``place``, or in what ``directory`` has of databases."""
+    inside = (path for depth in ("*", "*/*", "*/*/*") for path in directory.glob(depth))
+    needed = (place, *filter(Path.is_dir, inside))
+    return next((path for path in needed if not os.access(path, os.W_OK | os.X_OK)), None)
+
+
+def _opening_remedy(closed: Path, directory: Path) -> str:
+    """What has ``directory`` written, where ``closed`` cannot be."""
+    if os.statvfs(closed).f_flag & os.ST_RDONLY:
+        parents = (closed.absolute(), *closed.absolute().parents)
+        mount = shlex.quote(str(next(filter(Path.is_mount, parents))))
+        return f"sudo mount -o remount,rw {mount}  # or another snapshot_dir"
+    command = "chown -R" if directory.exists() else "install -d -o"
+    return f'sudo {command} "$USER" {shlex.quote(str(directory))}'

@@ -383,6 +383,22 @@ def test_another_models_text_is_read_and_not_written(cluster):
     model_database.stop(reader)
 
 
+def test_a_model_of_another_tokenizer_is_not_drafted_from(cluster, caplog):
+    """It is said once, and why."""
+    reader = DatabaseKey(f"{cluster.key.model}-reader", "0" * 32)
+    replica = Replica()
+    one = cluster.mirror(Replica(), "n")
+    one.publish("n", [1])
+    eventually(lambda: one.stats().num_published_outputs == 1)
+    two = cluster.mirror(replica, "n", key=reader, draft_from=(cluster.key.model,))
+    eventually(lambda: two.stats().num_failures > 1)
+    (record,) = caplog.records
+    assert f"that of {cluster.key.model} is of another tokenizer" in record.getMessage()
+    assert replica.outputs == []
+    two.close()
+    model_database.stop(reader)
+
+
 def test_close_publishes_what_is_queued(cluster):
     one = cluster.mirror(Replica(), "n")
     assert one.wait_until_current(WAIT_S)

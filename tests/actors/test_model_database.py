@@ -243,11 +243,15 @@ def test_without_a_directory_nothing_is_kept():
 
 
 def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, caplog):
+    """And those only until it can be."""
     (tmp_path / "file").write_text("")
     actor = ModelDatabaseActor(KEY, ModelDatabaseConfig(snapshot_dir=tmp_path / "file"))
-    assert "nothing is kept on disk" in caplog.text
+    assert "cannot be written, going on in memory" in caplog.text
     assert actor.publish(message(0, 3)) == 1
     assert not actor.snapshot_now()
+    (tmp_path / "file").unlink()
+    assert actor.snapshot_now()
+    assert not Reader(actor, "r").poll().is_unwritten
 
 
 def test_a_database_of_another_version_is_left_alone_and_named(config, caplog):

@@ -122,6 +122,19 @@ def test_a_refill_without_a_flush_arrives(actor):
     assert replica.link.actor.info()["namespaces"]["n"]["num_outputs"] == 3
 
 
+def test_the_next_replica_is_asked_as_soon_as_one_has_given_all(actor):
+    publish(actor, "n")
+    replicas = [Replica(actor, "a"), Replica(actor, "b")]
+    for replica in replicas:
+        replica.poll()
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    for replica in replicas:
+        calls: list[str] = []
+        replica.link.actor, replica.link.before = actor, calls.append
+        replica.poll()
+        assert "publish" in calls
+
+
 def test_a_refill_that_a_restart_interrupts_goes_on(tmp_path):
     """The actor that comes back has what was published since, and does not know what the one before
     it had lost: outputs of replicas that are gone."""
@@ -226,6 +239,23 @@ def test_what_is_not_followed_is_forgotten_after_a_restart_too(actor):
     replica.poll()
     replica.poll()
     assert replica.forgotten == ["n"]
+
+
+def test_the_actor_is_asked_again_when_something_is_due():
+    replica = Replica(ModelDatabaseActor(KEY, ModelDatabaseConfig(poll_interval_s=60)))
+    calls: list[str] = []
+    replica.link.before = calls.append
+
+    async def count_calls() -> None:
+        polling = asyncio.create_task(replica.subscription.run())
+        for number in range(1, 4):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(calls) == number
+            replica.subscription.is_due.set()
+        polling.cancel()
+
+    asyncio.run(count_calls())
 
 
 def test_a_replica_is_told_of_a_flush_that_comes_before_its_first_news(actor):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_record
+from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, read_records, take_record
 from hdserve.errors import SnapshotError
 
 
@@ -33,3 +35,13 @@ def test_corrupt_records_are_refused() -> None:
         take_record((MAX_RECORD_BYTES + 1).to_bytes(4, "little") + bytes(4))
     with pytest.raises(SnapshotError, match="length"):
         take_record(bytes(8))
+
+
+def test_an_error_says_where_the_corrupt_record_begins(tmp_path: Path) -> None:
+    first, second = pack_record(b"first"), bytearray(pack_record(b"second"))
+    second[-1] ^= 1
+    path = tmp_path / "log"
+    path.write_bytes(first + second)
+    records = read_records(path, 1000)
+    assert records.bodies == [b"first"]
+    assert records.error.startswith(f"corrupt at byte {len(first)}:")

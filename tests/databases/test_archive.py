@@ -24,12 +24,14 @@ from hdserve.errors import DatabaseError, SnapshotError
 KEY = DatabaseKey("a-model", "f" * 32)
 
 
-def fill(root: Path, key: DatabaseKey = KEY, num_outputs: int = 30) -> OutputStore:
+def fill(
+    root: Path, key: DatabaseKey = KEY, num_outputs: int = 30, first_token: int = 0
+) -> OutputStore:
     """Write a database of two namespaces; returns its store, which is still open."""
     store = OutputStore(database_directory(root, key), key)
     log = OutputLog(10**9, 10**9, first_version=store.first_version, chunk_bytes=500)
     for namespace, origin in (("default", "r1"), ("tenant", "r2")):
-        outputs = [np.full(7, number, np.uint32) for number in range(num_outputs)]
+        outputs = [np.full(7, first_token + number, np.uint32) for number in range(num_outputs)]
         for appended in log.append(namespace, Segment.from_outputs(origin, 0, outputs)):
             store.append(namespace, appended)
     log.set_calibration("default", "r1", b"learned")
@@ -38,10 +40,14 @@ def fill(root: Path, key: DatabaseKey = KEY, num_outputs: int = 30) -> OutputSto
     return store
 
 
-def contents(root: Path, key: DatabaseKey = KEY) -> dict[str, list[list[int]]]:
-    store = OutputStore(database_directory(root, key), key, is_read_only=True)
+def kept(root: Path, key: DatabaseKey = KEY) -> OutputLog:
     log = OutputLog(10**9, 10**9)
-    store.restore(log)
+    OutputStore(database_directory(root, key), key, is_read_only=True).restore(log)
+    return log
+
+
+def contents(root: Path, key: DatabaseKey = KEY) -> dict[str, list[list[int]]]:
+    log = kept(root, key)
     return {
         name: [
             output.tolist()
@@ -140,6 +146,30 @@ def test_an_export_of_what_has_changed_begins_anew(
     (tmp_path / "a.archive.unfinished").write_bytes(b"no archive")
     assert archives.export_database(tmp_path / "old", KEY, archive) == 30
     store.close()
+
+
+def test_an_export_of_other_text_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though there is as much of it."""
+    monkeypatch.setattr(archives, "MESSAGE_BYTES", 300)
+    archive, other = tmp_path / "a.archive", tmp_path / "other"
+    fill(tmp_path / "old").close()
+    interrupted_export(tmp_path / "old", archive, 5)
+    fill(other, first_token=100).close()
+    archives.export_database(other, KEY, archive)
+    archives.import_archive(archive, tmp_path / "new", KEY)
+    assert contents(tmp_path / "new") == contents(other)
+
+
+def test_what_is_imported_is_numbered_above_all_that_was(tmp_path: Path) -> None:
+    """So that readers of a namespace that is no longer there get it, too."""
+    fill(tmp_path / "old").close()
+    archives.export_database(tmp_path / "old", KEY, tmp_path / "a.archive")
+    before = OutputStore(database_directory(tmp_path / "new", KEY), KEY)
+    before.close()
+    archives.import_archive(tmp_path / "a.archive", tmp_path / "new", KEY)
+    assert kept(tmp_path / "new").partition("default").first_version > before.first_version
 
 
 def test_an_archive_that_could_not_be_imported_is_not_written(
@@ -352,6 +382,9 @@ def test_archives_of_every_version_can_be_taken(tmp_path: Path) -> None:
 def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) -> None:
     fill(tmp_path).close()
     (tmp_path / "v1").rename(tmp_path / "v0")
+    others = tmp_path / "various" / "files"
+    others.mkdir(parents=True)
+    (others / "generation").touch()
     with pytest.raises(DatabaseError, match=r"holds no model database; .*/v0/a-model-.* export it"):
         archives.find_databases(tmp_path)
     (tmp_path / "v0").rename(tmp_path / "v2")

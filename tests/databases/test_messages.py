@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases import snapshot
-from hdserve.databases.messages import Poll, Position, Publish, Reply, Standing
+from hdserve.databases.messages import Poll, Position, Publish, Reply, Standing, refill_bytes
 from hdserve.databases.output_log import Changes
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -87,6 +87,16 @@ def test_reply_comes_back():
     assert change.segment.num_tokens == 3
 
 
+@given(
+    st.text("n", max_size=300),
+    st.dictionaries(st.text("r", max_size=300), st.integers(0, 300), max_size=5),
+)
+def test_a_request_for_a_refill_is_no_larger_than_was_said(namespace, num_intervals):
+    seen = {origin: [(2**62, 2**62 + 1)] * num for origin, num in num_intervals.items()}
+    map_bytes = 1
+    assert len(snapshot.pack({namespace: seen})) - map_bytes <= refill_bytes(namespace, seen)
+
+
 def test_a_namespace_of_which_nothing_is_said_is_covered_by_a_complete_reply_alone():
     done, waiting = Changes(SEGMENT, 1, True), Changes.waiting(1, 0)
     assert Reply("e", 1.0, changes={"n": done}).covers("m")
@@ -113,6 +123,13 @@ def test_a_valid_envelope_around_junk_raises_nothing_but_a_snapshot_error(kind, 
             Publish.decode(message, KEY.fingerprint, KEY.model)
         else:
             {"poll": Poll, "reply": Reply}[kind].decode(message, KEY)
+
+
+@pytest.mark.parametrize("cursor", [-1, 2**63, True, "1"])
+def test_a_poll_with_a_wrong_cursor_is_refused(cursor):
+    payload = {"reader": "r", "epoch": "", "positions": {}, "idle": {"n": cursor}}
+    with pytest.raises(SnapshotError):
+        Poll.decode(snapshot.encode(payload, kind="poll", key=KEY), KEY)
 
 
 @pytest.mark.parametrize("positions", [{"n": [0, 0]}, {"n": [0, 0, -1]}, {"n": [0, 0, True]}, [1]])

@@ -222,12 +222,24 @@ def test_flush_tells_old_readers_and_only_them():
     assert log.append("n", segment("a", 0, output(1), output(2))) == []
 
 
+def test_what_was_flushed_by_a_second_flush_can_be_imported():
+    log = OutputLog(10**6, 10**6)
+    log.flush("n")
+    flushed = segment("a", 0, output(1), output(2))
+    log.append("n", flushed)
+    log.flush("n")
+    log.append("n", log.partition("n").as_imported(flushed))
+    assert texts(log.changes_since({"n": 0}, max_bytes=1000)["n"].segment) == [(1,), (2,)]
+
+
 def test_a_reader_that_had_everything_is_told_of_a_flush():
     log = OutputLog(10**6, 10**6)
     log.append("n", segment("a", 0, output(1)))
     cursor = log.changes_since({"n": 0}, max_bytes=100)["n"].cursor
     log.flush("n")
-    assert log.changes_since({"n": cursor}, max_bytes=100)["n"].is_flushed
+    change = log.changes_since({"n": cursor}, max_bytes=100)["n"]
+    assert change.is_flushed
+    assert log.flushes_since({"n": change.cursor}) == {}
 
 
 def test_calibration_rides_along_once_and_not_back_to_its_writer():

@@ -170,8 +170,8 @@ def test_a_successor_takes_over_when_its_predecessor_ends(tmp_path):
     assert third.sync()
 
 
-def test_a_successor_whose_numbers_are_taken_does_not_write(tmp_path):
-    """The predecessor was restarted while it waited: its files are left alone."""
+def test_a_successor_takes_over_though_its_predecessor_was_restarted(tmp_path):
+    """What that wrote since is left as it is."""
     first = Database(tmp_path)
     first.append("n", 1)
     second = Database(tmp_path)
@@ -179,8 +179,22 @@ def test_a_successor_whose_numbers_are_taken_does_not_write(tmp_path):
     first = first.restart()
     first.append("n", 3)
     first.store.close()
-    assert not second.sync()
-    assert sorted(Database(tmp_path).numbers("n")) == [1, 3]
+    assert second.sync()
+    second.append("n", 4)
+    assert sorted(second.restart().numbers("n")) == [1, 2, 3, 4]
+
+
+def test_of_two_successors_one_writes(tmp_path):
+    """Its files are left alone by the other, whose numbers are the same."""
+    first = Database(tmp_path)
+    second, third = Database(tmp_path), Database(tmp_path)
+    second.append("n", 2)
+    third.append("n", 3)
+    first.store.close()
+    assert second.sync()
+    second.store.close()
+    assert not third.sync()
+    assert Database(tmp_path).numbers("n") == [2]
 
 
 def test_a_flush_that_could_not_reach_the_disk_is_made_good(tmp_path):
@@ -253,10 +267,19 @@ def test_an_evicted_file_is_no_refused_one_to_a_reader(tmp_path):
     assert reader.num_refused == 0
 
 
-def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DatabaseError, match="cannot be used"):
-        OutputStore(tmp_path / "file" / "database", KEY)
+def test_a_directory_that_cannot_be_made_is_made_when_it_can(tmp_path):
+    """What comes before that is kept in memory, and then there."""
+    obstacle = tmp_path / "file"
+    obstacle.write_text("")
+    database = Database(obstacle / "database")
+    database.append("n", 1, 2)
+    assert not database.sync()
+    with pytest.raises(DatabaseError, match=r"cannot be written: \[Errno"):
+        database.store.check_writable()
+    obstacle.unlink()
+    assert database.sync()
+    database.append("n", 3)
+    assert database.restart().numbers("n") == [1, 2, 3]
 
 
 @contextlib.contextmanager

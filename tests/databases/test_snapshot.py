@@ -134,6 +134,12 @@ def test_an_array_that_claims_more_than_it_has_is_refused(head, message):
         snapshot.unpack(data)
 
 
+def test_extensions_of_others_are_refused():
+    data = msgpack.packb(msgpack.ExtType(2, bytes([3, 1, 1]) + bytes(15)))
+    with pytest.raises(SnapshotError, match="unknown extension 2"):
+        snapshot.unpack(data)
+
+
 def test_each_refusal_says_why(envelope):
     cases = [
         ({"kind": "other"}, "this is a 'test', not a 'other'"),

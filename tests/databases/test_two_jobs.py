@@ -58,6 +58,7 @@ def test_the_second_job_is_refused_at_once(tmp_path: Path, corpus: Path, source:
     assert StatisticsDatabase.open(target).info.num_tokens == 3
     StatisticsMerge(target, [source]).run()
     assert StatisticsDatabase.open(target).info.tokenizer == "t"
+    assert not [path for path in target.iterdir() if is_unfinished(path.relative_to(target))]
 
 
 def test_the_command_says_so(tmp_path: Path, source: Path) -> None:

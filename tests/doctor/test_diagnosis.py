@@ -274,6 +274,31 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert verdicts(check_model_database(config)) == ["failure"]
 
 
+@pytest.mark.parametrize(("mounted", "wanted"), [("", "new"), ("v1", "")])
+def test_a_disk_that_is_mounted_read_only(tmp_path: Path, mounted: str, wanted: str) -> None:
+    """No owner mends it."""
+    disk = tmp_path / mounted
+    disk.mkdir(exist_ok=True)
+    apart = ["unshare", "--map-root-user", "--mount"]
+    mount = ["sh", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"', str(disk)]
+    if subprocess.run([*apart, *mount, "true"], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    code = (
+        "import sys; from hdserve.config import parse_config; "
+        "from hdserve.doctor.configuration import check_model_database as check; "
+        "models = [{'name': 'm', 'model': 'hdserve-mini'}]; "
+        "database = {'snapshot_dir': sys.argv[1]}; "
+        "(found,) = check(parse_config({'models': models, 'model_database': database})); "
+        "print(found.text, found.remedy, sep=chr(10))"
+    )
+    command = [*apart, *mount, sys.executable, "-c", code, str(tmp_path / wanted)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    text, remedy = found.stdout.splitlines()
+    assert text == f"{disk} cannot be written"
+    assert remedy == f"sudo mount -o remount,rw {disk}  # or another snapshot_dir"
+    assert can_be_pasted(remedy)
+
+
 def test_device() -> None:
     """A GPU that is wanted and not there is a failure."""
     (finding, *_) = check_device(configured(engine={"device": "auto"}))
