@@ -60,6 +60,14 @@ _CHANGE_TIMEOUT_S = 120.0
 """A disk may be slow."""
 
 _OBJECT = "speculation.database"
+_ACTOR_STATE = (
+    "directory",
+    "is_writable",
+    "is_unwritten",
+    "num_write_failures",
+    "num_refused_files",
+    "settings",
+)
 _ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -183,6 +191,7 @@ class _Database:
             "num_readers": sum(info["num_readers"] for info in found),
             "num_shards": self._config.num_shards,
             "directories": [info["directory"] for info in found if info["directory"]],
+            "actors": [{name: info[name] for name in _ACTOR_STATE} for info in found],
             "namespaces": {
                 name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
                 for name, item in sorted(namespaces.items())

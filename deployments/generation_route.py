@@ -49,8 +49,9 @@ SPECULATION_HEADER = "x-hdserve-speculation"
 
 
 def request_id(request: Request) -> str:
-    """The id of who sent it, or a new one."""
-    return request.headers.get("x-request-id", "")[:64] or uuid4().hex
+    """The id of who sent it, or a new one; bytes that are no UTF-8 are escaped."""
+    sent = request.headers.get("x-request-id", "").encode("latin-1")
+    return sent.decode(errors="backslashreplace")[:64] or uuid4().hex
 
 
 async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:

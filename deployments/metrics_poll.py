@@ -33,18 +33,21 @@ class _Heard:
 class ReportBook:
     """The last report of each replica of one deployment.
 
-    What a replica had counted is kept for ``KEEP_S`` after it was last heard, so that a reader's
+    What a replica had counted is kept for ``keep_s`` after it was last heard, so that a reader's
     next visit finds its last counts, and no sum over replicas falls before that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_s: float = KEEP_S) -> None:
+        self._keep_s = keep_s
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, reports: Iterable[Report], now_s: float) -> None:
         """Keep these as the last of their replicas; forget who was not heard for too long."""
         for report in reports:
             self._heard[report.replica] = _Heard(report, now_s)
-        for replica in [key for key, item in self._heard.items() if now_s - item.at_s > KEEP_S]:
+        for replica in [
+            key for key, item in self._heard.items() if now_s - item.at_s > self._keep_s
+        ]:
             del self._heard[replica]
 
     def reports(self, since_s: float) -> list[Report]:
@@ -61,13 +64,16 @@ class MetricsPoll:
     Args:
         handles: by model name.
         gateways: of all gateways, this one too.
+        num_gateways: several keep nothing of who is gone: each heard it last at another time, and
+            to a reader who visits them in turn its counters would fall, as if they began anew.
     """
 
-    def __init__(self, handles: Mapping[str, Any], gateways: Any) -> None:
+    def __init__(self, handles: Mapping[str, Any], gateways: Any, num_gateways: int = 1) -> None:
+        keep_s = KEEP_S if num_gateways == 1 else 0.0
         self._handles = dict(handles)
         self._gateways = gateways
-        self._books: defaultdict[str, ReportBook] = defaultdict(ReportBook)
-        self._gateway_book = ReportBook()
+        self._books: defaultdict[str, ReportBook] = defaultdict(lambda: ReportBook(keep_s))
+        self._gateway_book = ReportBook(keep_s)
         self._lock = asyncio.Lock()
         self._polled_s = -POLL_INTERVAL_S
 

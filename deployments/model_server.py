@@ -157,8 +157,7 @@ class ModelServer:
         self._engine.check_room(request.num_prompts, request.num_choices)
         request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
-            build = self._sequence_builder.build
-            sequences = await off_loop(request.num_body_bytes, build, request)
+            sequences = await self._sequence_builder.build_off_loop(request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records.stream(request, sequences, trace)) as found:

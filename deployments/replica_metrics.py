@@ -62,17 +62,18 @@ class ReplicaMetrics:
         long step, or has failed."""
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
-                self._of_engine = await self._engine.ask(self._ask_engine)
+                await self._engine.ask(self._note_engine)
         except (TimeoutError, EngineStopped):
             pass
         samples = (*self._of_engine, *self._requests.samples())
         databases = (*self._mirror_samples(), *self._statistics_samples())
         return Report(self._replica, (*samples, *databases))
 
-    def _ask_engine(self, engine: Engine) -> tuple[Sample, ...]:
-        """In the engine's thread, which owns the databases."""
+    def _note_engine(self, engine: Engine) -> None:
+        """In the engine's thread, which owns the databases, and so in order: readers ask from
+        several threads, and none may find less than one before it."""
         samples = (*self._engine_samples(engine), *self._database_samples(engine))
-        return (*samples, *self._lookup_samples(engine))
+        self._of_engine = (*samples, *self._lookup_samples(engine))
 
     def _lookup_samples(self, engine: Engine) -> Iterator[Sample]:
         for source, seconds in engine.lookup_times_s().items():

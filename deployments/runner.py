@@ -1,8 +1,9 @@
 """What ``hdserve serve`` runs, in a process of its own.
 
 Ray Serve's ``serve run``, but for the end: it kills its HTTP proxies first, and with them every
-answer that has begun.  Here the application is taken away first, which its processes take as any
-other removal: what they have begun to answer they end, and nothing new reaches them.
+answer that has begun, and whatever else is served on the cluster.  Here the application is taken
+away first, which its processes take as any other removal: what they have begun to answer they end,
+and nothing new reaches them.  What others serve is left alone.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatus
-from ray.serve.scripts import cli
+from ray.serve.context import _get_global_client
+from ray.serve.schema import APIType, ApplicationStatus, ServeDeploySchema
 
 from hdserve.config.deployed import APPLICATION
 from hdserve.errors import ConfigError
@@ -27,6 +30,7 @@ _BUILD_POLL_S = 1.0
 _IDLE_S = 1.0
 
 _OWN_CLUSTER = "local"
+_NAMESPACE = "serve"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
 
 
@@ -38,28 +42,39 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
         drain_timeout_s: how long answers that have begun may take.
 
     Raises:
-        ConfigError: the application cannot be built, so that nobody would ever be answered.
+        ConfigError: the application cannot be built, so that nobody would ever be answered; or it
+            would replace what others serve on the cluster.
     """
+    ending = ExitStack()
     try:
         with until_interrupted():
-            _serve(path, address)
+            _serve(path, address, ending)
         if ray.is_initialized():
             _drain(drain_timeout_s)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if ray.is_initialized():
-            if address != _OWN_CLUSTER:
-                serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
+        ending.close()
+        ray.shutdown()
 
 
-def _serve(path: str, address: str) -> None:
+def _serve(path: str, address: str, ending: ExitStack) -> None:
     """Without end.
+
+    Args:
+        ending: is told how to take away what was started on a cluster of others.
 
     Raises:
         ConfigError: see :func:`run_until_interrupted`.
     """
-    cli.main(["run", "--non-blocking", "--address", address, path], standalone_mode=False)
+    schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
+    ray.init(address, namespace=_NAMESPACE)
+    if address != _OWN_CLUSTER:
+        client = _client()
+        if client is not None:
+            _check_replaces_nothing(client.get_serve_details()["applications"])
+        ending.callback(_take_away, with_serve=client is None)
+    serve.start(schema.proxy_location, schema.http_options.model_dump())
+    _client().deploy_apps(schema)
     _wait_until_built()
     while True:  # `signal.pause` would miss a signal that comes a moment before it
         time.sleep(_IDLE_S)
@@ -102,6 +117,38 @@ def _wait_until_built() -> None:
             reason = found.message.strip().splitlines()[-1]
             raise ConfigError(f"the application was not built: {reason}")
         time.sleep(_BUILD_POLL_S)
+
+
+def _client() -> Any:
+    """Of Ray Serve on the cluster; ``None`` where it does not run."""
+    return _get_global_client(raise_if_no_controller_running=False)
+
+
+def _check_replaces_nothing(applications: Mapping[str, Mapping[str, Any]]) -> None:
+    """
+    Raises:
+        ConfigError: Ray Serve would take one of ``applications`` away: it has one of each name, and
+            of those that were deployed by a file only what the last file names.
+    """
+    for name, details in applications.items():
+        if name == APPLICATION or details["source"] == APIType.DECLARATIVE:
+            raise ConfigError(
+                f"Ray Serve on this cluster serves {name!r} already, which would be replaced: end "
+                "it first, or have one file name both for `serve deploy`"
+            )
+
+
+def _take_away(*, with_serve: bool) -> None:
+    """The application, if it is still there.
+
+    Args:
+        with_serve: and Ray Serve itself, unless others serve something by now.
+    """
+    others = serve.status().applications.keys() - {APPLICATION}
+    if with_serve and not others:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+    elif _status() is not None:
+        serve.delete(APPLICATION)
 
 
 def _drain(timeout_s: float) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from deployments.generation import GenerationRequest
+from deployments.off_loop import off_loop
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from hdserve.engine.grammar import GrammarState
     from hdserve.engine.host import ModelHost
 
 MAX_PROMPT_LOGPROBS = 1 << 19
@@ -25,6 +28,12 @@ class SequenceBuilder:
         self._host = host
         self._tokenizer = host.tokenizer
 
+    async def build_off_loop(self, request: GenerationRequest) -> list[Sequence]:
+        """As :meth:`build`; what may take long does not hold up the event loop: of a grammar no
+        size says so."""
+        size = request.num_body_bytes if request.sampling.get("grammar") is None else math.inf
+        return await off_loop(size, self.build, request)
+
     def build(self, request: GenerationRequest) -> list[Sequence]:
         """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
 
@@ -34,7 +43,7 @@ class SequenceBuilder:
             PromptTooLong: a prompt does not fit into the model's context.
         """
         params = self._host.params(request.sampling)
-        self._check_grammar(params.grammar, request)
+        self._grammar_state(params.grammar, request)  # a wrong one costs no prompts
         speculation = self._speculation(request)
         prompts = [*self._prompts(request)]
         if params.prompt_logprobs is not None:
@@ -58,16 +67,19 @@ class SequenceBuilder:
                 choice_index=choice_index,
                 namespace=request.namespace,
                 prompt_scores=shared[prompt_index],
+                grammar_state=self._grammar_state(params.grammar, request),
             )
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)
         ]
 
-    def _check_grammar(self, grammar: str | None, request: GenerationRequest) -> None:
+    def _grammar_state(
+        self, grammar: str | None, request: GenerationRequest
+    ) -> GrammarState | None:
         if grammar is None:
-            return
+            return None
         try:
-            self._host.grammars.check(grammar)
+            return self._host.grammars.state(grammar)
         except InvalidRequest as error:
             raise type(error)(error.message, request.grammar_param) from error
 

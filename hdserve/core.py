@@ -291,6 +291,8 @@ class Sequence:
         recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
             of models whose weights cannot be had.
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
+        grammar_state: the beginning of ``params.grammar``, of this sequence alone; without one the
+            engine's thread compiles the grammar.
     """
 
     request_id: str
@@ -310,6 +312,7 @@ class Sequence:
     drafter_state: dict[str, Any] = field(default_factory=dict)
     recorded_token_ids: tuple[int, ...] | None = None
     prompt_scores: PromptScores | None = None
+    grammar_state: Any = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -157,6 +157,20 @@ def test_a_directory_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_models_that_never_have_anything_to_draft_from(tmp_path: Path) -> None:
+    """They keep what they generate to themselves, or nothing is shared at all."""
+    path = tmp_path / "serve.yaml"
+    models = MODEL % ", draft_from: [b]}, {name: b, model: hdserve-tiny%s"
+    path.write_text(models % "")
+    assert check(path).stderr == ""
+    path.write_text(models % ", share_output: false")
+    reason = "b has share_output: false, so there is nothing to draft from"
+    assert check(path).stderr == f"warning: line 1, models.0.draft_from: {reason}\n"
+    path.write_text(models % "" + "model_database: {is_enabled: false}")
+    reason = "model_database is off, so nothing of other models can be drafted from"
+    assert check(path).stderr == f"warning: line 1, models.0.draft_from: {reason}\n"
+
+
 def test_files_of_keys_that_are_doubtful(tmp_path: Path) -> None:
     """They are named, and the configuration is right all the same."""
     keys, admin, path = tmp_path / "keys", tmp_path / "admin", tmp_path / "serve.yaml"

@@ -185,6 +185,18 @@ def _warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
         if directory not in (None, "bundled") and not Path(directory).is_dir():
             reason = f"there is no directory {directory} here; without one there is less to draft"
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
+        for reason in _vain_drafts(config, model):
+            yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
+
+
+def _vain_drafts(config: ServeConfig, model: ModelConfig) -> Iterator[str]:
+    """Why other models never have anything for ``model`` to draft from."""
+    if model.draft_from and not config.model_database.is_enabled:
+        yield "model_database is off, so nothing of other models can be drafted from"
+        return
+    for other in config.models:
+        if other.name in model.draft_from and not other.share_output:
+            yield f"{other.name} has share_output: false, so there is nothing to draft from"
 
 
 def _facts(model: ModelConfig) -> dict[str, Any]:

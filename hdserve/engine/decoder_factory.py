@@ -47,7 +47,7 @@ class DecoderFactory:
         check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
         check_token_ids("prompt", seq.token_ids, vocab_size)
         check_params(seq.params, vocab_size, has_text=self._backend is not None)
-        if seq.params.grammar is not None:
+        if seq.params.grammar is not None and seq.grammar_state is None:
             if self._grammars is None:
                 raise InvalidRequest("a grammar needs a tokenizer", "grammar")
             self._grammars.check(seq.params.grammar)
@@ -65,8 +65,8 @@ class DecoderFactory:
         detokenizer = None
         if self._backend is not None:
             detokenizer = Detokenizer(self._backend, params, seq.token_ids)
-        grammar = None
-        if params.grammar is not None:
+        grammar = seq.grammar_state
+        if params.grammar is not None and grammar is None:
             assert self._grammars is not None
             grammar = self._grammars.state(params.grammar)
         scorer = None if params.prompt_logprobs is None else PromptScorer(seq)

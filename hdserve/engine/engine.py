@@ -270,9 +270,10 @@ class Engine:
         chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
-            self._stats.num_prompt_tokens += max(
-                0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
-            )
+            if not work.slot.is_plain:  # else they were counted before they were tried again
+                self._stats.num_prompt_tokens += max(
+                    0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
+                )
             output = self._decide(work, tree, outputs, moves, chosen.get(seq.request_id))
             if output is None:
                 continue

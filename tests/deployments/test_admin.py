@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,23 @@ def test_a_database_that_is_gone_may_come_back() -> None:
     with pytest.raises(DatabaseGone, match="try again") as caught:
         asyncio.run(_ask(gone()))
     assert caught.value.status == 503
+
+
+def test_what_an_actor_keeps_on_disk(tmp_path: Path) -> None:
+    """Whether it can, and with which settings: others may be deployed than it was started with."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path / "snapshots", max_bytes=2**20)
+    (tmp_path / "snapshots").touch()
+    actor = ModelDatabaseActor(KEY, config)
+    found = _Database(KEY, ModelDatabaseConfig(), {WHOLE: Handle(actor)})
+    (state,) = asyncio.run(found.info())["actors"]
+    assert (state["is_writable"], state["is_unwritten"]) == (False, True)
+    assert state["num_write_failures"] == 1
+    assert state["settings"]["max_bytes"] == 2**20
+    assert state["settings"]["snapshot_dir"] == str(tmp_path / "snapshots")
+    (tmp_path / "snapshots").unlink()
+    assert actor.snapshot_now()
+    (state,) = asyncio.run(found.info())["actors"]
+    assert (state["is_writable"], state["is_unwritten"]) == (True, False)
 
 
 def test_an_archive_cannot_have_a_record_of_any_length() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -60,7 +60,7 @@ class Stalling:
 def answer(
     model: serve.Application,
     path: str,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
     config: ServeConfig = CONFIG,
     **fields: Any,
 ) -> httpx.Response:
@@ -90,6 +90,17 @@ def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
     """Of all of it: whatever is long may take long to make tokens of."""
     found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
     assert f"{len(found.request.content)} bytes" in found.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [("caf\u00e9".encode(), "caf\u00e9"), (b"caf\xe9", "caf\\xe9"), (b"\xff" * 64, "\\xff" * 16)],
+)
+def test_an_id_may_be_any_bytes(path: str, sent: bytes, shown: str) -> None:
+    """It is text in UTF-8, as bodies are; other bytes are escaped."""
+    found = answer(serve.deployment(Measuring).bind(), path, {b"x-request-id": sent})
+    assert found.json()["id"].endswith((f"-{shown}", f"_{shown}"))
 
 
 @pytest.mark.parametrize("path", BODIES)

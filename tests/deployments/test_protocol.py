@@ -80,10 +80,11 @@ def test_what_a_client_leaves_out_is_absent() -> None:
         ({"top_k": -1}, "top_k", 0),
         ({"stop": ["a", "b"]}, "stop", ("a", "b")),
         ({"stop": []}, "stop", ()),
-        ({"max_completion_tokens": 5}, "max_tokens", 5),
+        ({"max_completion_tokens": 1}, "max_tokens", 1),
         ({"max_completion_tokens": 5, "max_tokens": 9}, "max_tokens", 5),
         ({"logprobs": True}, "logprobs", 0),
-        ({"logprobs": True, "top_logprobs": 4}, "logprobs", 4),
+        ({"logprobs": True, "top_logprobs": 0}, "logprobs", 0),
+        ({"logprobs": True, "top_logprobs": MAX_TOP_LOGPROBS}, "logprobs", MAX_TOP_LOGPROBS),
     ],
 )
 def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
@@ -94,7 +95,7 @@ def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
 def test_logprobs_of_completions_count_alternatives() -> None:
     """In ``/v1/completions`` ``logprobs`` is a number; 0 reports the chosen tokens alone."""
     assert completion(logprobs=0).sampling["logprobs"] == 0
-    assert completion(logprobs=3).sampling["logprobs"] == 3
+    assert completion(logprobs=MAX_TOP_LOGPROBS).sampling["logprobs"] == MAX_TOP_LOGPROBS
     assert "logprobs" not in chat(logprobs=False).sampling
 
 
@@ -278,14 +279,22 @@ def test_a_body_is_an_object(data: Any) -> None:
             body.parse(data)
 
 
-@pytest.mark.parametrize("name", ["prompt", "stop", "stop_token_ids"])
-def test_long_wrong_lists_are_refused_by_their_first_item(name: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        *((CompletionBody, {name: [{}] * 1000}) for name in ("prompt", "stop", "stop_token_ids")),
+        (ChatBody, {"messages": [{"role": "user", "content": [5] * 1000}]}),
+    ],
+)
+def test_long_wrong_lists_are_refused_by_their_first_item(
+    body: type[ChatBody | CompletionBody], fields: dict[str, Any]
+) -> None:
     """A list of wrong items is refused without an error for each, which would take a gateway's
     time and memory."""
     from pydantic import ValidationError
 
     with pytest.raises(ValidationError) as caught:
-        CompletionBody.model_validate({"model": "m", "prompt": "x", name: [{}] * 1000})
+        body.model_validate({"model": "m", "prompt": "x", **fields})
     assert len(caught.value.errors()) < 10
 
 
@@ -332,14 +341,14 @@ def test_speculation_fields_are_those_of_the_engine() -> None:
     found = chat(
         speculation={
             "enabled": False,
-            "max_draft_tokens": 3,
+            "max_draft_tokens": 0,
             "databases": ["context", "model"],
             "share_output": False,
         }
     ).speculation
     assert SpeculationParams(**found) == SpeculationParams(
         is_enabled=False,
-        max_draft_tokens=3,
+        max_draft_tokens=0,
         databases=frozenset({"context", "model"}),
         is_output_shared=False,
     )
@@ -350,11 +359,13 @@ def test_speculation_fields_are_those_of_the_engine() -> None:
     )
 
 
-def test_usage_is_asked_for() -> None:
-    """``stream_options.include_usage`` is off by default."""
-    for options, wanted in ((None, False), ({}, False), ({"include_usage": True}, True)):
+@pytest.mark.parametrize("name", ["usage", "sources"])
+def test_what_a_stream_includes_is_asked_for(name: str) -> None:
+    """All of ``stream_options`` is off by default."""
+    option = f"include_{name}"
+    for options, wanted in ((None, False), ({}, False), ({option: True}, True)):
         body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
-        assert body.includes_usage is wanted
+        assert getattr(body, f"includes_{name}") is wanted
 
 
 def test_template_options_are_passed_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest, PromptTooLong
+from tests.engines import make_engine, run
 
 CHAT = ({"role": "user", "content": "hi"},)
 
@@ -131,3 +133,41 @@ def test_a_wrong_grammar_is_the_fault_of_who_asked_for_it(host: ModelHost) -> No
     with pytest.raises(InvalidRequest) as caught:
         SequenceBuilder(host).build(request)
     assert caught.value.param == "guided_regex"
+
+
+def test_grammars_are_compiled_beside_others(host: ModelHost) -> None:
+    """However short the request is, the event loop goes on meanwhile."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6),), sampling={"grammar": grammar.json_object()}, num_body_bytes=100
+    )
+
+    async def others() -> None:
+        while True:
+            num_turns.append(1)
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        task = asyncio.create_task(others())
+        assert len(await SequenceBuilder(host).build_off_loop(request)) == 1
+        task.cancel()
+
+    num_turns: list[int] = []
+    asyncio.run(test())
+    assert num_turns
+
+
+def test_the_engine_compiles_no_grammar_of_a_server(host: ModelHost) -> None:
+    """A request brings its own, one for each choice, however many others there are: this engine,
+    of token ids alone, could compile none."""
+    texts = [grammar.choice(["ab" * number]) for number in range(1, 41)]
+    sequences = [
+        seq
+        for text in texts
+        for seq in SequenceBuilder(host).build(
+            GenerationRequest("r", prompts=((5,),), sampling={"grammar": text}, num_choices=2)
+        )
+    ]
+    engine = make_engine(model=host.model.module, max_num_sequences=8, kv_cache_tokens=1024)
+    run(engine, sequences)
+    answers = [host.tokenizer.decode(seq.output_token_ids) for seq in sequences]
+    assert answers == ["ab" * number for number in range(1, 41) for _ in range(2)]

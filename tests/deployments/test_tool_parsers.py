@@ -48,7 +48,7 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
     (f'<tool_call>{{"name": "f", "arguments": {TORN}</tool_call>b', "b", [ToolCall("f", TORN)]),
     ('<tool_call>{"name": "f", "arguments": {]</tool_call>b', "b", [ToolCall("f", "{]")]),
     # Other orders, other keys, several calls between two marks, an end that is missing.
-    ('<tool_call>{"arguments": {"a":1}, "name": "é"}', "", [ToolCall("é", '{"a": 1}')]),
+    ('<tool_call>{"arguments": {"a":"ü"}, "name": "é"}', "", [ToolCall("é", '{"a": "ü"}')]),
     ('<tool_call>{"name":"f","arguments":{},"id":[2]}</tool_call>', "", [ToolCall("f", "{}")]),
     (
         '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}} so</tool_call>',

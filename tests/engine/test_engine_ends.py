@@ -11,7 +11,7 @@ from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from hdserve.core import FinishReason
+from hdserve.core import FinishReason, Source
 from hdserve.engine.tokenizer import Tokenizer
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
@@ -63,7 +63,8 @@ def test_the_whole_context_of_the_model_can_be_used() -> None:
 @pytest.mark.parametrize("kind", ["eos", "second eos", "stop_token_ids"])
 def test_ending_tokens(kind: str, has_drafts: bool) -> None:
     """Each end-of-sequence id of the model and each stop token ends the sequence; it is the last
-    token, though not part of the text, and accepted drafts behind it are dropped."""
+    token, though not part of the text, and accepted drafts behind it are dropped, as are their
+    sources."""
     prompt = make_prompt(9)
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     at = next(n for n in range(len(prompt) + 3, 39) if future[n] not in future[len(prompt) : n])
@@ -81,6 +82,9 @@ def test_ending_tokens(kind: str, has_drafts: bool) -> None:
     assert seq.finish_reason is FinishReason.STOP
     text = "".join(output.text for output in outputs)
     assert text == TOKENIZER.decode(future[len(prompt) : at], skips_special_tokens=True)
+    sources = [source for output in outputs for source in output.sources]
+    wanted = Source.OTHER if has_drafts else Source.PLAIN
+    assert sources == [wanted] * seq.num_output_tokens
 
 
 def test_ignore_eos() -> None:

@@ -252,7 +252,7 @@ def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
         assert environment.get("RAY_SERVE_ENABLE_HA_PROXY") == wanted
 
 
-def test_disruption_budgets_and_policies_select_the_pods() -> None:
+def test_selectors_match_pods() -> None:
     """Each selector matches the labels of a pod template."""
     manifests = render("overlays/gpu")
     templates = [group["template"] for group in groups(ray_service("gpu"))]
@@ -260,13 +260,14 @@ def test_disruption_budgets_and_policies_select_the_pods() -> None:
     labels = [template["metadata"]["labels"] for template in templates]
     selectors = [
         item["spec"]["selector"]["matchLabels"]
-        for kind in ("PodDisruptionBudget", "PodMonitor")
+        for kind in ("PodDisruptionBudget", "PodMonitor", "StatefulSet")
         for item in of_kind(manifests, kind)
     ]
     selectors += [
         item["spec"]["podSelector"]["matchLabels"] for item in of_kind(manifests, "NetworkPolicy")
     ]
-    assert len(selectors) == 3
+    selectors += [item["spec"]["selector"] for item in of_kind(manifests, "Service")]
+    assert len(selectors) == 5
     for selector in selectors:
         assert any(selector.items() <= found.items() for found in labels), selector
 
