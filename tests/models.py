@@ -51,8 +51,8 @@ _SIZES: dict[str, Any] = {
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2, "head_dim": 8}
 
 
-def _llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**_GROUPED))
+def _llama(**options: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**{**_GROUPED, **options}))
 
 
 def _qwen2() -> PreTrainedModel:
@@ -118,7 +118,7 @@ def _stablelm() -> PreTrainedModel:
     return StableLmForCausalLM(StableLmConfig(**_SIZES, num_key_value_heads=2))
 
 
-ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
+ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -133,11 +133,18 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def make_model(
-    architecture: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0
+    architecture: str = "llama",
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **options: int,
 ) -> PreTrainedModel:
-    """A random model whose logits are spread enough that its greedy output is not constant."""
+    """A random model whose logits are spread enough that its greedy output is not constant.
+
+    Args:
+        options: of the configuration of a Llama, instead of those here.
+    """
     torch.manual_seed(seed)
-    model = ARCHITECTURES[architecture]().eval()
+    model = ARCHITECTURES[architecture](**options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -24,6 +24,15 @@ def register_attention() -> None:
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
+def number_layers(module: torch.nn.Module) -> None:
+    """Tell the layers of a model their numbers as compiled code is given them: in tensors, so that
+    layers differ in tensors alone and one piece of code serves all
+    (:mod:`~hdserve.engine.repeated_layers`)."""
+    for each in module.modules():
+        if isinstance(getattr(each, "layer_idx", None), int):
+            each.layer_number = torch.tensor(each.layer_idx)
+
+
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
     """The step plan says what each row sees; the model's own mask is not built."""
 
@@ -57,9 +66,9 @@ def packed_attention(
     Returns:
         ``[1, num_rows, num_heads, value_size]`` and no weights.
     """
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    attend = torch.ops.hdserve.packed_attention if torch.compiler.is_compiling() else attend_by_plan
+    is_compiling = torch.compiler.is_compiling()
+    attend = torch.ops.hdserve.packed_attention if is_compiling else attend_by_plan
+    layer = cast("Any", module.layer_number if is_compiling else module.layer_idx)
     arguments = (query, key, value, layer, scaling, sliding_window, softcap, s_aux)
     return cast("torch.Tensor", attend(*arguments)), None
 
@@ -74,7 +83,7 @@ def attend_by_plan(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As :func:`packed_attention`, of the layer with a number: what its operator does in Python.
+    """As :func:`packed_attention`, of the layer with a number.
 
     An operator takes tensors and numbers, so it cannot be given the plan, and finds it where the
     eager function does.
@@ -104,6 +113,14 @@ def attend_by_plan(
     return attended
 
 
+def attend_numbered(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: torch.Tensor, *terms: Any
+) -> torch.Tensor:
+    """As :func:`attend_by_plan`, of the layer whose number is in ``layer``, int64 ``[]`` on the
+    CPU: what the operator does in Python."""
+    return attend_by_plan(query, key, value, int(layer), *terms)
+
+
 def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
     """Shape, dtype and strides of what the operator gives."""
     return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
@@ -111,9 +128,9 @@ def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor,
 
 define_operator(
     "packed_attention",
-    "(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? sliding_window, "
+    "(Tensor query, Tensor key, Tensor value, Tensor layer, float? scaling, int? sliding_window, "
     "float? softcap, Tensor? sinks) -> Tensor",
-    attend_by_plan,
+    attend_numbered,
     _like_attended,
 )
 

@@ -23,6 +23,7 @@ from hdserve.engine.forward_cost import MEASURED_COLUMNS, measure_forward_cost
 from hdserve.engine.kv_cache import KVCache, Segment, align
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
@@ -55,21 +56,38 @@ BeginToCompile = Callable[[LoadedModel, EngineConfig, int, bool], Future[Faster]
 forwards."""
 
 
-def compile_model(model: LoadedModel, *, uses_native: bool = True) -> CompiledForward:
+def compile_model(
+    model: LoadedModel, *, uses_native: bool = True, is_repeating: bool | None = None
+) -> CompiledForward:
     """Compile ``model`` for any number of rows, and compare it with itself not compiled.
 
     Only reads the model, so that it may run beside an engine.
 
     Args:
         uses_native: see :class:`~hdserve.engine.compiled_forward.CompiledForward`.
+        is_repeating: whether the code of one layer is to be made for all, if that can be; by
+            default as :func:`~hdserve.engine.repeated_layers.should_repeat` says.
 
     Raises:
         UnsupportedModel: it cannot be compiled, or gives something else then.
     """
+    is_packed = can_pack(model.module)
+    if is_repeating is None:
+        is_repeating = not is_packed and should_repeat(model.module)
+    if is_repeating:
+        repeat_layers(model.module)
+        try:
+            return _compile(model, is_repeating=True, uses_native=uses_native)
+        except UnsupportedModel as error:
+            logger.warning("every layer is compiled: the code of one is not for all: %s", error)
+            unroll_layers(model.module)
+    return _compile(model, is_packed=is_packed, uses_native=uses_native)
+
+
+def _compile(model: LoadedModel, **options: bool) -> CompiledForward:
     started = time.monotonic()
     name = type(model.module).__name__
-    is_packed = can_pack(model.module)
-    compiled = CompiledForward(model.module, is_packed=is_packed, uses_native=uses_native)
+    compiled = CompiledForward(model.module, **options)
     try:
         with compiled.compiling():
             difference = _difference(model, compiled)

@@ -71,6 +71,8 @@ class CompiledForward:
             :func:`~hdserve.engine.attention.packed_attention`.
         is_packed: whether the graph has weights of its own, in another order; see
             :func:`can_pack`.  Then there is one graph, which has at least two rows.
+        is_repeating: whether the code of one layer is made once for all; see
+            :func:`~hdserve.engine.repeated_layers.repeat_layers`.
         uses_native: ``False`` leaves the operators to Python, as where there are no others.
 
     Attributes:
@@ -79,9 +81,14 @@ class CompiledForward:
     """
 
     def __init__(
-        self, module: torch.nn.Module, *, is_packed: bool = False, uses_native: bool = True
+        self,
+        module: torch.nn.Module,
+        *,
+        is_packed: bool = False,
+        is_repeating: bool = False,
+        uses_native: bool = True,
     ) -> None:
-        self.is_packed = is_packed
+        self.is_packed, self._is_repeating = is_packed, is_repeating
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
         uses_native = uses_native and is_cpu and not is_packed
@@ -92,13 +99,16 @@ class CompiledForward:
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            options=_CPU_OPTIONS if is_cpu else _OPTIONS,
+            options=_CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS,
         )
 
     def compiling(self) -> AbstractContextManager[object]:
         """To be entered around the forwards for which graphs are made, in their thread."""
-        options = _PACKING if self.is_packed else {}
-        return cast("AbstractContextManager[object]", torch._inductor.config.patch(options))
+        if self._is_repeating:
+            patched = torch._dynamo.config.patch(specialize_float=True)
+        else:
+            patched = torch._inductor.config.patch(_PACKING if self.is_packed else {})
+        return cast("AbstractContextManager[object]", patched)
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within

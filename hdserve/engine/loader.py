@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import EngineConfig, ModelConfig
-from hdserve.engine.attention import ATTENTION_NAME, register_attention
+from hdserve.engine.attention import ATTENTION_NAME, number_layers, register_attention
 from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.kv_probe import probe_kv_shape
@@ -116,6 +116,7 @@ def prepare_model(
     vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
     generation = generation or getattr(module, "generation_config", None)
     cast("Any", module).set_attn_implementation(ATTENTION_NAME)
+    number_layers(module)
     kv_shape = probe_kv_shape(module, device)
     return LoadedModel(
         module=module,

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor import metrics
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.drafting.budget import BatchCost, ForwardCost
+from hdserve.engine import repeated_layers
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster, compile_beside, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
@@ -21,6 +23,7 @@ from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, prepare_model
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.repeated_layers import should_repeat
 from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
@@ -247,6 +250,58 @@ def test_its_cost_is_measured(faster: Future[Faster]) -> None:
     one, tree = cost([1, 4], 1)
     assert 0 < one <= tree
     assert isinstance(cost._by_num_sequences[2], ForwardCost)
+
+
+def test_the_code_of_one_layer_is_made_for_all() -> None:
+    """As it is for models of large layers, and on a GPU: each layer writes to its own cache, sees
+    its own window, and no number of rows compiles again."""
+    loaded, runner = make_runner(make_model("gemma3"))
+    runner.compile_with(compile_model(loaded, is_repeating=True))
+    layers = loaded.module.model.layers  # type: ignore[union-attr]
+    assert all("forward" in vars(layer) for layer in layers)  # type: ignore[union-attr]
+    for num_nodes, num_sequences in [(0, 1), (2, 1), (9, 1), (7, 5)]:
+        chunks = list(make_work(runner, num_nodes, num_sequences))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            found = runner.forward(chunks)
+        compiled, runner.compiled = runner.compiled, None
+        for outputs, wanted in zip(found, runner.forward(chunks), strict=True):
+            assert outputs is not None
+            assert wanted is not None
+            torch.testing.assert_close(outputs.logits, wanted.logits, atol=1e-5, rtol=1e-5)
+        runner.compiled = compiled
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+@pytest.mark.parametrize(("is_repeating", "are_equal"), [(True, True), (False, False)])
+def test_more_layers_are_no_more_code(is_repeating: bool, are_equal: bool) -> None:
+    counts = []
+    for num_layers in (2, 4):
+        metrics.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            model = make_model(num_hidden_layers=num_layers)
+            compile_model(prepare_model(model, EngineConfig()), is_repeating=is_repeating)
+        counts.append(metrics.generated_kernel_count)
+    assert (counts[0] == counts[1]) == are_equal
+
+
+@pytest.mark.slow
+def test_a_model_whose_layers_share_more_than_code_is_compiled_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Layers of Gemma 4 hand their keys on."""
+    loaded = prepare_model(make_model("gemma4", torch.float32), EngineConfig())
+    compile_model(loaded, is_repeating=True)
+    assert "the code of one is not for all" in caplog.text
+    assert not any("forward" in vars(each) for each in loaded.module.modules())
+
+
+def test_small_layers_are_not_called_from_python_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    prepare_model(model, EngineConfig())
+    assert not should_repeat(model)
+    monkeypatch.setattr(repeated_layers, "_MIN_LAYER_BYTES", 1000)
+    assert should_repeat(model)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t 
 }
 
 at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
-                            int64_t layer, std::optional<double> scaling,
+                            const at::Tensor &layer, std::optional<double> scaling,
                             std::optional<int64_t> sliding_window, std::optional<double> softcap,
                             const std::optional<at::Tensor> &sinks) {
   if (!step || !step->listed) {
@@ -160,7 +160,7 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
         in_python<decltype(packed_attention)>("hdserve::packed_attention_in_python");
     return found.call(query, key, value, layer, scaling, sliding_window, softcap, sinks);
   }
-  const int64_t *stored = step->layers[layer];
+  const int64_t *stored = step->layers[*layer.const_data_ptr<int64_t>()];
   write(key, stored[0], stored[3], stored[4]);
   write(value, stored[1], stored[3], stored[5]);
   const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];

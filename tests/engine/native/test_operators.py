@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.core import Source
-from hdserve.engine.attention import attend_by_plan
+from hdserve.engine.attention import attend_numbered
 from hdserve.engine.batch import StepPlan, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_compile
@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 NUM_KV_HEADS, NUM_HEADS, KEY_SIZE, VALUE_SIZE = 2, 6, 80, 96
 SEGMENT_ROWS = 256
 NUM_LAYERS = 2
+LAYER = torch.tensor(0)
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -164,11 +165,11 @@ def test_attention(
     states = make_states(dtype, sum(chunk.num_rows for chunk in chunks))
     sinks = torch.linspace(-2, 3, NUM_HEADS).to(dtype) if has_sinks else None
     kept: list[Any] = []
-    for attend in (attend_by_plan, torch.ops.hdserve.packed_attention):
+    for attend in (attend_numbered, torch.ops.hdserve.packed_attention):
         cache = make_cache(dtype, num_sequences)
         with natively(operators, make_plan(cache, chunks)):
             found = [
-                attend(*states, layer, scaling, window, softcap, sinks)
+                attend(*states, torch.tensor(layer), scaling, window, softcap, sinks)
                 for layer in range(NUM_LAYERS)
             ]
         kept.append([*found, *(each for layer in range(2) for each in cache.read_all(layer))])
@@ -187,7 +188,7 @@ def test_what_does_not_fit_the_cache_is_refused(
     query, key, value = make_states(torch.float32, chunks[0].num_rows)
     odd = torch.zeros((*key.shape[:3], size), dtype=dtype)
     with natively(operators, make_plan(cache, chunks)), pytest.raises(RuntimeError, match="size"):
-        torch.ops.hdserve.packed_attention(query, odd, value, 0, None, None, None, None)
+        torch.ops.hdserve.packed_attention(query, odd, value, LAYER, None, None, None, None)
 
 
 @pytest.mark.skipif(not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles")
@@ -198,8 +199,8 @@ def test_tiles_are_left_to_python(operators: NativeOperators) -> None:
     num_rows = chunks[0].num_rows
     states = [torch.randn(1, 1, num_rows, 64).bfloat16() for _ in range(3)]
     with natively(operators, make_plan(cache, chunks)):
-        found = torch.ops.hdserve.packed_attention(*states, 0, None, None, None, None)
-        assert torch.equal(found, attend_by_plan(*states, 0, None, None, None, None))
+        found = torch.ops.hdserve.packed_attention(*states, LAYER, None, None, None, None)
+        assert torch.equal(found, attend_numbered(*states, LAYER, None, None, None, None))
 
 
 @torch.inference_mode()

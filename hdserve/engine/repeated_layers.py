@@ -1,0 +1,56 @@
+"""The layers of a model as one piece of code, which is compiled once and called for each.
+
+Layers differ in their weights alone, mostly, and a compiler that is shown all of them takes as many
+times as long (docs/adr/0026).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_MIN_LAYER_BYTES: Final = 1 << 24
+"""Weights of a layer on average from which, on a CPU, its code is called from Python.  All of a
+model's code in C++ takes six times as long to compile and saves some 50 us a layer, in which a
+memory of 20 GB/s reads a megabyte."""
+
+
+def should_repeat(module: torch.nn.Module) -> bool:
+    """Whether a compiled model is to call its layers' code from Python: on a GPU, where graphs of
+    its kernels are made in any case, and on a CPU where its layers are large."""
+    layers = [*_layers_of(module)]
+    if not layers or next(module.parameters()).device.type != "cpu":
+        return bool(layers)
+    num_bytes = sum(weights.nbytes for layer in layers for weights in layer.parameters())
+    return num_bytes >= _MIN_LAYER_BYTES * len(layers)
+
+
+def repeat_layers(module: torch.nn.Module) -> None:
+    """Have the compiler make code of one layer and call it for all that differ in tensors alone;
+    else nothing changes."""
+    layers = [*_layers_of(module)]
+
+    def run(layer: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        return type(layer).forward(layer, *arguments, **options)
+
+    region = torch.compiler.nested_compile_region(run, max_reuse_entries=max(1, len(layers)))
+    for layer in layers:
+        layer.forward = MethodType(region, layer)
+
+
+def unroll_layers(module: torch.nn.Module) -> None:
+    """Take :func:`repeat_layers` back."""
+    for layer in _layers_of(module):
+        vars(layer).pop("forward", None)
+
+
+def _layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Those that attend by numbers (:func:`~hdserve.engine.attention.number_layers`)."""
+    for each in module.modules():
+        is_layer = isinstance(each, GradientCheckpointingLayer)
+        if is_layer and any(hasattr(part, "layer_number") for part in each.modules()):
+            yield each
