@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import EngineConfig, ModelConfig
@@ -37,6 +38,7 @@ class LoadedModel:
 
     Attributes:
         module: the stock model, in evaluation mode.
+        dtype: of what is computed and cached; that of the weights unless they are quantised.
         max_model_len: longest prompt and output together, tokens.
         eos_token_ids: every id that ends a sequence, by the model's generation config; none that
             is not in the vocabulary.
@@ -132,8 +134,16 @@ def prepare_model(
         ),
         max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
         default_sampling=_default_sampling(generation),
-        weight_bytes=sum(stored.nbytes for stored in (*parameters, *module.buffers())),
+        weight_bytes=sum(map(_stored_bytes, (*parameters, *module.buffers()))),
     )
+
+
+def _stored_bytes(tensor: Any) -> int:
+    """Of what stands for a tensor, as quantised weights do, those of the tensors in it."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return int(tensor.nbytes)
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
 
 
 def _generation_config(path: str, options: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 _MIN_LAYER_BYTES: Final = 1 << 24
@@ -21,8 +22,11 @@ memory of 20 GB/s reads a megabyte."""
 
 def should_repeat(module: torch.nn.Module) -> bool:
     """Whether a compiled model is to call its layers' code from Python: on a GPU, where graphs of
-    its kernels are made in any case, and on a CPU where its layers are large."""
+    its kernels are made in any case, and on a CPU where its layers are large; not if they have
+    quantised weights that stand for tensors, which regions do not take."""
     layers = [*_layers_of(module)]
+    if any(is_traceable_wrapper_subclass(weights) for weights in module.parameters()):
+        return False
     if not layers or next(module.parameters()).device.type != "cpu":
         return bool(layers)
     num_bytes = sum(weights.nbytes for layer in layers for weights in layer.parameters())
