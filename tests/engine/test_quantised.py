@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
 from hdserve.config import EngineConfig, ModelConfig
@@ -14,6 +13,10 @@ from hdserve.engine.loader import LoadedModel, load_model
 from hdserve.engine.repeated_layers import should_repeat
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
+
+quantization = pytest.importorskip(
+    "torchao.quantization", reason="needs hdserve[quantized]", exc_type=ModuleNotFoundError
+)
 
 SIZES = {
     "vocab_size": 61,
@@ -36,8 +39,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 parameter.mul_(6.0)
     whole, found = (tmp_path_factory.mktemp(name) for name in ("whole", "int8"))
     model.save_pretrained(whole)
+    int8 = TorchAoConfig(quantization.Int8WeightOnlyConfig())
     quantised = AutoModelForCausalLM.from_pretrained(
-        whole, dtype=torch.bfloat16, quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
+        whole, dtype=torch.bfloat16, quantization_config=int8
     )
     quantised.save_pretrained(found)
     return found
