@@ -191,7 +191,7 @@ class _Database:
             "num_readers": sum(info["num_readers"] for info in found),
             "num_shards": self._config.num_shards,
             "directories": [info["directory"] for info in found if info["directory"]],
-            "actors": [{name: info[name] for name in _ACTOR_STATE} for info in found],
+            "actors": [{name: info.get(name) for name in _ACTOR_STATE} for info in found],
             "namespaces": {
                 name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
                 for name, item in sorted(namespaces.items())

@@ -13,7 +13,7 @@ _MAX_INLINE_SIZE = 4096
 Tokens of 1 MB take seconds, in which no stream would go on."""
 
 
-async def off_loop(size: float, function: Callable[..., T], *arguments: Any) -> T:
+async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
     if size <= _MAX_INLINE_SIZE:
         return function(*arguments)

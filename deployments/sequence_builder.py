@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -27,12 +28,17 @@ class SequenceBuilder:
     def __init__(self, host: ModelHost) -> None:
         self._host = host
         self._tokenizer = host.tokenizer
+        self._compiler = ThreadPoolExecutor(1, "hdserve-grammars")
 
     async def build_off_loop(self, request: GenerationRequest) -> list[Sequence]:
-        """As :meth:`build`; what may take long does not hold up the event loop: of a grammar no
-        size says so."""
-        size = request.num_body_bytes if request.sampling.get("grammar") is None else math.inf
-        return await off_loop(size, self.build, request)
+        """As :meth:`build`; what may take long does not hold up the event loop.  Of a grammar no
+        size says so; a new one is compiled in a thread for this alone, so that prompts and grammars
+        that are known wait for none."""
+        grammar = request.sampling.get("grammar")
+        if grammar is not None and not self._host.grammars.is_known(grammar):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._compiler, self._grammar_state, grammar, request)
+        return await off_loop(request.num_body_bytes, self.build, request)
 
     def build(self, request: GenerationRequest) -> list[Sequence]:
         """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.

@@ -33,7 +33,12 @@ def database_directory(root: Path, key: DatabaseKey) -> Path:
     readable = re.sub(r"[^A-Za-z0-9.-]", "_", key.model)[:48]
     identity = f"{key.model}\0{key.fingerprint}".encode()
     digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
-    return root / f"v{snapshot.FORMAT_VERSION}" / f"{readable}-{digest}"
+    return databases_root(root) / f"{readable}-{digest}"
+
+
+def databases_root(root: Path) -> Path:
+    """Where the databases of this version are below ``root``."""
+    return root / f"v{snapshot.FORMAT_VERSION}"
 
 
 def left_by_other_versions(root: Path) -> dict[Path, str]:
@@ -85,6 +90,10 @@ def encode_log_head(namespace: str, key: DatabaseKey) -> bytes:
     return snapshot.encode({"namespace": namespace}, kind="log", key=key)
 
 
+class UnbegunLog(SnapshotError):
+    """A log of which not even the head was written."""
+
+
 def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
     """What an append log holds.
 
@@ -92,9 +101,12 @@ def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
     log with an error, what stands before it is intact.
 
     Raises:
+        UnbegunLog: a crash cut short the head, so nothing was in it yet.
         SnapshotError: nothing of the file can be used.
     """
     records = read_records(path, snapshot.MAX_FILE_BYTES)
+    if not records.bodies and not records.error:
+        raise UnbegunLog(f"{path} ends in its head, so there is nothing in it")
     if not records.bodies:
         raise SnapshotError(f"{path}: truncated or corrupt: it has no head")
     try:

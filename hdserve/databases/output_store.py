@@ -33,6 +33,7 @@ from hdserve.databases.append_log import AppendLog
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
     RestoredFile,
+    UnbegunLog,
     directory_name,
     encode_chunk,
     encode_log_head,
@@ -172,13 +173,17 @@ class OutputStore:
         Raises:
             DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
-        files = self._files(namespace)
-        files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
+        files = self._due_for_flush(namespace)
         self.check_writable()
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
             raise DatabaseError(f"{files.directory} cannot be deleted: {error}") from error
+
+    def _due_for_flush(self, namespace: str) -> NamespaceFiles:
+        files = self._files(namespace)
+        files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
+        return files
 
     def sync(self, log: OutputLog, lock: AbstractContextManager[object] = _NO_LOCK) -> bool:
         """Bring everything to the disk; ``False`` if some of it failed and is tried again.
@@ -229,12 +234,15 @@ class OutputStore:
     def _take_over(self, log: OutputLog) -> bool:
         """Write from now on, if the process that did has ended.
 
-        Not if another one that waited has done so in between: its numbers would be ours.
+        Not if another one that waited has done so in between: its numbers would be ours.  What the
+        predecessor flushed since it was read here is flushed here, too, with all that has come
+        since: of what is in memory, nothing says what was meant.
         """
         if not self._may_take_over:
             return False
         try:
             self._make_directory()
+            self._failure = None
             if not self._acquire(0.0):
                 return False
         except OSError as error:
@@ -252,6 +260,9 @@ class OutputStore:
             self._lock.release()
             return False
         logger.info("%s is free, and written from now on", self.directory)
+        for namespace in [*self._flushed_meanwhile(log)]:
+            log.flush(namespace)
+            self._due_for_flush(namespace)
         for namespace in log.namespaces():
             files = self._files(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
@@ -279,9 +290,19 @@ class OutputStore:
 
     def _flushed_versions(self) -> Iterator[int]:
         """Of all namespaces: new outputs must have higher ones."""
+        return (flushed_version for _, flushed_version in self._flushes())
+
+    def _flushed_meanwhile(self, log: OutputLog) -> Iterator[str]:
+        """Namespaces of which more was flushed on the disk than ``log`` knows of."""
+        for namespace, flushed_version in self._flushes():
+            if flushed_version > log.peek(namespace).flushed_version:
+                yield namespace
+
+    def _flushes(self) -> Iterator[tuple[str, int]]:
         for path in self.directory.glob("*/state"):
             with suppress(SnapshotError):
-                yield read_state(path, self._key)[1]
+                namespace, flushed_version, _ = read_state(path, self._key)
+                yield namespace, flushed_version
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
@@ -354,6 +375,10 @@ class OutputStore:
         for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
             try:
                 return path, read(path, self._key)
+            except UnbegunLog as error:
+                logger.warning("left out: %s", error)
+                self._unlink(path)
+                return None
             except SnapshotError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     self._set_aside(path, error)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import AccessConfig, ServeConfig
-from hdserve.databases.output_files import left_by_other_versions
+from hdserve.databases.output_files import databases_root, left_by_other_versions
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.model import weight_bytes
@@ -118,9 +118,10 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _closed_directory(place: Path, directory: Path) -> Path | None:
-    """Where nothing can be written: in ``place``, or in what ``directory`` has of databases."""
-    inside = (path for depth in ("*", "*/*", "*/*/*") for path in directory.glob(depth))
-    needed = (place, *filter(Path.is_dir, inside))
+    """Where nothing can be written: in ``place``, or in what ``directory`` has of databases, which
+    need not be all it has."""
+    root = databases_root(directory)
+    needed = (place, *filter(Path.is_dir, (root, *root.glob("*"), *root.glob("*/*"))))
     return next((path for path in needed if not os.access(path, os.W_OK | os.X_OK)), None)
 
 
@@ -130,5 +131,9 @@ def _opening_remedy(closed: Path, directory: Path) -> str:
         parents = (closed.absolute(), *closed.absolute().parents)
         mount = shlex.quote(str(next(filter(Path.is_mount, parents))))
         return f"sudo mount -o remount,rw {mount}  # or another snapshot_dir"
-    command = "chown -R" if directory.exists() else "install -d -o"
-    return f'sudo {command} "$USER" {shlex.quote(str(directory))}'
+    if not directory.exists():
+        return f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
+    root = databases_root(directory)
+    command = "chown -R" if closed == root or root in closed.parents else "chown"
+    place = root if command == "chown -R" else closed
+    return f'sudo {command} "$USER" {shlex.quote(str(place))}'

@@ -80,7 +80,7 @@ def compile_model(
             return _compile(model, is_repeating=True, uses_native=uses_native)
         except UnsupportedModel as error:
             logger.warning("every layer is compiled: the code of one is not for all: %s", error)
-            unroll_layers(model.module)
+    unroll_layers(model.module)
     return _compile(model, is_packed=is_packed, uses_native=uses_native)
 
 

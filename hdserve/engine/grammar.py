@@ -26,8 +26,8 @@ _MAX_REASON_CHARACTERS = 200
 class Grammars:
     """Compiles grammars for one model and keeps those used last; thread-safe.
 
-    Compiling takes up to a second, so it is done in a thread that prepares a request, one grammar
-    at a time: the other cores are the model's, and what many ask for at once is compiled once.
+    Compiling takes up to a second, so it is done in a thread that prepares requests, one grammar at
+    a time: the other cores are the model's, and what many ask for at once is compiled once.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -46,6 +46,10 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
+
+    def is_known(self, grammar: str) -> bool:
+        """Whether it is compiled."""
+        return self._known(grammar) is not None
 
     def check(self, grammar: str) -> None:
         """Compile ``grammar`` (:mod:`hdserve.grammar`) and keep it.

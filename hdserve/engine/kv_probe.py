@@ -42,10 +42,10 @@ def probe_kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
     try:
         with running(plan):
             module(input_ids=token, position_ids=token, use_cache=False)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+    except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     layers = recorder.layers
-    if not layers or sorted(layers) != [*range(len(layers))]:
+    if not layers or set(layers) != set(range(len(layers))):
         raise UnsupportedModel(
             f"{name} does not call the attention function it is given in all of its layers"
         )

@@ -19,13 +19,19 @@ _MIN_LAYER_BYTES: Final = 1 << 24
 model's code in C++ takes six times as long to compile and saves some 50 us a layer, in which a
 memory of 20 GB/s reads a megabyte."""
 
+_MARK: Final = "__marked_compile_region_fn__"
+"""What PyTorch's compiler knows a region by."""
+
 
 def should_repeat(module: torch.nn.Module) -> bool:
     """Whether a compiled model is to call its layers' code from Python: on a GPU, where graphs of
     its kernels are made in any case, and on a CPU where its layers are large; not if they have
-    quantised weights that stand for tensors, which regions do not take."""
+    quantised weights that stand for tensors, which regions do not take, or are called otherwise
+    than their class says."""
     layers = [*_layers_of(module)]
     if any(is_traceable_wrapper_subclass(weights) for weights in module.parameters()):
+        return False
+    if any("forward" in vars(layer) and not _is_repeated(layer) for layer in layers):
         return False
     if not layers or next(module.parameters()).device.type != "cpu":
         return bool(layers)
@@ -48,8 +54,13 @@ def repeat_layers(module: torch.nn.Module) -> None:
 
 def unroll_layers(module: torch.nn.Module) -> None:
     """Take :func:`repeat_layers` back."""
-    for layer in _layers_of(module):
-        vars(layer).pop("forward", None)
+    for layer in filter(_is_repeated, _layers_of(module)):
+        del vars(layer)["forward"]
+
+
+def _is_repeated(layer: torch.nn.Module) -> bool:
+    forward = vars(layer).get("forward")
+    return hasattr(forward, "__func__") and hasattr(forward.__func__, _MARK)
 
 
 def _layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -182,7 +182,8 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     """Up to how many rows of one sequence the kernel is as fast as PyTorch's on this machine, tried
     with the first layer."""
     tried = shape.layers[0]
-    cache = KVCache(KVShape((tried,)), _TRIED_KEYS, dtype, torch.device("cpu"))
+    kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # which decide whether tiles are used
+    cache = KVCache(kinds, _TRIED_KEYS, dtype, torch.device("cpu"))
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())

@@ -56,6 +56,20 @@ def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sy
     assert database.log.partition("flushed").flushed_version
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 8, 50])
+def test_a_log_that_was_killed_in_its_head_is_none(tmp_path, num_bytes):
+    """As nothing was in it, nothing is refused, which an operator would be told of."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (log,) = database.files(".log")
+    os.truncate(log, num_bytes)
+    database = database.restart()
+    assert database.store.num_refused == 0
+    assert not log.exists()
+    database.append("n", 2)
+    assert database.restart().numbers("n") == [2]
+
+
 def test_full_chunks_become_snapshots_and_the_tail_stays_a_log(tmp_path):
     database = Database(tmp_path)
     database.append("n", *range(40))
@@ -182,6 +196,42 @@ def test_a_successor_takes_over_though_its_predecessor_was_restarted(tmp_path):
     assert second.sync()
     second.append("n", 4)
     assert sorted(second.restart().numbers("n")) == [1, 2, 3, 4]
+
+
+def test_what_was_flushed_while_a_successor_waited_stays_flushed(tmp_path):
+    """In its memory, for its readers and on the disk; other namespaces keep what they have."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    first.append("m", 7)
+    second = Database(tmp_path)
+    second.append("n", 2)
+    second.append("m", 8)
+    first = first.restart()
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    flushed_version = first.log.partition("n").flushed_version
+    first.store.close()
+    assert second.sync()
+    assert second.numbers("n") == []
+    assert second.log.partition("n").flushed_version > flushed_version
+    second.append("n", 3)
+    second = second.restart()
+    assert (second.numbers("n"), sorted(second.numbers("m"))) == ([3], [7, 8])
+    assert second.log.partition("n").flushed_version > flushed_version
+
+
+def test_what_is_in_the_way_is_said_as_it_is_now(tmp_path):
+    obstacle = tmp_path / "file"
+    obstacle.write_text("")
+    second = Database(obstacle / "database")
+    with pytest.raises(DatabaseError, match="Not a directory"):
+        second.store.check_writable()
+    obstacle.unlink()
+    first = Database(obstacle / "database")
+    assert not second.sync()
+    with pytest.raises(DatabaseError, match="in use by another process"):
+        second.store.check_writable()
+    first.store.close()
 
 
 def test_of_two_successors_one_writes(tmp_path):

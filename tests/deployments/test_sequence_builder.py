@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -154,6 +155,39 @@ def test_grammars_are_compiled_beside_others(host: ModelHost) -> None:
     num_turns: list[int] = []
     asyncio.run(test())
     assert num_turns
+
+
+def test_who_knows_a_grammar_waits_for_no_other_one(
+    host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do long prompts: of however many new ones, one thread compiles."""
+
+    def request(text: str, num_body_bytes: int = 100) -> GenerationRequest:
+        sampling = {"grammar": grammar.regex(text)} if text else {}
+        return GenerationRequest(
+            "r", prompts=((5, 6),), sampling=sampling, num_body_bytes=num_body_bytes
+        )
+
+    compile_once, may_compile = host.grammars._compile, threading.Event()
+
+    def compile_later(text: str) -> object:
+        assert may_compile.wait(30)
+        return compile_once(text)
+
+    builder = SequenceBuilder(host)
+    builder.build(request("known"))
+    monkeypatch.setattr(host.grammars, "_compile", compile_later)
+
+    async def test() -> None:
+        new = [asyncio.create_task(builder.build_off_loop(request(f"{n}"))) for n in range(40)]
+        await asyncio.sleep(0)
+        assert len(await builder.build_off_loop(request("known"))) == 1
+        assert len(await builder.build_off_loop(request("", 10_000))) == 1
+        assert not any(task.done() for task in new)
+        may_compile.set()
+        assert len(await asyncio.gather(*new)) == 40
+
+    asyncio.run(test())
 
 
 def test_the_engine_compiles_no_grammar_of_a_server(host: ModelHost) -> None:

@@ -274,6 +274,29 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert verdicts(check_model_database(config)) == ["failure"]
 
 
+@pytest.mark.parametrize(
+    ("closed", "remedy"),
+    [
+        ("lost+found", ""),
+        ("v1", 'chown -R "$USER" {}/v1'),
+        ("v1/a-model", 'chown -R "$USER" {}/v1'),
+        ("v1/a-model/a-namespace", 'chown -R "$USER" {}/v1'),
+        ("", 'chown "$USER" {}'),
+    ],
+)
+def test_only_what_is_its_own_has_to_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str, remedy: str
+) -> None:
+    """Others may have directories there: nobody is told to take them over."""
+    for name in ("lost+found", "v1/a-model/a-namespace"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path / closed)
+    models = [{"name": "m", "model": "hdserve-mini"}]
+    config = parse_config({"models": models, "model_database": {"snapshot_dir": tmp_path}})
+    (found,) = check_model_database(config)
+    assert found.remedy == (remedy and f"sudo {remedy.format(tmp_path)}")
+
+
 @pytest.mark.parametrize(("mounted", "wanted"), [("", "new"), ("v1", "")])
 def test_a_disk_that_is_mounted_read_only(tmp_path: Path, mounted: str, wanted: str) -> None:
     """No owner mends it."""

@@ -23,7 +23,7 @@ from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, prepare_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.repeated_layers import should_repeat
+from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
@@ -302,6 +302,21 @@ def test_small_layers_are_not_called_from_python_on_a_cpu(monkeypatch: pytest.Mo
     assert not should_repeat(model)
     monkeypatch.setattr(repeated_layers, "_MIN_LAYER_BYTES", 1000)
     assert should_repeat(model)
+    repeat_layers(model)
+    assert should_repeat(model)
+    unroll_layers(model)
+    assert not any("forward" in vars(each) for each in model.modules())
+
+
+def test_layers_that_are_called_otherwise_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_layers, "_MIN_LAYER_BYTES", 1000)
+    model = make_model()
+    prepare_model(model, EngineConfig())
+    first = model.model.layers[0]
+    first.forward = own = first.forward
+    assert not should_repeat(model)
+    unroll_layers(model)
+    assert vars(first)["forward"] is own
 
 
 @pytest.mark.slow

@@ -100,6 +100,20 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     assert engine.stats.num_prompt_tokens == sum(map(len, clean))  # what is tried again, once
 
 
+def test_such_drafts_change_no_long_prompt_beside_them() -> None:
+    """Where all rows attend together, the rows of others are hidden from each, not absent."""
+    model, poison = make_model(), 7
+    clean = [[token for token in make_prompt(size) if token != poison] for size in (1, 100)]
+    params: dict[str, Any] = {**GREEDY, "max_tokens": 20}
+    wanted = [plain(prompt, **params).token_ids for prompt in clean]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=True)
+    sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
+    run(engine, sequences)
+    assert [seq.token_ids for seq in sequences] == wanted
+
+
 @pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])
 def test_what_is_tried_at_the_start_leaves_no_such_rows(exact: bool, poison: int) -> None:
     """Trees and contexts that hold a token of which the model makes no numbers go through it before

@@ -28,6 +28,23 @@ def test_every_layer_has_its_own_shape(architecture: str) -> None:
     assert loaded.kv_shape.bytes_per_token(torch.bfloat16) == 2 * numbers
 
 
+def test_a_layer_without_a_number_is_found() -> None:
+    model = make_model()
+    model.model.layers[1].self_attn.layer_idx = None
+    with pytest.raises(UnsupportedModel, match="in all of its layers"):
+        prepare_model(model, EngineConfig())
+
+
+def test_a_model_that_refuses_to_run_is_refused_with_its_reason() -> None:
+    def refuse(*_: torch.Tensor, **__: torch.Tensor) -> None:
+        raise ValueError("not without a picture")
+
+    model = make_model()
+    model.model.layers[1].forward = refuse
+    with pytest.raises(UnsupportedModel, match="not without a picture"):
+        prepare_model(model, EngineConfig())
+
+
 def test_a_layer_without_attention_is_found() -> None:
     model = make_model()
     assert isinstance(model, LlamaForCausalLM)
