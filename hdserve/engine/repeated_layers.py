@@ -59,8 +59,7 @@ def unroll_layers(module: torch.nn.Module) -> None:
 
 
 def _is_repeated(layer: torch.nn.Module) -> bool:
-    forward = vars(layer).get("forward")
-    return hasattr(forward, "__func__") and hasattr(forward.__func__, _MARK)
+    return hasattr(getattr(vars(layer).get("forward"), "__func__", None), _MARK)
 
 
 def _layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
