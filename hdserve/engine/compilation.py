@@ -61,7 +61,7 @@ def compile_model(
 ) -> CompiledForward:
     """Compile ``model`` for any number of rows, and compare it with itself not compiled.
 
-    Only reads the model, so that it may run beside an engine.
+    Changes nothing of what the model computes, so that it may run beside an engine.
 
     Args:
         uses_native: see :class:`~hdserve.engine.compiled_forward.CompiledForward`.
