@@ -16,8 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 _MIN_LAYER_BYTES: Final = 1 << 24
 """Weights of a layer on average from which, on a CPU, its code is called from Python.  All of a
-model's code in C++ takes six times as long to compile and saves some 50 us a layer, in which a
-memory of 20 GB/s reads a megabyte."""
+model's code in C++ takes nine times as long to compile and is faster by nothing that could be told
+with 30 MB a layer, and by up to 4 % with 7 (docs/adr/0026)."""
 
 _MARK: Final = "__marked_compile_region_fn__"
 """What PyTorch's compiler knows a region by."""
