@@ -27,6 +27,7 @@ from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.devices import multiplies_bfloat16, multiplies_tiles
+from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
@@ -104,8 +105,10 @@ def attention(
 
         return work
 
-    vectors = TreeAttention(cache, workers, uses_tiles=False)
+    vectors = TreeAttention(cache, workers, uses_tiles=False, uses_pairs=False)
     contenders = {"PyTorch": attend(None), "kernel": attend(vectors)}
+    if HAS_PAIRS and dtype == torch.bfloat16:
+        contenders["kernel, pairs"] = attend(TreeAttention(cache, workers, uses_tiles=False))
     tiles = TreeAttention(cache, workers)
     if tiles.uses_tiles:
         contenders["kernel, tiles"] = attend(tiles)
@@ -186,7 +189,7 @@ def show(title: str, found: Iterable[tuple[str, dict[str, float]]]) -> None:
     print("| ms |", " | ".join(name for name, _ in columns), "|")
     print("|---|" + "--:|" * len(columns))
     for contender in columns[0][1]:
-        print(f"| {contender} |", " | ".join(f"{ms[contender]:.2f}" for _, ms in columns), "|")
+        print(f"| {contender} |", " | ".join(f"{ms[contender]:.3f}" for _, ms in columns), "|")
 
 
 @torch.inference_mode()

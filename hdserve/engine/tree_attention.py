@@ -17,8 +17,11 @@ from hdserve.databases.cache_lines import address_of
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
-from hdserve.engine.kernels.registers import HAS_AVX512, NUM_LANES
+from hdserve.engine.kernels.attention import attend
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
+from hdserve.engine.kernels.pair_attention import attend_in_pairs
+from hdserve.engine.kernels.pairs import NUM_PAIRED
+from hdserve.engine.kernels.registers import HAS_AVX512, HAS_PAIRS, NUM_LANES
 from hdserve.engine.kernels.tile_attention import (
     NUMBERS_AT_ONCE,
     TAIL,
@@ -26,7 +29,7 @@ from hdserve.engine.kernels.tile_attention import (
     room_floats,
 )
 from hdserve.engine.kernels.tiles import PAIRED, TILE_ROWS, make_configuration
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
@@ -43,7 +46,7 @@ _MIN_ROWS = 17
 """Of one sequence, up to which it always attends: with what it takes to be called, as fast as
 PyTorch's for one sequence, and three times as fast for sixteen (docs/adr/0017)."""
 
-_TRIED_COUNTS = (16, 64)
+_TRIED_COUNTS = (16, 64, 256)
 _TRIED_KEYS = 256
 
 
@@ -59,6 +62,8 @@ class TreeAttention:
         max_rows: of one sequence, up to which it is as fast as PyTorch's; see
             :func:`max_attended_rows`.
         uses_tiles: ``False`` leaves the tiles of the processor alone, if it has any.
+        uses_pairs: ``False`` leaves its products of pairs alone; operators without Python do not
+            know of it.
 
     Attributes:
         layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
@@ -73,6 +78,7 @@ class TreeAttention:
         max_rows: int = _MIN_ROWS,
         *,
         uses_tiles: bool = True,
+        uses_pairs: bool = True,
     ) -> None:
         self._cache = cache
         self._shape = cache.shape
@@ -84,7 +90,10 @@ class TreeAttention:
         self.uses_tiles = uses_tiles and self._fits_tiles()
         self.max_depth = TAIL if self.uses_tiles else UNLIMITED
         self.max_rows = max_rows
-        self._kernel: Callable[..., None] = attend_by_tiles if self.uses_tiles else attend
+        self._takes_pairs = [
+            uses_pairs and not self.uses_tiles and _fits_pairs(layer, cache.dtype)
+            for layer in cache.shape.layers
+        ]
         self._tiles = make_configuration()
         self._arrays: list[npt.NDArray[np.float32]] = []
         self._rooms: list[tuple[Any, ...]] = []
@@ -122,8 +131,9 @@ class TreeAttention:
         num_heads, num_rows = query.shape[1], query.shape[2]
         shape = self._shape.layers[layer]
         attended = torch.zeros((1, num_rows, num_heads, shape.value_size))
+        kernel, takes_floats, kind = self._kernel(layer)
         queries = query.transpose(1, 2)
-        queries = (queries if self.uses_tiles else queries.float()).contiguous()
+        queries = (queries.float() if takes_floats else queries).contiguous()
         num_pairs = columns.num_visible * num_heads
         num_pairs += columns.num_shared * shape.num_heads * PAIRS_PER_KEY
         num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
@@ -140,10 +150,18 @@ class TreeAttention:
         terms = (scale, softcap or 0.0, window or NO_WINDOW, sinks_at)
 
         def work(part: int, first: int, stop: int) -> None:
-            self._kernel(*fixed, *rooms[part], *terms, first, stop)
+            kernel(*fixed, *rooms[part], *kind, *terms, first, stop)
 
         self._workers.share(work, len(columns.spans) * shape.num_heads, num_parts)
         return attended
+
+    def _kernel(self, layer: int) -> tuple[Callable[..., None], bool, tuple[int, ...]]:
+        """That of a layer, whether it takes queries in float32, and what else it is told."""
+        if self.uses_tiles:
+            return attend_by_tiles, False, ()
+        if self._takes_pairs[layer]:
+            return attend_in_pairs, False, ()
+        return attend, True, (int(self._cache.dtype == torch.bfloat16),)
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[Any, ...]]:
         """Room to work in, a part each, as the kernel takes it."""
@@ -160,7 +178,7 @@ class TreeAttention:
             scores = self._keep(np.empty((TILE_ROWS, num_columns), np.float32))
             return scores, num_columns, more, self._tiles
         scores = self._keep(np.empty((QUERIES_PER_TILE, num_columns), np.float32))
-        return scores, num_columns, int(self._cache.dtype == torch.bfloat16)
+        return scores, num_columns
 
     def _keep(self, array: npt.NDArray[np.float32]) -> int:
         """Let an array live as long as its address is known."""
@@ -175,6 +193,11 @@ class TreeAttention:
             for layer in self._shape.layers
         )
         return is_known and sizes_fit and bool(torch.cpu._init_amx())  # asks the system for them
+
+
+def _fits_pairs(layer: LayerShape, dtype: torch.dtype) -> bool:
+    """Whether the processor's own products of bfloat16 take keys of a layer."""
+    return HAS_PAIRS and dtype == torch.bfloat16 and layer.key_size % NUM_PAIRED == 0
 
 
 @torch.inference_mode()
@@ -204,7 +227,8 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     def theirs(count: int) -> object:
         return F.scaled_dot_product_attention(query[:, :, :count], keys, values, mask[:count])
 
-    return max(_MIN_ROWS, max_rows_faster(_TRIED_COUNTS, ours, theirs))
+    found = max_rows_faster(_TRIED_COUNTS, ours, theirs)
+    return UNLIMITED if found == _TRIED_COUNTS[-1] else max(_MIN_ROWS, found)
 
 
 def _addresses(cache: KVCache, layer: int) -> list[int]:

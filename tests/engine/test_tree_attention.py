@@ -10,7 +10,8 @@ import torch
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.devices import multiplies_tiles
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, max_attended_rows
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
@@ -20,15 +21,23 @@ CPU = torch.device("cpu")
 needs_tiles = pytest.mark.skipif(
     not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles"
 )
+needs_pairs = pytest.mark.skipif(
+    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
+)
 NUM_KV_HEADS, NUM_HEADS = 2, 6
 SEGMENT_ROWS = 256
-IN_VECTORS, IN_TILES = (80, 96), (64, 128)
-"""Numbers of a key and of a value that fit into the one or the other."""
+IN_VECTORS, IN_PAIRS, IN_TILES = (80, 96), (96, 80), (64, 128)
+"""Numbers of a key and of a value that fit into the one or the other, where there are any."""
 SCALE = 0.11
 
 KINDS = pytest.mark.parametrize(
     ("dtype", "sizes"),
-    [(torch.float32, IN_VECTORS), (torch.bfloat16, IN_VECTORS), (torch.bfloat16, IN_TILES)],
+    [
+        (torch.float32, IN_VECTORS),
+        (torch.bfloat16, IN_VECTORS),
+        (torch.bfloat16, IN_PAIRS),
+        (torch.bfloat16, IN_TILES),
+    ],
     ids=str,
 )
 
@@ -170,7 +179,7 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
 def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None:
     """Whether the kernel can read such a cache or not."""
     in_tiles = size == 64 and multiplies_tiles(CPU, dtype)
-    known = {UNLIMITED} if in_tiles else {17, 64}
+    known = {UNLIMITED} if in_tiles else {17, 64, UNLIMITED}
     assert max_attended_rows(KVShape.of_equal_layers(3, 2, size, size), dtype) in known
 
 
@@ -188,9 +197,37 @@ def test_tiles_attend_as_vectors_do(num_cached: int, window: int | None) -> None
     chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7, 8, 9], tree)
     query = torch.randn(chunk.num_rows, NUM_HEADS, IN_TILES[0]).bfloat16()
     by_tiles = TreeAttention(cache, Workers())
-    by_vectors = TreeAttention(cache, Workers(), uses_tiles=False)
+    by_vectors = TreeAttention(cache, Workers(), uses_tiles=False, uses_pairs=False)
     assert by_tiles.uses_tiles
     assert by_tiles.max_depth < max(tree.depths)
     found, wanted = (attend(kernel, [chunk], query, window) for kernel in (by_tiles, by_vectors))
     torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
     assert (found - wanted).abs().mean() < 2e-3
+
+
+@needs_pairs
+@pytest.mark.parametrize("window", [None, 5, 100])
+@pytest.mark.parametrize("num_cached", [0, 1, 31, 32, 95, 190])
+def test_pairs_attend_as_vectors_do(num_cached: int, window: int | None) -> None:
+    """But for the rounding of weights to bfloat16, of layers whose keys come in pairs."""
+    generator = random.Random(num_cached)
+    layers = (LayerShape(NUM_KV_HEADS, 96, 80), LayerShape(NUM_KV_HEADS, 80, 96))
+    cache = KVCache(KVShape(layers), SEGMENT_ROWS, torch.bfloat16, CPU)
+    for layer in range(len(layers)):
+        for stored in cache.read_all(layer):
+            stored.copy_(torch.randn(stored.shape))
+    chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7, 8, 9], make_tree(generator, 20))
+    columns = list_columns([(0, chunk)], chunk.num_rows)
+    are_equal = []
+    for layer, shape in enumerate(layers):
+        query = torch.randn(1, NUM_HEADS, chunk.num_rows, shape.key_size).bfloat16()
+        found, wanted = (
+            TreeAttention(cache, Workers(), uses_tiles=False, uses_pairs=uses_pairs)(
+                layer, query, columns, SCALE, window, None
+            )
+            for uses_pairs in (True, False)
+        )
+        torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
+        assert (found - wanted).abs().mean() < 2e-3
+        are_equal.append(torch.equal(found, wanted))
+    assert are_equal == [False, True]

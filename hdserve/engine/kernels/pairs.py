@@ -43,6 +43,7 @@ class _BFloat16(ir.Type):  # type: ignore[misc]
 
 _HALF = ir.IntType(16)
 _HALVES = ir.VectorType(_HALF, NUM_PAIRED)
+_WORD = ir.IntType(32)
 _PAIRS = ir.VectorType(_BFloat16(), NUM_PAIRED)
 _FOUR = 4
 
@@ -62,7 +63,7 @@ class _PairsModel(PrimitiveModel):
 
 
 def _load_pairs(_context: Any, array: Any, indices: Any) -> Any:
-    """Thirty-two bfloat16 of C-contiguous ``array``, which is seen as uint16, from ``indices``."""
+    """Thirty-two bfloat16 from ``indices`` of C-contiguous ``array`` on, as whatever it is seen."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], *args)
@@ -114,6 +115,58 @@ def _store_rounded(
     return types.void(array, indices, a, b, c, d, bias), codegen
 
 
+def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
+    """The pair at ``array[indices]``, in all lanes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(context, builder, signature.args[0], *args)
+        word = builder.load(builder.bitcast(pointer, _WORD.as_pointer()), align=2)
+        lanes = ir.VectorType(_WORD, NUM_LANES)
+        empty = ir.Constant(lanes, ir.Undefined)
+        first = builder.insert_element(empty, word, ir.Constant(_WORD, 0))
+        return builder.bitcast(builder.shuffle_vector(first, empty, _in_all_lanes(0)), _HALVES)
+
+    return _pairs(array, indices), codegen
+
+
+def _in_all_lanes(value: int) -> Any:
+    return ir.Constant(ir.VectorType(_WORD, NUM_LANES), [value] * NUM_LANES)
+
+
+def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
+    """Pairs of one bfloat16 of ``array`` from ``first`` on and one from ``second`` on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        halves = ir.VectorType(_HALF, NUM_LANES)
+
+        def load(indices: Any) -> Any:
+            pointer = pointer_to(context, builder, signature.args[0], args[0], indices)
+            return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
+
+        turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
+        mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
+        return builder.shuffle_vector(load(args[1]), load(args[2]), mask)
+
+    return _pairs(array, first, second), codegen
+
+
+def _store_halves(_context: Any, words: Any, indices: Any, vector: Any) -> Any:
+    """Sixteen float32, rounded to bfloat16, as eight of ``words``, uint32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rounded = builder.fptrunc(args[2], ir.VectorType(_BFloat16(), NUM_LANES))
+        halves = ir.VectorType(_HALF, NUM_LANES)
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        place = builder.bitcast(pointer, halves.as_pointer())
+        builder.store(builder.bitcast(rounded, halves), place, align=2)
+        return context.get_dummy_value()
+
+    return types.void(words, indices, vector), codegen
+
+
 load_pairs: Any = intrinsic(_load_pairs)
+load_in_turns: Any = intrinsic(_load_in_turns)
+spread_pair: Any = intrinsic(_spread_pair)
+store_halves: Any = intrinsic(_store_halves)
 fused_pairs: Any = with_products(_fuse)
 store_rounded: Any = intrinsic(_store_rounded)

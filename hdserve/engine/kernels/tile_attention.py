@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
-from hdserve.engine.kernels.attention import sink_of, softmax
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -34,6 +33,7 @@ from hdserve.engine.kernels.memory import (
     words_at,
 )
 from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.softmax import sink_of, softmax
 from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, TILE_ROWS
 from hdserve.engine.kernels.vectors import (
     fused,
@@ -80,7 +80,7 @@ class _Call(NamedTuple):
         queries: bfloat16 ``[num_rows, num_heads, key_size]``, two numbers as one uint32.
         keys, values: bfloat16 ``[num_kv_heads, num_kv_rows, size]``, seen as uint16.
         attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
-        spans, rows, tails: as in :class:`~hdserve.engine.kernels.attention.Call`.
+        spans, rows, tails: as in :class:`~hdserve.engine.kernels.attention_call.Call`.
         scores: float32 ``[TILE_ROWS, at least the columns of a sequence + 2 * PAIRED]``.
         asked: uint32 ``[key_size / 2, 16]``, the queries of a tile as columns.
         turned: float32 ``[16, 16]``, scores of 16 keys.
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
         paired: uint16 ``[4 * 16, 32]``, values of these.
         sums: float32 ``[16, 64]``.
         last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
-        scale, softcap, window, sinks: as in :class:`~hdserve.engine.kernels.attention.Call`.
+        scale, softcap, window, sinks: as in :class:`~hdserve.engine.kernels.attention_call.Call`.
     """
 
     queries: npt.NDArray[np.uint32]

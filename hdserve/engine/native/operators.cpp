@@ -33,13 +33,19 @@ using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t
                         int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
                         double scale, double softcap, int64_t window, int64_t sinks, int64_t first,
                         int64_t stop);
+using AttendInPairs = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
+                               int64_t num_heads, int64_t scores, int64_t scores_size, double scale,
+                               double softcap, int64_t window, int64_t sinks, int64_t first,
+                               int64_t stop);
 using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
 
-// As operators.py fills it.  `multiply_pairs` is null where the processor has no such products.
+// As operators.py fills it.  `multiply_pairs` and `attend_in_pairs` are null where the processor has
+// no such products.
 struct Kernels {
   Multiply multiply;
   MultiplyPairs multiply_pairs;
   Attend attend;
+  AttendInPairs attend_in_pairs;
   Parallel parallel;
   int64_t outputs_at_once;
   int64_t num_paired;
@@ -164,12 +170,16 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   write(key, stored[0], stored[3], stored[4]);
   write(value, stored[1], stored[3], stored[5]);
   const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];
-  const at::Tensor queries = query.transpose(1, 2).to(at::kFloat).contiguous();
-  at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)}, queries.options());
+  const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
+  const bool is_paired =
+      kernels->attend_in_pairs && is_bfloat16 && stored[4] % kernels->num_paired == 0;
+  const auto dtype = is_paired ? at::kBFloat16 : at::kFloat;
+  const at::Tensor queries = query.transpose(1, 2).to(dtype).contiguous();
+  at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)},
+                                  queries.options().dtype(at::kFloat));
   const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
-  const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
   const auto attend = [&, listed = step->listed](int64_t first, int64_t stop) {
     thread_local std::vector<float> scores;
     thread_local int64_t num_columns = 0;
@@ -177,11 +187,19 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
       num_columns = 2 * wanted;
       scores.assign(kernels->queries_per_tile * num_columns, 0.0f);
     }
-    kernels->attend(reinterpret_cast<int64_t>(stored), reinterpret_cast<int64_t>(listed),
-                    address(queries), address(attended), num_heads,
-                    reinterpret_cast<int64_t>(scores.data()), num_columns, is_bfloat16, scale,
-                    softcap.value_or(0.0), sliding_window.value_or(kernels->no_window),
-                    sinks ? address(besides) : 0, first, stop);
+    const auto stored_at = reinterpret_cast<int64_t>(stored);
+    const auto listed_at = reinterpret_cast<int64_t>(listed);
+    const auto scores_at = reinterpret_cast<int64_t>(scores.data());
+    const double cap = softcap.value_or(0.0);
+    const int64_t window = sliding_window.value_or(kernels->no_window);
+    const int64_t sinks_at = sinks ? address(besides) : 0;
+    if (is_paired)
+      kernels->attend_in_pairs(stored_at, listed_at, address(queries), address(attended), num_heads,
+                               scores_at, num_columns, scale, cap, window, sinks_at, first, stop);
+    else
+      kernels->attend(stored_at, listed_at, address(queries), address(attended), num_heads,
+                      scores_at, num_columns, is_bfloat16, scale, cap, window, sinks_at, first,
+                      stop);
   };
   const int64_t num_pairs = step->num_visible * num_heads +
                             step->num_shared * num_kv_heads * kernels->pairs_per_key;

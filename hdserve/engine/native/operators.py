@@ -22,9 +22,11 @@ import torch
 from hdserve.databases.cache_lines import address_of
 from hdserve.engine import attention, row_linear  # noqa: F401 - they define the operators
 from hdserve.engine.batch import StepPlan
-from hdserve.engine.kernels.attention import QUERIES_PER_TILE, attend
+from hdserve.engine.kernels.attention import attend
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
 from hdserve.engine.kernels.compiled import address_in_c
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
+from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS
@@ -50,6 +52,9 @@ _MULTIPLY: Final = numba.void(*[_I] * 9)
 _ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 4)
 """``Attend``."""
 
+_ATTEND_IN_PAIRS: Final = numba.void(*[_I] * 7, _D, _D, *[_I] * 4)
+"""``AttendInPairs``."""
+
 
 class _Kernels(ctypes.Structure):
     """``Kernels`` of ``operators.cpp``."""
@@ -58,6 +63,7 @@ class _Kernels(ctypes.Structure):
         ("multiply", ctypes.c_void_p),
         ("multiply_pairs", ctypes.c_void_p),
         ("attend", ctypes.c_void_p),
+        ("attend_in_pairs", ctypes.c_void_p),
         ("parallel", ctypes.c_void_p),
         ("outputs_at_once", ctypes.c_int64),
         ("num_paired", ctypes.c_int64),
@@ -103,6 +109,7 @@ class NativeOperators:
             address_in_c(multiply_at, _MULTIPLY),
             address_in_c(multiply_pairs_at, _MULTIPLY) if HAS_PAIRS else None,
             address_in_c(attend, _ATTEND),
+            address_in_c(attend_in_pairs, _ATTEND_IN_PAIRS) if HAS_PAIRS else None,
             ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value,
             OUTPUTS_AT_ONCE,
             NUM_PAIRED,

@@ -13,6 +13,7 @@ import pytest
 
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.linear import multiply_at
+from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.native import operators
 
@@ -55,6 +56,7 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
         ("Multiply", multiply_at, operators._MULTIPLY),
         ("MultiplyPairs", multiply_pairs_at, operators._MULTIPLY),
         ("Attend", attend, operators._ATTEND),
+        ("AttendInPairs", attend_in_pairs, operators._ATTEND_IN_PAIRS),
     ],
 )
 def test_kernels(alias: str, kernel: Callable[..., None], signature: Any) -> None:

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.skipif(not can_compile(), reason="there is no C++ compi
 
 CPU = torch.device("cpu")
 NUM_KV_HEADS, NUM_HEADS, KEY_SIZE, VALUE_SIZE = 2, 6, 80, 96
+PAIRED_KEY_SIZE = 96
+"""That products of bfloat16 in pairs can take."""
 SEGMENT_ROWS = 256
 NUM_LAYERS = 2
 LAYER = torch.tensor(0)
@@ -46,9 +48,9 @@ def operators() -> NativeOperators:
     return found
 
 
-def make_cache(dtype: torch.dtype, num_sequences: int) -> KVCache:
+def make_cache(dtype: torch.dtype, num_sequences: int, key_size: int = KEY_SIZE) -> KVCache:
     """Full of the same random numbers each time."""
-    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, KEY_SIZE, VALUE_SIZE)
+    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, key_size, VALUE_SIZE)
     cache = KVCache(shape, num_sequences * SEGMENT_ROWS, dtype, CPU)
     for layer in range(NUM_LAYERS):
         for stored in cache.read_all(layer):
@@ -129,10 +131,12 @@ def test_a_step_they_were_not_told_of_is_left_to_python() -> None:
     assert found.any()
 
 
-def make_states(dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
+def make_states(
+    dtype: torch.dtype, num_rows: int, key_size: int = KEY_SIZE
+) -> tuple[torch.Tensor, ...]:
     """Query, key and value as models give them: the heads of one row lie together."""
     generator = torch.Generator().manual_seed(4)
-    sizes = ((NUM_HEADS, KEY_SIZE), (NUM_KV_HEADS, KEY_SIZE), (NUM_KV_HEADS, VALUE_SIZE))
+    sizes = ((NUM_HEADS, key_size), (NUM_KV_HEADS, key_size), (NUM_KV_HEADS, VALUE_SIZE))
     return tuple(
         torch.randn(1, num_rows, *size, generator=generator).to(dtype).transpose(1, 2)
         for size in sizes
@@ -148,10 +152,12 @@ def make_states(dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
     ("scaling", "window", "softcap", "has_sinks"),
     [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False)],
 )
+@pytest.mark.parametrize("key_size", [KEY_SIZE, PAIRED_KEY_SIZE])
 @torch.inference_mode()
 def test_attention(
     operators: NativeOperators,
     dtype: torch.dtype,
+    key_size: int,
     num_sequences: int,
     num_tokens: int,
     scaling: float | None,
@@ -162,11 +168,11 @@ def test_attention(
     """What is attended to, and what is in the cache then; sequences of many rows are left to
     Python."""
     chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
-    states = make_states(dtype, sum(chunk.num_rows for chunk in chunks))
+    states = make_states(dtype, sum(chunk.num_rows for chunk in chunks), key_size)
     sinks = torch.linspace(-2, 3, NUM_HEADS).to(dtype) if has_sinks else None
     kept: list[Any] = []
     for attend in (attend_numbered, torch.ops.hdserve.packed_attention):
-        cache = make_cache(dtype, num_sequences)
+        cache = make_cache(dtype, num_sequences, key_size)
         with natively(operators, make_plan(cache, chunks)):
             found = [
                 attend(*states, torch.tensor(layer), scaling, window, softcap, sinks)

@@ -1,0 +1,97 @@
+"""What a call of attention is about: its arrays, the queries of a tile, and where keys lie."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdserve.engine.kernels.compiled import inlined
+
+QUERIES_PER_TILE = 32
+"""Queries whose scores are kept at a time."""
+
+
+class Call(NamedTuple):
+    """The arrays and the terms of one call.
+
+    Attributes:
+        queries: ``[num_rows, num_heads, key_size]``, float32, or bfloat16 seen as uint16 where
+            they are multiplied in pairs.
+        keys: ``[num_kv_heads, num_kv_rows, key_size]``, float32, or bfloat16 seen as uint16.
+        values: ``[num_kv_heads, num_kv_rows, value_size]``, likewise.
+        attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
+        spans: int64 ``[num_sequences, 3]``: first row, number of rows, first KV row.
+        rows: int64 ``[num_rows, 3]``: prefix, first tail, visible.
+        tails: int64, columns.
+        scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``.
+        words: the memory of the scores, as uint32.
+        scale, softcap, window: as :func:`~hdserve.engine.kernels.attention.attend` takes them, the
+            first two in float32.
+        sinks: float32 ``[1, num_heads]``, or ``[0, num_heads]`` where there are none.
+    """
+
+    queries: npt.NDArray[Any]
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    attended: npt.NDArray[np.float32]
+    spans: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    tails: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    words: npt.NDArray[np.uint32]
+    scale: Any
+    softcap: Any
+    window: int
+    sinks: npt.NDArray[np.float32]
+
+
+class Tile(NamedTuple):
+    """``num_queries`` queries from ``first_query`` of one sequence and one head of keys.
+
+    All of them see the columns from ``origin``, a multiple of the lanes, to ``shared``, but for
+    their windows.
+    """
+
+    first_row: int
+    first_query: int
+    num_queries: int
+    num_groups: int
+    kv_head: int
+    first_key: int
+    origin: int
+    shared: int
+
+
+class Query(NamedTuple):
+    """One head of one row, and its ``place`` in the tile."""
+
+    place: int
+    row: int
+    head: int
+
+
+@inlined
+def query_at(tile: Tile, place: int) -> Query:
+    """The query at a place of a tile."""
+    number = tile.first_query + place
+    head = tile.kv_head * tile.num_groups + number % tile.num_groups
+    return Query(place, tile.first_row + number // tile.num_groups, head)
+
+
+@inlined
+def query_from(index: int, given: tuple[Tile, int]) -> Query:
+    """The query so many behind a place; beyond the last one, that one."""
+    tile, place = given
+    return query_at(tile, min(place + index, tile.num_queries - 1))
+
+
+@inlined
+def kv_row_of(call: Call, tile: Tile, row: int, position: int) -> int:
+    """Where the key of ``position`` lies as ``row`` sees it; beyond the last one, that one."""
+    prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
+    column: int = min(position, visible - 1)
+    if column >= prefix:
+        column = call.tails[first_tail + column - prefix]
+    return tile.first_key + column

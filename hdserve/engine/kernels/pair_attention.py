@@ -1,0 +1,102 @@
+"""Attention over keys and values in bfloat16 by the processor's own products of pairs.
+
+As :mod:`~hdserve.engine.kernels.attention`, with half as many instructions as widening takes.
+Weights are rounded to bfloat16 for the products, as PyTorch's attention does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hdserve.engine.kernels.attention import attender
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call
+from hdserve.engine.kernels.attention_numbers import Numbers
+from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.memory import (
+    bfloat_matrices_at,
+    float_matrices_at,
+    floats_at,
+    integers_at,
+    words_at,
+)
+from hdserve.engine.kernels.pairs import (
+    NUM_PAIRED,
+    fused_pairs,
+    load_in_turns,
+    load_pairs,
+    spread_pair,
+    store_halves,
+)
+from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.vectors import load
+
+_POSITIONS = 2
+
+
+@inlined
+def _keep_weights(call: Call, place: int, stop: int) -> None:
+    """Rounded, in the first half of the memory they have; what is written has been read."""
+    for column in range(0, stop, NUM_LANES):
+        store_halves(call.words, (place, column // _POSITIONS), load(call.scores, (place, column)))
+
+
+@inlined
+def _load_weight(call: Call, place: int, column: int) -> Any:
+    return spread_pair(call.words, (place, column // _POSITIONS))
+
+
+_attend = attender(
+    Numbers(
+        NUM_PAIRED,
+        load_pairs,
+        fused_pairs,
+        _POSITIONS,
+        _keep_weights,
+        _load_weight,
+        load_in_turns,
+    )
+)
+
+
+@entry_point
+def attend_in_pairs(
+    stored_at: int,
+    listed_at: int,
+    queries_at: int,
+    attended_at: int,
+    num_heads: int,
+    scores_at: int,
+    scores_size: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    sinks_at: int,
+    first_item: int,
+    stop_item: int,
+) -> None:
+    """As :func:`~hdserve.engine.kernels.attention.attend`, for items likewise.
+
+    Args:
+        queries_at: of bfloat16, keys a multiple of ``NUM_PAIRED``.
+    """
+    stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
+    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
+    num_rows = listed[3]
+    call = Call(
+        bfloat_matrices_at(queries_at, num_rows, num_heads, key_size),
+        bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
+        bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
+        float_matrices_at(attended_at, num_rows, num_heads, value_size),
+        integers_at(listed[0], listed[1], 3),
+        integers_at(listed[2], num_rows, 3),
+        integers_at(listed[4], 1, listed[5])[0],
+        floats_at(scores_at, QUERIES_PER_TILE, scores_size),
+        words_at(scores_at, QUERIES_PER_TILE, scores_size),
+        np.float32(scale),
+        np.float32(softcap),
+        window,
+        floats_at(sinks_at, min(sinks_at, 1), num_heads),
+    )
+    _attend(call, first_item, stop_item)

@@ -1,0 +1,69 @@
+"""Scores of attention to weights, in compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hdserve.engine.kernels.compiled import inlined
+from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.vectors import (
+    added,
+    exponential,
+    fused,
+    larger,
+    largest,
+    load,
+    multiplied,
+    spread,
+    store,
+    tanh,
+    total,
+)
+
+_ZERO, _ONE, _NOTHING = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+
+
+@inlined
+def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
+    for column in range(first, stop):
+        scores[place, column] = value
+
+
+@inlined
+def sink_of(sinks: Any, head: int) -> Any:
+    """The score of what a head attends to besides; minus infinity where there is nothing."""
+    return sinks[0, head] if sinks.shape[0] else _NOTHING
+
+
+@inlined
+def softmax(
+    scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any, sink: Any
+) -> Any:
+    """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum and
+    the weight of ``sink``."""
+    begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
+    if softcap > _ZERO:
+        for column in range(begin, end, NUM_LANES):
+            score = multiplied(load(scores, (place, column)), spread(scale / softcap))
+            store(scores, (place, column), multiplied(tanh(score), spread(softcap / scale)))
+    _fill(scores, place, begin, low, _NOTHING)
+    _fill(scores, place, high, end, _NOTHING)
+    top = spread(_NOTHING)
+    for column in range(begin, end, NUM_LANES):
+        top = larger(top, load(scores, (place, column)))
+    peak = scale * largest(top)
+    if sink > peak:
+        peak = sink
+    steepness, shift = spread(scale), spread(-peak)
+    weights = spread(_ZERO)
+    for column in range(begin, end, NUM_LANES):
+        weight = exponential(fused(load(scores, (place, column)), steepness, shift))
+        store(scores, (place, column), weight)
+        weights = added(weights, weight)
+    _fill(scores, place, 0, low, _ZERO)
+    _fill(scores, place, high, end, _ZERO)
+    if sink > _NOTHING:
+        return _ONE / (total(weights) + largest(exponential(spread(sink - peak))))
+    return _ONE / total(weights)
