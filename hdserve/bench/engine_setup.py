@@ -55,11 +55,13 @@ def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int
 
 
 def replay_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
-    """Recorded requests by task, without those that leave no room for ``max_tokens``."""
+    """Recorded requests by task, without those that leave no room for ``max_tokens``, and those
+    that are empty."""
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
     for request in read_replay(path, limit):
-        if len(request.prompt) + max_tokens <= host.model.max_model_len:
+        fits = len(request.prompt) + max_tokens <= host.model.max_model_len
+        if fits and request.prompt and request.response:
             row = PromptRow(request.name, request.task, "")
             prompts[request.task].append(EncodedPrompt(row, request.prompt, is_cut=False))
             recorded[request.task].append(request.response)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
-from hdserve.engine.decoder import FAULTS_OF_ONE_REQUEST
 from hdserve.engine.engine import Engine
+from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)

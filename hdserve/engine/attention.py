@@ -91,7 +91,7 @@ def attend_by_plan(
     plan = current_plan()
     assert plan is not None, "attention is called within a step"
     by_blocks = plan.by_blocks
-    plan.cache.write(layer, plan.kv_rows, key, value, is_read_whole=by_blocks is not None)
+    plan.cache.write(layer, plan.kv_rows, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if by_blocks is not None:
         whole = plan.cache.read_all(layer)

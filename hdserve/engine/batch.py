@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.kv_cache import KVCache, Segment, align
 from hdserve.engine.packed_rows import pack_rows, positions
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.tree_attention import TreeAttention
@@ -44,7 +44,17 @@ class Span:
 
     @property
     def num_keys(self) -> int:
-        return align(self.chunk.first_column + self.chunk.num_rows)
+        return align(self._num_written)
+
+    @property
+    def _num_written(self) -> int:
+        return self.chunk.first_column + self.chunk.num_rows
+
+    @property
+    def padding(self) -> Segment:
+        """The cache rows among them that nothing of the sequence is in."""
+        first = self.chunk.segment.start + self._num_written
+        return Segment(first, self.num_keys - self._num_written)
 
     def visible(self, sliding_window: int | None = None) -> BoolArray:
         """``[num_rows, num_keys]``: what each row sees."""

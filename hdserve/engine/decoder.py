@@ -12,6 +12,7 @@ import torch
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
 from hdserve.engine.batched_choices import NO_TOKEN, Nodes
 from hdserve.engine.detokenizer import Detokenizer
+from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
@@ -24,19 +25,6 @@ from hdserve.engine.sampler import (
 from hdserve.engine.verifier import verify
 from hdserve.noise import position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree
-
-FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
-"""What a value of a request can cause in code that sees this request alone.  Everything else, such
-as an assertion or what torch raises, may mean that the state of all is broken."""
-
-
-class SequenceFault(Exception):
-    """A sequence cannot be decoded because of a value of its request; others are not touched."""
-
-
-class NoToken(SequenceFault):
-    """No token can be chosen after the last one of a sequence, whose logits are no numbers; nothing
-    was chosen in this step."""
 
 
 @dataclass(slots=True)
@@ -95,7 +83,7 @@ class SequenceDecoder:
 
         Raises:
             NoToken: no first token can be chosen.
-            SequenceFault: no other one can.
+            SequenceFault: a value of the request has no place in a choice.
         """
         self._logprobs.clear()
         self._grammar_ends.clear()
@@ -128,8 +116,6 @@ class SequenceDecoder:
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         try:
             return self._chosen(logits, position)
-        except FloatingPointError as error:
-            raise _no_token(is_first=position == len(self.seq.token_ids)) from error
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
 
@@ -142,7 +128,7 @@ class SequenceDecoder:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
             token_id = choose_one(shaped, params, key)
             if not may_be_chosen(token_id, logits, shaped):
-                raise FloatingPointError("no token can be chosen: its logit is not finite")
+                raise NoToken
         if self.history is not None:
             self.history.push(token_id)
         if self.grammar is not None:
@@ -242,7 +228,7 @@ def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:
 
     def choose(node: int) -> int:
         if token_ids[node] == NO_TOKEN:
-            raise _no_token(is_first=node == 0)
+            raise NoToken
         return token_ids[node]
 
     return choose
@@ -253,15 +239,10 @@ def _likeliest(token_ids: list[int], logits: list[float]) -> Callable[[int], int
 
     def choose(node: int) -> int:
         if not isfinite(logits[node]):
-            raise _no_token(is_first=node == 0)
+            raise NoToken
         return token_ids[node]
 
     return choose
-
-
-def _no_token(*, is_first: bool) -> SequenceFault:
-    reason = "no token can be chosen: its logit is not finite"
-    return NoToken(reason) if is_first else SequenceFault(reason)
 
 
 def _end_of(grammar: GrammarState) -> FinishReason | None:

@@ -50,9 +50,12 @@ class Detokenizer:
         piece = self._step(token_id)
         if piece is not None:
             self._undecoded.clear()
-        elif len(self._undecoded) > _MAX_UNDECODED_TOKENS:
+        elif len(self._undecoded) <= _MAX_UNDECODED_TOKENS:
+            return ""
+        elif self._decode(self._undecoded):
             piece = self._give_up()
-        else:
+        else:  # special tokens that are skipped
+            self._undecoded.clear()
             return ""
         self._held += piece
         return self._take(may_stop)

@@ -19,8 +19,9 @@ from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batched_choices import Nodes, choose_together
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster
-from hdserve.engine.decoder import NoToken, SequenceDecoder, SequenceFault
+from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.decoder_factory import DecoderFactory
+from hdserve.engine.faults import NoToken, SequenceFault
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
@@ -237,8 +238,8 @@ class Engine:
         outputs = list(self._verify(scheduled, trees, forwarded))
         self._count_step(started, drafted, verifying, outputs)
         elapsed = time.perf_counter() - started
-        self._scheduler.took(scheduled, elapsed)
-        self._drafts.took(elapsed, verifying - drafted)
+        own_s = self._drafts.took(elapsed, verifying - drafted)
+        self._scheduler.took(scheduled, own_s)
         return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
@@ -354,7 +355,6 @@ class Engine:
         if slot.is_plain or work.num_scored_tokens:
             return False
         slot.is_plain = True
-        self._scheduler.begin_chunk_anew(slot)
         return True
 
     def _release(self, slot: Slot) -> None:

@@ -187,7 +187,7 @@ def _logits_at(
     finally:
         for segment in segments:
             if segment is not None:
-                cache.discard(segment)
+                cache.free(segment)
     return found
 
 
@@ -231,7 +231,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     try:
         return all(_cost(runner, shapes, each) <= _AFFORDABLE_COST for each in tried)
     finally:
-        runner.cache.discard(segment)
+        runner.cache.free(segment)
 
 
 def _cost(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:

@@ -119,7 +119,7 @@ def _time_forward(runner: ModelRunner, point: _Point, num_columns: int) -> float
         return time.perf_counter() - started
     finally:
         for segment in segments:
-            cache.discard(segment)
+            cache.free(segment)
 
 
 def _tree(num_rows: int) -> DraftTree:

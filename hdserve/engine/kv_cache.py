@@ -86,9 +86,12 @@ class KVCache:
                    committed          | node 0, node 1, ...                   |
 
     ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Only this
-    module and ``attention`` know that a segment is contiguous.  Rows are zero at first and never
-    hold anything but finite numbers, so masked columns contribute nothing: not what a sequence
-    before, or the neighbour, left there.
+    module and ``attention`` know that a segment is contiguous.  Rows are zero at first.  Those that
+    are free, or of drafts that were rejected, may hold what is no number, and a value of none is
+    none even with a weight of 0; so who reads rows that the sequence has not written clears them.
+
+    Attributes:
+        is_read_whole: whether :meth:`read_all` is used; then no value is stored that is no number.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class KVCache:
         with_scratch = self.num_rows + ROW_ALIGNMENT
         self.num_stored_rows = align(with_scratch, STORED_ALIGNMENT)
         self.dtype = dtype
+        self.is_read_whole = False
         self._stored: list[torch.Tensor] = []
         """``[layers of a shape, heads, rows, size]``: keys and values in turns."""
         found: dict[LayerShape, Iterator[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -165,11 +169,6 @@ class KVCache:
         """Give all rows back, whoever has them."""
         self._free = [Segment(0, self.num_rows)]
 
-    def discard(self, segment: Segment) -> None:
-        """Give back rows that may hold what is no number."""
-        self.clear(segment)
-        self.free(segment)
-
     def clear(self, segment: Segment) -> None:
         """Make its rows zero, which may hold what is no number."""
         for stored in self._stored:
@@ -210,28 +209,19 @@ class KVCache:
                 stored.narrow(2, target + first, number).copy_(rows)
 
     def write(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        is_read_whole: bool = False,
+        self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store ``keys [1, heads, n, key_size]`` and ``values [1, heads, n, value_size]`` at
         ``rows [n]``.
 
-        Where float16 overflowed, zeros are stored.
-
-        Args:
-            is_read_whole: by :meth:`read_all`.  A score of no number is not seen where a mask hides
-                it, but a value of none is none even with a weight of 0.  So zeros are stored for
-                such values, and keys that are no numbers beside them, for those who do see them.
+        Where float16 overflowed, zeros are stored.  Where all rows are read, zeros are stored for
+        values that are no numbers, and keys that are none beside them: a score of no number is not
+        seen where a mask hides it, and those who do see it get no numbers.
         """
         if self.dtype == torch.float16:
             keys = keys.nan_to_num(0.0, 0.0, 0.0)
             values = values.nan_to_num(0.0, 0.0, 0.0)
-        elif is_read_whole:
+        elif self.is_read_whole:
             is_number = values.isfinite()
             keys = keys.masked_fill(~is_number.all(dim=-1, keepdim=True), torch.nan)
             values = values.where(is_number, 0.0)

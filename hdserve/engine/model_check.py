@@ -49,7 +49,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     except (KeyError, IndexError, TypeError, RuntimeError) as error:
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     finally:
-        cache.discard(segment)
+        cache.free(segment)
     if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
     difference = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))

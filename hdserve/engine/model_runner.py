@@ -128,6 +128,7 @@ class ModelRunner:
         self._fixed: FixedBatches | None = None
         if is_gpu if uses_blocks is None else uses_blocks:
             self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
+            cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs(self._logits) if self._fixed and is_gpu else None
         self.shapes = shapes or Shapes()
@@ -189,6 +190,8 @@ class ModelRunner:
             chunk without either.
         """
         batch = self._batch(chunks)
+        for span in batch.plan.spans:
+            self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
         self._wait()  # whoever times a forward times all of it
         top = TopTokens(logits[: batch.num_nodes], num_top)

@@ -59,7 +59,7 @@ class PrefillPace:
         """Learn how long a step took in which a sequence decoded."""
         if num_prompt_tokens == 0:
             before_s = self._decoding_s or seconds
-            self._decoding_s = (before_s + seconds) / 2
+            self._decoding_s = (before_s + min(seconds, _MOST_CHANGE * before_s)) / 2
             self._age_steps = 0
             return
         self._age_steps += 1

@@ -70,9 +70,13 @@ class PrefixCache:
         return self.is_enabled and num_tokens > BLOCK_TOKENS
 
     def place(
-        self, token_ids: Sequence[int], namespace: str, num_rows: int
+        self, token_ids: Sequence[int], namespace: str, num_rows: int, *, is_shared: bool = True
     ) -> tuple[Segment, int] | None:
         """A segment of ``num_rows`` rows for a sequence with the prompt ``token_ids``.
+
+        Args:
+            is_shared: whether others may reuse what the sequence leaves; else what it reuses stays
+                where it is, for them.
 
         Returns:
             It, and how many tokens its first columns hold already, fewer than the prompt has;
@@ -82,7 +86,7 @@ class PrefixCache:
         if not self.cache.has_room(num_rows, idle):
             return None
         source, num_tokens = self._find(token_ids, namespace)
-        segment = self._allocate(num_rows, source, num_tokens)
+        segment = self._allocate(num_rows, source, num_tokens, may_take=is_shared)
         if source is not None:
             self.cache.copy(source.segment.start, segment.start, num_tokens)
             self.offer(segment, token_ids[:num_tokens], namespace)
@@ -155,9 +159,12 @@ class PrefixCache:
         kept = Segment(segment.start, num_kept)
         self._add(kept, token_ids, namespace or "", is_running=False)
 
-    def _allocate(self, num_rows: int, source: _Entry | None, num_tokens: int) -> Segment:
+    def _allocate(
+        self, num_rows: int, source: _Entry | None, num_tokens: int, *, may_take: bool
+    ) -> Segment:
         """There is room.  What an evicted source held stays until somebody writes there."""
-        if source is not None and not source.is_running and num_tokens == len(source.token_ids):
+        is_whole = source is not None and num_tokens == len(source.token_ids)
+        if source is not None and is_whole and may_take and not source.is_running:
             self._evict(source)  # all of it goes on in the new sequence
             segment = self.cache.allocate_at(source.segment.start, num_rows)
             if segment is not None:

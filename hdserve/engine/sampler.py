@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from math import inf, isfinite
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -142,6 +144,15 @@ def _threshold_of_sorted(descending: torch.Tensor, top_p: float) -> torch.Tensor
     return descending.gather(-1, num_before.clamp(max=descending.shape[-1] - 1))
 
 
+class _Terms(NamedTuple):
+    """``[vocab_size]`` each, but for ``ending``."""
+
+    is_seen: torch.Tensor
+    counts: torch.Tensor
+    bias: torch.Tensor
+    ending: torch.Tensor
+
+
 class HistoryTerms:
     """What changes the logits of one sequence because of the tokens before: penalties, biases and
     ``min_tokens``.
@@ -149,7 +160,10 @@ class HistoryTerms:
     Args:
         token_ids: the prompt.
         ending_token_ids: tokens that ``min_tokens`` forbids at first.
+        device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on.
     """
+
+    BYTES_PER_TOKEN: ClassVar = 9
 
     def __init__(
         self,
@@ -161,14 +175,21 @@ class HistoryTerms:
     ) -> None:
         self._params = params
         self._num_output_tokens = 0
-        self._is_seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._is_seen[torch.tensor(sorted(set(token_ids)), dtype=torch.int64)] = True
-        self._counts = torch.zeros(vocab_size, device=device)
-        self._bias = torch.zeros(vocab_size, device=device)
+        self._seen = sorted(set(token_ids))
+        self._ending = sorted(ending_token_ids)
+        self._vocab_size, self._device = vocab_size, device
+
+    @cached_property
+    def _terms(self) -> _Terms:
+        size, device, params = self._vocab_size, self._device, self._params
+        is_seen = torch.zeros(size, dtype=torch.bool, device=device)
+        is_seen[torch.tensor(self._seen, dtype=torch.int64)] = True
+        bias = torch.zeros(size, device=device)
+        biases = [float(each) for each in params.logit_bias.values()]
         biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        biases = [float(bias) for bias in params.logit_bias.values()]
-        self._bias[biased] = torch.tensor(biases, device=device)
-        self._ending = torch.tensor(sorted(ending_token_ids), dtype=torch.int64, device=device)
+        bias[biased] = torch.tensor(biases, device=device)
+        ending = torch.tensor(self._ending, dtype=torch.int64, device=device)
+        return _Terms(is_seen, torch.zeros(size, device=device), bias, ending)
 
     def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
         """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
@@ -176,23 +197,23 @@ class HistoryTerms:
         Args:
             may_end: whatever ``min_tokens`` says.
         """
-        params = self._params
+        params, terms = self._params, self._terms
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty
             penalised = torch.where(logits > 0, logits / factor, logits * factor)
-            logits = torch.where(self._is_seen, penalised, logits)
-        logits = logits - params.frequency_penalty * self._counts
-        logits = logits - params.presence_penalty * (self._counts > 0)
-        logits = logits + self._bias
+            logits = torch.where(terms.is_seen, penalised, logits)
+        logits = logits - params.frequency_penalty * terms.counts
+        logits = logits - params.presence_penalty * (terms.counts > 0)
+        logits = logits + terms.bias
         if self._num_output_tokens < params.min_tokens and not may_end:
-            logits[:, self._ending] = -torch.inf
+            logits[:, terms.ending] = -torch.inf
         return logits
 
     def push(self, token_id: int) -> None:
         """``token_id`` was chosen and is now part of the history."""
         self._num_output_tokens += 1
-        self._is_seen[token_id] = True
-        self._counts[token_id] += 1
+        self._terms.is_seen[token_id] = True
+        self._terms.counts[token_id] += 1
 
 
 def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:

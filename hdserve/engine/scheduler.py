@@ -53,6 +53,11 @@ class Scheduled:
         """Whether one token was pending; one token of a longer prompt is a chunk of it."""
         return self.num_tokens == 1 and self.is_choosing
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether a draft of which the model makes no numbers could be tried again without."""
+        return not self.slot.is_plain and not self.num_scored_tokens
+
 
 class Scheduler:
     """Admits sequences in the order of arrival and splits prompts into chunks.
@@ -121,12 +126,10 @@ class Scheduler:
             if self._waits_for_choice(seq):
                 continue
             num_rows = seq.max_total_tokens + self._num_extra_rows
-            # A row that is reused has no logits.
-            prompt = () if seq.scores_prompt else seq.token_ids
-            placed = self._prefixes.place(prompt, seq.namespace, num_rows)
+            placed = self._place(seq, num_rows)
             if placed is None and self._prefixes.has_room_in_parts(num_rows):
                 self._compact(num_rows)
-                placed = self._prefixes.place(prompt, seq.namespace, num_rows)
+                placed = self._place(seq, num_rows)
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
@@ -135,6 +138,11 @@ class Scheduler:
             self.running.append(Slot(seq, segment))
             admitted.append(seq)
         return admitted
+
+    def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
+        prompt = () if seq.scores_prompt else seq.token_ids  # a row that is reused has no logits
+        is_shared = seq.speculation.is_output_shared
+        return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
 
     def _waits_for_choice(self, seq: Sequence) -> bool:
         """Whether the prompt is being computed for another choice: its log probabilities, or its
@@ -205,20 +213,12 @@ class Scheduler:
             self._prefixes.offer(slot.segment, prompt, seq.namespace)
         slot.is_offered = True
 
-    def begin_chunk_anew(self, slot: Slot) -> None:
-        """What goes through the model for ``slot`` does so again; what it left is cleared."""
-        segment, num_cached = slot.segment, slot.seq.num_cached_tokens
-        rest = Segment(segment.start + num_cached, segment.num_rows - num_cached)
-        self._prefixes.cache.clear(rest)
-
     def release(self, slot: Slot) -> None:
         """Free the slot of a sequence that has ended; its segment as soon as it is needed."""
         self.running.remove(slot)
         seq = slot.seq
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
         namespace = seq.namespace if is_kept else None
-        if slot.leaves_nothing:
-            self._prefixes.cache.clear(slot.segment)
         self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
 
 

@@ -69,7 +69,7 @@ class StepDrafts:
 
     def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
-        is_drafting = is_drafting and seq.speculation.is_enabled and not work.slot.is_plain
+        is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, seq.speculation.max_draft_tokens)
@@ -125,7 +125,13 @@ class StepDrafts:
         else:
             seq.num_unobserved_tokens += len(acceptance.token_ids)
 
-    def took(self, step_s: float, forward_s: float) -> None:
-        """Note how long the step took, and its forward; catching up is not of this step alone."""
+    def took(self, step_s: float, forward_s: float) -> float:
+        """Note how long the step took, and its forward.
+
+        Returns:
+            How long the step took without catching up, which is not of this step alone.
+        """
+        own_s = step_s - self._catching_up_s
         if self._budget is not None:
-            self._budget.took(step_s - self._catching_up_s, forward_s)
+            self._budget.took(own_s, forward_s)
+        return own_s

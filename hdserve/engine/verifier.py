@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hdserve.engine.faults import NoToken
 from hdserve.tree import Acceptance, DraftTree
 
 
@@ -14,14 +15,25 @@ def verify(tree: DraftTree, choose: Callable[[int], int]) -> Acceptance:
     came from and needs no draft probabilities; with ``choose`` a function of the tokens on the
     path, the seed and the position alone, the result is what decoding one token at a time gives.
 
+    Where no token can be chosen below the root, the walk ends one node before: the sequence may end
+    with the token that was accepted last, and if it does not, the next step says so of its root.
+
     Args:
         tree: the verified guesses.
         choose: the token the model puts after a node.  Called once per node of the accepted path,
             in order from the root.
+
+    Raises:
+        NoToken: at the root.
     """
-    path, token_ids = [0], []
+    path, token_ids = [0], list[int]()
     while True:
-        token_id = choose(path[-1])
+        try:
+            token_id = choose(path[-1])
+        except NoToken:
+            if not token_ids:
+                raise
+            return Acceptance(path[:-1], token_ids)
         token_ids.append(token_id)
         child = tree.child(path[-1], token_id)
         if child is None:

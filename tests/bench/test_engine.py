@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from hdserve.bench.contenders import EngineContender, GenerateContender, Measurement, Run, Task
 from hdserve.bench.engine import Runs, filling, run_rounds
+from hdserve.bench.engine_setup import replay_tasks
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.cli import app
 from hdserve.config import ModelConfig
@@ -73,6 +74,18 @@ def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:
     compare = ("--compare", "transformers-prompt-lookup")
     with pytest.raises(ConfigError, match="cannot follow recorded choices"):
         bench("bench", "engine", "--replay", str(tmp_path / "x"), *compare)
+
+
+def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": name, "task": "qa", "prompt": prompt, "response": response}
+        for name, prompt, response in (("a", [5, 6], []), ("b", [], [7]), ("c", [5], [6, 7]))
+    ]
+    path = tmp_path / "replay.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (task,) = replay_tasks(path, None, make_host(), 8)
+    assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
+    assert task.recorded == [(6, 7)]
 
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:

@@ -321,3 +321,16 @@ def test_what_a_prompt_leaves_unfinished_is_not_of_the_output(prompt: list[str])
     token_ids = [FALLBACK.token_to_id(word) for word in ("b", "▁a", "b")]
     pieces, rest = push_all(Detokenizer(FALLBACK, SamplingParams(), before), token_ids)
     assert ("".join(pieces) + rest).removeprefix("\ufffd") == "b ab"
+
+
+@pytest.mark.parametrize("num_skipped", [1, 16, 17, 40])
+def test_special_tokens_that_are_skipped_begin_no_text_anew(num_skipped: int) -> None:
+    """Whose first space a decoder would drop."""
+    backend = Backend(models.WordLevel({"a": 0, "\u2581b": 1, "?": 2}, unk_token="?"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["</s>"])
+    detokenizer = Detokenizer(backend, SamplingParams(), [0])
+    pieces, rest = push_all(detokenizer, [backend.token_to_id("</s>")] * num_skipped + [1, 1])
+    assert "".join(pieces) + rest == " b b"

@@ -17,6 +17,8 @@ from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
 from tests.engines import make_prompt, make_sequence, run
 from tests.models import make_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_overflow_harms_nobody_else(exact: bool) -> None:
@@ -93,6 +95,7 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
     engine = make([PoisonDrafter(poison)], model=model, uses_blocks=uses_blocks)
+    assert engine._runner.attends_by_blocks is uses_blocks
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
     assert [seq.token_ids for seq in sequences] == wanted
@@ -109,6 +112,7 @@ def test_such_drafts_change_no_long_prompt_beside_them() -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
     engine = make([PoisonDrafter(poison)], model=model, uses_blocks=True)
+    assert engine._runner.attends_by_blocks
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
     assert [seq.token_ids for seq in sequences] == wanted
@@ -177,3 +181,79 @@ def test_what_fails_for_one_sequence_ends_it_alone(
         assert seq.output_token_ids == told
     assert engine.stats.num_finished == {"length": 6, "error": 6}
     assert engine.stats.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"temperature": 0.7}], ids=str)
+@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_what_comes_behind_an_end_does_not_matter(
+    is_ending: bool, uses_blocks: bool, options: dict[str, Any]
+) -> None:
+    """Drafts go on behind a token that ends the sequence, where the model may make no numbers; and
+    where it does not end there, as many tokens are told as without drafts."""
+    prompt, params = make_prompt(6), {**GREEDY, **options, "max_tokens": 16}
+    tokens = plain(prompt, **params).token_ids
+    last = next(n for n in range(len(prompt) + 2, len(tokens)) if tokens[n] not in tokens[:n])
+    model = make_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokens[last]] = float("nan")
+    stops = {"stop_token_ids": (tokens[last],)} if is_ending else {}
+    engine = make([OracleDrafter({"a": tokens})], model=model, uses_blocks=uses_blocks)
+    seq = make_sequence("a", prompt, **params, **stops)
+    run(engine, [seq])
+    assert seq.finish_reason is (FinishReason.STOP if is_ending else FinishReason.ERROR)
+    assert seq.token_ids == tokens[: last + 1]
+    assert bool(seq.counts.num_accepted_tokens) is uses_blocks  # else it is tried again, plainly
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_prompt_that_is_given_up_leaves_nothing_to_others(dtype: torch.dtype) -> None:
+    """Its rows hold no numbers, and nobody has noticed."""
+    model, poison = make_model(dtype=dtype), 7
+    clean = [token for token in make_prompt(50, 3) if token != poison]
+    params: dict[str, Any] = {**GREEDY, "max_tokens": 8}
+    options: dict[str, Any] = {"kv_cache_tokens": 128, "max_num_sequences": 1}
+    options |= {"prefill_chunk_tokens": 16, "prefix_caching": False}
+    wanted = make_sequence("a", clean, **params)
+    run(make(model=model, **options), [wanted])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make(model=model, **options)
+    engine.add(make_sequence("bad", [poison] * 60, **params))
+    for _ in range(2):
+        engine.step()
+    engine.abort("bad")
+    good = make_sequence("good", clean, **params)
+    run(engine, [good])
+    assert good.token_ids == wanted.token_ids
+
+
+class WidePoisonDrafter(PoisonDrafter):
+    """Drafts it behind some others."""
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        for token_id in range(40, 50):
+            tree.add_path([token_id], Source.OTHER)
+        super().propose(seq, tree)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_draft_that_was_rejected_leaves_nothing_to_others(dtype: torch.dtype) -> None:
+    """Where the kernel attends, nobody notices that its row holds no numbers; prompts attend by
+    PyTorch, to whole blocks of rows."""
+    model, poison = make_model(dtype=dtype, head_dim=16), 5
+    short, long = (
+        [token for token in make_prompt(*size) if token != poison] for size in ((6, 0), (40, 3))
+    )
+    params: dict[str, Any] = {**GREEDY, "max_tokens": 8}
+    options: dict[str, Any] = {"kv_cache_tokens": 64, "max_num_sequences": 1}
+    options |= {"prefill_chunk_tokens": 20, "prefix_caching": False}
+    wanted = make_sequence("a", long, **params)
+    run(make(model=model, **options), [wanted])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    engine = make([WidePoisonDrafter(poison)], model=model, **options)
+    run(engine, [make_sequence("bad", short, **params)])
+    good = make_sequence("good", long, core.SpeculationParams(is_enabled=False), **params)
+    run(engine, [good])
+    assert good.token_ids == wanted.token_ids

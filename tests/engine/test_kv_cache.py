@@ -172,7 +172,8 @@ def test_what_is_no_number_is_seen_only_by_its_own_sequence() -> None:
     cache = make_cache(64)
     keys, values = torch.randn(4, 3, 4), torch.randn(4, 3, 5)
     values[1, 2, 3], values[2, 0, 0] = torch.nan, -torch.inf
-    cache.write(0, torch.arange(4), by_head(keys), by_head(values), is_read_whole=True)
+    cache.is_read_whole = True
+    cache.write(0, torch.arange(4), by_head(keys), by_head(values))
     found_keys, found_values = cache.read_all(0)
     assert found_values.isfinite().all()
     assert torch.equal(found_values[0, :, [0, 3]].transpose(0, 1), values[[0, 3]])

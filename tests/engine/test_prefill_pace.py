@@ -100,3 +100,13 @@ def test_the_end_of_a_prompt_says_nothing_of_its_middle() -> None:
     before = run(pace, 20, lambda num_tokens: 0.0002 * num_tokens)[-1]
     pace.observe(3, DECODING_S + 0.0006)
     assert pace.num_tokens(1, 1) == before
+
+
+@pytest.mark.parametrize("stalled_s", [0.05, 1.0, 30.0])
+def test_one_slow_step_does_not_let_prompts_have_all(stalled_s: float) -> None:
+    pace = PrefillPace(512, 2.0)
+    run(pace, 50, lambda num_tokens: 0.0002 * num_tokens)
+    pace.observe(0, stalled_s)
+    found = run(pace, 200, lambda num_tokens: 0.0002 * num_tokens)
+    assert max(found) <= 2 * 50
+    assert max(found[100:]) == pytest.approx(50, abs=8)

@@ -415,3 +415,16 @@ def test_what_is_forgotten_is_not_reused() -> None:
         run(engine, [seq])
         found.append(seq.num_reused_tokens)
     assert found == [0, LONG - 1]
+
+
+def test_what_is_not_shared_leaves_to_others_what_it_reused() -> None:
+    engine = make_engine()
+    first = make_sequence("a", make_prompt(LONG), max_tokens=2)
+    run(engine, [first])
+    longer = [*first.token_ids[:-1], *make_prompt(8, 5)]
+    private = make_sequence("b", longer, SpeculationParams(is_output_shared=False), max_tokens=2)
+    run(engine, [private])
+    assert private.num_reused_tokens == len(first.token_ids) - 1
+    last = make_sequence("c", [*make_prompt(LONG), *make_prompt(8, 6)])
+    run(engine, [last])
+    assert last.num_reused_tokens >= LONG

@@ -337,3 +337,18 @@ def test_rows_are_scored_as_one_by_one() -> None:
             assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
             assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
             assert [v for _, v in found.top] == pytest.approx([v for _, v in wanted.top], abs=1e-5)
+
+
+def test_drafts_wait_until_the_prompt_is_scored() -> None:
+    """One of which the model makes no numbers could not be tried again, nor be told apart from what
+    is scored."""
+    model, poison = make_model(), 5
+    prompt = [token for token in make_prompt(12) if token != poison]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    alone = make_sequence("a", prompt, temperature=0.0, max_tokens=4, prompt_logprobs=1)
+    (wanted, *_) = run(make_engine(model=model), [alone])
+    seq = make_sequence("a", prompt, temperature=0.0, max_tokens=4, prompt_logprobs=1)
+    (found, *_) = run(make_engine([OracleDrafter({"a": [*prompt, poison]})], model=model), [seq])
+    assert seq.token_ids == alone.token_ids
+    assert found.prompt_logprobs == wanted.prompt_logprobs

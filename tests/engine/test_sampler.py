@@ -288,3 +288,8 @@ def test_logprobs_are_of_the_raw_logits(num_top: int) -> None:
 def test_more_alternatives_than_tokens() -> None:
     """A vocabulary smaller than the number of alternatives gives them all."""
     assert len(token_logprob(torch.zeros(3), 1, 20).top) == 3
+
+
+def test_who_waits_has_no_vectors_yet() -> None:
+    """Of a vocabulary that would not fit into memory."""
+    HistoryTerms(SamplingParams(repetition_penalty=1.7), [1, 2], (), 1 << 50, CPU)

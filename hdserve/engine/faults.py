@@ -1,0 +1,18 @@
+"""What ends one sequence and leaves the others alone."""
+
+from __future__ import annotations
+
+FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
+"""What a value of a request can cause in code that sees this request alone.  Everything else, such
+as an assertion or what torch raises, may mean that the state of all is broken."""
+
+
+class SequenceFault(Exception):
+    """A sequence cannot be decoded because of a value of its request; others are not touched."""
+
+
+class NoToken(SequenceFault):
+    """No token can be chosen at a node, whose logits are no numbers; nothing has changed."""
+
+    def __init__(self) -> None:
+        super().__init__("no token can be chosen: its logit is not finite")
