@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.openai_objects import error_body
+from deployments.own_path import own_path
 from hdserve.access import Identity
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import Forbidden, Unauthorized
@@ -38,7 +39,7 @@ class SignIn:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(_path(scope)):
+        if scope["type"] != "http" or is_open(own_path(scope)):
             await self._app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -72,8 +73,3 @@ def require_admin(request: Request) -> None:
 def is_open(path: str) -> bool:
     """Whether everybody may ask for it."""
     return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))

@@ -8,6 +8,7 @@ from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from deployments.access import DOCS_FILES
+from deployments.own_path import root_of
 
 
 def add_api_pages(api: FastAPI) -> None:
@@ -16,7 +17,7 @@ def add_api_pages(api: FastAPI) -> None:
 
     @api.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
-        root = request.scope.get("root_path", "")
+        root = root_of(request.scope)
         return get_swagger_ui_html(
             openapi_url=f"{root}{api.openapi_url}",
             title=api.title,
@@ -27,7 +28,7 @@ def add_api_pages(api: FastAPI) -> None:
 
     @api.get("/redoc", include_in_schema=False)
     async def redoc(request: Request) -> HTMLResponse:
-        root = request.scope.get("root_path", "")
+        root = root_of(request.scope)
         return get_redoc_html(
             openapi_url=f"{root}{api.openapi_url}",
             title=api.title,

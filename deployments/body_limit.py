@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi.responses import JSONResponse
+from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.openai_objects import error_body
@@ -43,7 +44,10 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal num_bytes
-            message = await receive()
+            try:
+                message = await receive()
+            except TaskCancelledError:  # as Ray's proxy says that the client is gone
+                return {"type": "http.disconnect"}
             num_bytes += len(message.get("body", b""))
             _check(num_bytes, max_bytes)
             return message

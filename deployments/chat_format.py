@@ -43,21 +43,20 @@ class ChatFormat:
         self._readers: dict[int, ToolReader] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
-        """The ``choices`` entries of the chunks of a delta: calls begin in one, and what is there
-        of their arguments follows in another."""
-        reader = self._readers.setdefault(index, self._make_reader())
-        text, begun, arguments = reader.read(delta.text, is_last=delta.finish_reason is not None)
+        """The ``choices`` entries of the chunks of a delta: one for each call that begins, and for
+        each piece of arguments, since a client takes a call for complete when the next begins."""
+        if index not in self._readers:
+            self._readers[index] = self._make_reader()
+        reader = self._readers[index]
+        text, calls = reader.read(delta.text, is_last=delta.finish_reason is not None)
         message: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
         if text or is_first:
             message["content"] = text
-        calls = begun or arguments
         if calls:
-            message["tool_calls"] = calls
-        messages = [message]
-        if begun and arguments:
-            messages.append({"tool_calls": arguments})
+            message["tool_calls"] = calls[:1]
+        messages = [message, *({"tool_calls": [call]} for call in calls[1:])]
         entries: list[dict[str, Any]] = [
             {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
             for message in messages

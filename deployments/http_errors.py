@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from deployments.openai_objects import error_body
+from deployments.own_path import own_path, root_of
 from hdserve.errors import HdserveError, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
@@ -46,7 +47,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
-        path = _own_path(request)
+        path = own_path(request.scope)
         without_slashes = re.sub("/+", "/", path).rstrip("/")
         if without_slashes != path and _is_served(request, without_slashes):
             return _redirect(request, without_slashes)
@@ -63,7 +64,7 @@ def _redirect(request: Request, path: str) -> RedirectResponse:
     """To another path here.  Neither scheme nor host are in it: the server does not know by which
     ones a proxy in front of it is asked."""
     query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(f"{_root(request)}{path}{query}")
+    return RedirectResponse(f"{root_of(request.scope)}{path}{query}")
 
 
 def _no_route(request: Request, path: str) -> str:
@@ -87,7 +88,7 @@ async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Of all routes of a path; Starlette names those of the first one alone."""
-    path = _own_path(request)
+    path = own_path(request.scope)
     found = {method for method in _METHODS if _is_served(request, path, method)}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
@@ -96,18 +97,7 @@ def _is_served(request: Request, path: str, method: str = "") -> bool:
     """Whether a route is there for a path and the method of ``request``, or another one."""
     scope = {
         **request.scope,
-        "path": _root(request) + path,
+        "path": root_of(request.scope) + path,
         "method": method or request.method,
     }
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
-
-
-def _own_path(request: Request) -> str:
-    path: str = request.scope["path"]
-    return path.removeprefix(_root(request))
-
-
-def _root(request: Request) -> str:
-    """Below which path the application is."""
-    root: str = request.scope.get("root_path", "")
-    return root

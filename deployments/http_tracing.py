@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deployments.own_path import own_path
+
 if TYPE_CHECKING:
     from fastapi import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +28,7 @@ class TracedRequests:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_traced = scope["type"] == "http" and scope["path"].startswith(_PREFIX)
+        is_traced = scope["type"] == "http" and own_path(scope).startswith(_PREFIX)
         span = self._tracing.start_http(scope["method"], _carrier(scope)) if is_traced else None
         if span is None:
             await self._app(scope, receive, send)

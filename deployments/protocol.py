@@ -44,6 +44,9 @@ _SAMPLING_FIELDS = (
 )
 
 
+MAX_DATABASES = 16
+
+
 class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
@@ -60,9 +63,13 @@ class Speculation(ClosedBody):
 
     enabled: bool = True
     max_draft_tokens: Integer | None = Field(default=None, ge=0)
-    databases: tuple[Literal["context", "model", "statistics", "recycled", "other"], ...] | None = (
-        None
-    )
+    databases: (
+        Annotated[
+            tuple[Literal["context", "model", "statistics", "recycled", "other"], ...],
+            Field(max_length=MAX_DATABASES, fail_fast=True),
+        ]
+        | None
+    ) = None
     share_output: bool = True
 
 

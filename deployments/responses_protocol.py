@@ -149,8 +149,7 @@ class TextFormat(ClosedBody):
     strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
-        """As the chat API, and with it the template, has it."""
-        """The ``response_format`` of a chat.
+        """The ``response_format`` of a chat, as the chat API, and with it the template, has it.
 
         Raises:
             InvalidRequest: name or schema is missing.

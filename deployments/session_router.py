@@ -13,8 +13,10 @@ from typing import Any
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
+from deployments.forgetful_router import ForgetfulRouter
 
-class SessionRouter(ConsistentHashRouter):
+
+class SessionRouter(ForgetfulRouter, ConsistentHashRouter):
     """Ray Serve's consistent hashing of sessions, mindful of load.
 
     Replicas come and go without moving the sessions of the others, and every gateway finds the same

@@ -14,13 +14,12 @@ class ToolDelta(NamedTuple):
     """What a piece of an answer made certain.
 
     Attributes:
-        begun: the calls that began, without arguments.
-        arguments: the next piece of each call's arguments.
+        calls: in the order of the answer, a call that begins, without arguments, or the next piece
+            of the arguments of the one that began last.
     """
 
     text: str
-    begun: list[dict[str, Any]]
-    arguments: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
 
 
 class ToolReader:
@@ -43,38 +42,32 @@ class ToolReader:
     def read(self, text: str, *, is_last: bool) -> ToolDelta:
         """What ``text``, the next piece of the answer, makes certain."""
         if self._parser is None:
-            return ToolDelta(text, [], [])
+            return ToolDelta(text, [])
         parts = self._parser.push(text)
         if is_last:
             parts += self._parser.finish()
         shown: list[str] = []
-        begun: list[dict[str, Any]] = []
-        arguments: dict[int, str] = {}
+        calls: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, str):
                 shown.append(part)
             elif isinstance(part, CallBegin):
                 self._num_begun += 1
-                begun += self._begin(part) if self._is_wanted else []
+                calls += [self._begin(part)] if self._is_wanted else []
             elif self._is_wanted:
-                self._add(part, arguments)
-        pieces = [
-            {"index": index, "function": {"arguments": piece}} for index, piece in arguments.items()
-        ]
-        return ToolDelta("".join(shown), begun, pieces)
+                calls.append(self._go_on(part))
+        return ToolDelta("".join(shown), calls)
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """The text and the calls of a whole answer."""
-        text, begun, pieces = self.read(text, is_last=True)
-        arguments = {piece["index"]: piece["function"]["arguments"] for piece in pieces}
-        return text, [
-            {
-                "id": call["id"],
-                "type": call["type"],
-                "function": call["function"] | {"arguments": arguments.get(call["index"], "")},
-            }
-            for call in begun
-        ]
+        text, pieces = self.read(text, is_last=True)
+        calls: list[dict[str, Any]] = []
+        for piece in pieces:
+            if "id" in piece:
+                calls.append({key: piece[key] for key in ("id", "type", "function")})
+            else:
+                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+        return text, calls
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The reason the OpenAI API gives, which is ``stop`` where the client chose the function,
@@ -87,18 +80,15 @@ class ToolReader:
     def _is_wanted(self) -> bool:
         return self._num_begun <= self._max_calls
 
-    def _begin(self, call: CallBegin) -> list[dict[str, Any]]:
+    def _begin(self, call: CallBegin) -> dict[str, Any]:
         self._is_inside = True
-        return [
-            {
-                "index": self._num_begun - 1,
-                "id": f"call_{uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": ""},
-            }
-        ]
+        return {
+            "index": self._num_begun - 1,
+            "id": f"call_{uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
 
-    def _add(self, piece: Arguments, arguments: dict[int, str]) -> None:
-        index = self._num_begun - 1
-        arguments[index] = arguments.get(index, "") + piece.text
+    def _go_on(self, piece: Arguments) -> dict[str, Any]:
         self._is_inside = not piece.is_last
+        return {"index": self._num_begun - 1, "function": {"arguments": piece.text}}

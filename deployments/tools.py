@@ -120,7 +120,8 @@ class ToolFields(BaseModel):
         """``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
-            InvalidRequest: the parameters of a tool are too deep, or can be no object.
+            InvalidRequest: the parameters of a tool are too deep, hold numbers to multiples of too
+                much, or can be no object.
         """
         may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
         if parser is None or not may_choose:
@@ -134,6 +135,8 @@ class ToolFields(BaseModel):
             return parser.grammar(functions, is_one=is_one)
         except RecursionError as error:
             raise InvalidRequest("the parameters of a tool are too deep", "tools") from error
+        except ValueError as error:
+            raise InvalidRequest(f"the parameters of a tool: {error}", "tools") from error
 
     def _functions(self) -> list[Function]:
         return [

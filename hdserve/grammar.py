@@ -6,7 +6,9 @@ Nothing here knows a tokenizer; :mod:`hdserve.engine.grammar` compiles them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from math import isfinite, lcm
 from typing import Any
 
 from llguidance import LLMatcher
@@ -41,6 +43,9 @@ _SCHEMAS = (
     "oneOf",
     "prefixItems",
 )
+_MAX_DIVISOR_STATES = 40_000
+"""Compiled in some 0.1 s, and 10 MB."""
+
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
@@ -48,7 +53,7 @@ def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON texts that ``schema`` (JSON Schema) allows, their keys in the schema's order.
 
     Raises:
-        ValueError: the schema is too deep.
+        ValueError: the schema is too deep, or its numbers are to be multiples of too much.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -98,8 +103,35 @@ def quoted(text: str) -> str:
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """``schema`` with how its JSON texts are to be written, unless it says so itself; without what
-    forbids nothing and llguidance does not know."""
+    forbids nothing and llguidance does not know.
+
+    Raises:
+        ValueError: its numbers are to be multiples of too much.
+    """
+    _check_divisors([*_divisors(schema)])
     return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
+
+
+def _check_divisors(divisors: list[int]) -> None:
+    """Numbers that are multiples of n take n states, and of several at once of all of them."""
+    limit = _MAX_DIVISOR_STATES
+    if sum(divisors) > limit or sum(divisors) + lcm(*divisors) > limit:
+        raise ValueError("multipleOf: the numbers are too large, or too many together")
+
+
+def _divisors(schema: Any) -> Iterator[int]:
+    """Of all numbers in a schema, without their decimal point."""
+    if isinstance(schema, (list, tuple)):
+        for item in schema:
+            yield from _divisors(item)
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key != "multipleOf":
+                yield from _divisors(value)
+            elif isinstance(value, int):
+                yield max(1, value)
+            elif isinstance(value, float) and isfinite(value):
+                yield max(1, Fraction(str(value)).numerator)
 
 
 def _without_notes(schema: Any) -> Any:

@@ -10,9 +10,10 @@ import pytest
 from ray.exceptions import TaskCancelledError
 from starlette.testclient import TestClient
 
+from deployments.body_limit import BodyLimit
 from deployments.gateway import Gateway
 from deployments.routes import build_api
-from hdserve.config import default_config
+from hdserve.config import GatewayConfig, default_config
 
 
 @pytest.mark.parametrize(
@@ -145,3 +146,21 @@ def test_who_hangs_up_in_the_middle_of_a_request_is_no_fault_of_ours(
         if item.name == "hdserve_http_requests" and item.value
     }
     assert counts == {(path, "499"): 1}
+
+
+def test_who_hangs_up_in_a_stream_is_told_of_as_any_server_does() -> None:
+    """Ray's proxy says it by an error, for which it would be too late."""
+
+    async def receive() -> Any:
+        raise TaskCancelledError
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(await receive())
+
+    async def send(_message: Any) -> None:
+        raise AssertionError
+
+    found: list[Any] = []
+    scope = {"type": "http", "path": "/v1/completions", "headers": []}
+    asyncio.run(BodyLimit(app, GatewayConfig())(scope, receive, send))
+    assert found == [{"type": "http.disconnect"}]

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from deployments.generation import GenerationRequest
 from deployments.messages import MAX_MESSAGES
 from deployments.protocol import (
     MAX_ANSWERS,
     MAX_CHOICES,
+    MAX_DATABASES,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    Speculation,
     TokenizeBody,
 )
 from deployments.request_body import parse_body
@@ -247,6 +250,7 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     (ChatBody, {"speculation": {"enable": True}}, "speculation"),
     (ChatBody, {"speculation": {"databases": ["corpus"]}}, "speculation"),
+    (ChatBody, {"speculation": {"databases": ["context"] * (MAX_DATABASES + 1)}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": -1}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": True}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": False}}, "speculation"),
@@ -462,3 +466,10 @@ def test_prompt_logprobs_that_cannot_be_had(
 ) -> None:
     """More than there are, or in a stream."""
     assert refused(body, **fields).param == "prompt_logprobs"
+
+
+def test_a_list_is_wrong_once() -> None:
+    """An error for each of a million items would take seconds and gigabytes."""
+    with pytest.raises(ValidationError) as caught:
+        Speculation.model_validate({"databases": [0] * 100})
+    assert caught.value.error_count() == 1

@@ -51,9 +51,9 @@ def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
 def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     """Those of all choices together, before anything is computed."""
     sampling = {"logprobs": 7, "prompt_logprobs": 7}
-    most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=64, sampling=sampling)
-    assert len(SequenceBuilder(host).build(most)) == 64
-    with pytest.raises(InvalidRequest, match=r"65600 tokens .* 8 log") as caught:
+    most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=16, sampling=sampling)
+    assert len(SequenceBuilder(host).build(most)) == 16
+    with pytest.raises(InvalidRequest, match=r"16400 tokens .* 8 log") as caught:
         SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
     assert caught.value.param == "logprobs"
     named = replace(most, prompts=((5,) * 1025,), prompt_logprobs_param="prompt_logprobs")

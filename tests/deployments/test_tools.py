@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
@@ -350,3 +351,30 @@ def test_an_answer_that_is_cut_off_keeps_its_reason(size: int, reason: str) -> N
     (call,) = choice.message.tool_calls or ()
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("f", '{"a": "')
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 1000])
+def test_a_call_is_told_to_its_end_before_the_next_begins(size: int) -> None:
+    """Clients take it for complete then, however many tokens come at a time."""
+    streamed = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    state = ChatCompletionStreamState()
+    texts = {}
+    for delta in deltas(CALL + CALL, size=size):
+        for chunk in streamed.add(delta):
+            for event in state.handle_chunk(ChatCompletionChunk.model_validate(chunk)):
+                if event.type == "tool_calls.function.arguments.done":
+                    texts[event.index] = event.arguments
+    assert [json.loads(text) for text in texts.values()] == [{"a": "é"}] * 2
+
+
+def test_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"properties": {"n": {"type": "integer", "multipleOf": 10**9}}},
+        },
+    }
+    with pytest.raises(InvalidRequest, match="multipleOf") as caught:
+        request(tools=[tool], tool_choice="required")
+    assert caught.value.param == "tools"

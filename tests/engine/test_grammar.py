@@ -240,6 +240,44 @@ def test_deep_schemas_are_refused() -> None:
         grammar.json_schema(schema)
 
 
+def multiples_of(*divisors: float) -> dict[str, Any]:
+    """An object whose numbers are multiples of one of these each."""
+    parts = {f"n{index}": {"multipleOf": divisor} for index, divisor in enumerate(divisors)}
+    return {"type": "object", "properties": parts}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 300_023},
+        {"type": "number", "multipleOf": 300.023},
+        {"type": "integer", "multipleOf": 10**5000},
+        {"type": "integer", "allOf": [{"multipleOf": 601}, {"multipleOf": 503}]},
+        multiples_of(*range(9_900, 9_920)),
+        {"$defs": {"a": multiples_of(1e300)}, "$ref": "#/$defs/a"},
+    ],
+    ids=["large", "with a point", "huge", "both", "many", "referred to"],
+)
+def test_multiples_of_too_much_are_refused(schema: dict[str, Any]) -> None:
+    """A grammar has a state for each number below the divisor."""
+    with pytest.raises(ValueError, match="multipleOf"):
+        grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "integer", "multipleOf": 10_000},
+        multiples_of(*[5, 10, 0.5, 1e-7] * 25),
+        {"properties": {"multipleOf": {"type": "integer"}}, "enum": [{"multipleOf": "x"}]},
+    ],
+    ids=["cents", "large", "many", "a name"],
+)
+def test_multiples_of_common_numbers_are_held(schema: dict[str, Any]) -> None:
+    assert json.loads(grammar.json_schema(schema))["grammars"]
+
+
 def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
     """A grammar that turns out to need too much time is the error of its own sequence."""
     exploding = grammar.regex("(a|b)*a(a|b){40}")

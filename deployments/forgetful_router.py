@@ -1,0 +1,36 @@
+"""Choosing replicas without keeping the requests of clients that are gone."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import PendingRequest, RequestRouter
+
+if TYPE_CHECKING:
+    from ray.serve.request_router import RunningReplica
+
+
+class ForgetfulRouter(RequestRouter):
+    """What routers of Ray Serve lack: who waits for a replica and is cancelled leaves the queues.
+
+    They drop such requests when the next replica takes one; while there is none they keep them all,
+    with all they hold.
+    """
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, **options: Any
+    ) -> RunningReplica:
+        try:
+            return await super()._choose_replica_for_request(pending_request, **options)
+        except CancelledError:
+            for waiting in (self._pending_requests_to_fulfill, self._pending_requests_to_route):
+                with suppress(ValueError):
+                    waiting.remove(pending_request)
+            raise
+
+
+class LoadRouter(ForgetfulRouter, PowerOfTwoChoicesRequestRouter):
+    """The less busy of two replicas, as Ray Serve has it."""

@@ -1,0 +1,20 @@
+"""Where in the application a request goes, wherever the application is mounted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+
+def root_of(scope: Scope) -> str:
+    """Below which path the application is."""
+    root: str = scope.get("root_path", "")
+    return root
+
+
+def own_path(scope: Scope) -> str:
+    """The path of a request below it."""
+    path: str = scope["path"]
+    return path.removeprefix(root_of(scope))
