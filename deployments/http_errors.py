@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
-from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
@@ -29,7 +28,6 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(ClientDisconnect, _on_disconnect)
-    api.add_exception_handler(TaskCancelledError, _on_disconnect)  # by Ray's proxy, in a body
     api.add_exception_handler(Exception, _on_unexpected)
 
 
