@@ -25,7 +25,7 @@ for one row too: in that time a tenth as many are read."""
 _MAX_COPIED_BYTES = 1 << 28
 """Of weights that are stored twice."""
 
-_TRIED_COUNTS = (4, 8, 16, 32, 256)
+_TRIED_COUNTS = (4, 8, 16, 32, 64, 128, 256)
 _ALL_ROWS = 1 << 40
 _TRIED_WEIGHTS = 1 << 24
 """At most, so that the trial is short."""
