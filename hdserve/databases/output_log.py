@@ -221,14 +221,16 @@ class OutputLog:
     def set_calibration(self, namespace: str, origin: str, blob: bytes) -> None:
         """Keep ``blob`` as the calibration state of ``namespace``, merged if that was asked for.
 
-        What is kept gives way where it cannot be merged and ``blob`` can, as after an upgrade.
+        What is kept gives way where it cannot be merged and ``blob`` can, as after an upgrade, or
+        where both together are too large.
 
         Raises:
             DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
         """
         partition = self.partition(namespace)
         if self._merge_calibration and partition.calibration:
-            blob = _merged(self._merge_calibration, partition.calibration, blob)
+            merged = _merged(self._merge_calibration, partition.calibration, blob)
+            blob = merged if len(merged) <= MAX_CALIBRATION_BYTES else blob
         check_calibration(blob)
         partition.calibration = blob
         partition.calibration_version += 1

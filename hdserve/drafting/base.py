@@ -160,3 +160,13 @@ class Drafter(ABC):
             SnapshotError: one of them is corrupt or foreign.
         """
         return new
+
+    @classmethod
+    def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
+        """``state`` with less in it, so that it shares a message with those of other drafters; one
+        that stays larger than ``max_bytes`` may be left out.
+
+        Raises:
+            SnapshotError: it is corrupt or foreign.
+        """
+        return state

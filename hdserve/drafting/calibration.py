@@ -167,9 +167,9 @@ class Calibration:
         self.expected_tokens = self.expected_tokens * _SCALE_MEMORY + uncorrected
         self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, max_bytes: int = MAX_STATE_BYTES) -> bytes:
         """The state without what is of pairs or by token, except the biases of tokens, as
-        compressed msgpack: at most ``MAX_STATE_BYTES``.
+        compressed msgpack: at most ``max_bytes``, if cells and weights fit.
 
         Cells and weights take about 21 kB of it.  The token biases grow with the vocabulary: the
         largest that fit are kept.
@@ -178,9 +178,9 @@ class Calibration:
         while True:
             data = self._pack(bias)
             num_kept = int(np.count_nonzero(bias))
-            if len(data) <= MAX_STATE_BYTES or not num_kept:
+            if len(data) <= max_bytes or not num_kept:
                 return data
-            bias = _largest(bias, num_kept * MAX_STATE_BYTES * 7 // (8 * len(data)))
+            bias = _largest(bias, num_kept * max_bytes * 7 // (8 * len(data)))
 
     def _pack(self, token_bias: npt.NDArray[np.float16]) -> bytes:
         message = {

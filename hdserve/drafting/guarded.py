@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward, Held
-from hdserve.drafting.states import pack_states, unpack_states
+from hdserve.drafting.states import fit_states, pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ CALLS = (
 )
 """What is called of a drafter."""
 
-_AROUND = (("all", "adopt"), ("engine", "on_finish"))
-"""What is guarded besides: unpacking what all have learned, and the engine's own listener."""
+_AROUND = (("all", "state"), ("all", "adopt"), ("engine", "on_finish"))
+"""What is guarded besides: fitting what all have learned into a message and unpacking it, and the
+engine's own listener."""
 
 
 class GuardedDrafters:
@@ -134,7 +135,9 @@ class GuardedDrafters:
             state = self.run(drafter.name, "state", drafter.state, namespace)
             if state is not None:
                 found[drafter.name] = state
-        return pack_states(found) if found else None
+        drafters = {drafter.name: drafter for drafter in self._drafters}
+        fitting = self.run("all", "state", fit_states, found, drafters)
+        return pack_states(fitting) if fitting else None
 
     def adopt(self, namespace: str, states: bytes) -> None:
         """Take over what the replicas together have learned."""

@@ -203,6 +203,10 @@ class Hierarchy(Drafter):
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
         return merge_states(kept, new)
 
+    @classmethod
+    def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
+        return Calibration.from_bytes(state).to_bytes(max_bytes)
+
     def adopt(self, namespace: str, state: bytes) -> None:
         """Take over a state from :meth:`Calibration.to_bytes`, for running sequences, too; what
         was learned here since the last one, or since it was shared, is merged into it.

@@ -18,7 +18,7 @@ from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.model import ModelDrafter
 from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.drafting.recycled import RecycledDrafter
-from hdserve.drafting.states import pack_states, unpack_states
+from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
 from hdserve.drafting.statistics import StatisticsDrafter
 from hdserve.errors import ConfigError
 
@@ -83,16 +83,18 @@ def check_drafters(config: DraftingConfig) -> None:
 def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
     """One message of two from :meth:`GuardedDrafters.states`; drafters unknown here take the newer.
 
+    What ``new`` says nothing of, as of drafters that are no longer configured, is kept where there
+    is room for it.
+
     Raises:
         SnapshotError: one of them is corrupt or foreign.
     """
-    merged, known = unpack_states(kept), known_drafters()
-    for name, state in unpack_states(new).items():
-        drafter = known.get(name)
-        if name in merged and drafter is not None:
-            state = drafter.merge_states(merged[name], state)
-        merged[name] = state
-    return pack_states(merged)
+    before, known = unpack_states(kept), known_drafters()
+    merged = unpack_states(new)
+    for name in merged.keys() & before.keys() & known.keys():
+        merged[name] = known[name].merge_states(before[name], merged[name])
+    others = {name: state for name, state in before.items() if name not in merged}
+    return pack_states(fitting_states(fit_states(merged, known) | others))
 
 
 def _build(

@@ -6,13 +6,48 @@ from collections.abc import Mapping
 
 import msgpack
 
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.drafting.base import Drafter
 from hdserve.errors import SnapshotError
+
+MAX_STATES_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
+"""Of all drafters together; the rest of a message is for their names."""
 
 
 def pack_states(states: Mapping[str, bytes]) -> bytes:
     """The states of several drafters, by name, as one message."""
     packed: bytes = msgpack.packb(dict(states))
     return packed
+
+
+def fit_states(
+    states: Mapping[str, bytes], drafters: Mapping[str, Drafter | type[Drafter]]
+) -> dict[str, bytes]:
+    """The states, with as much in each as lets them fit one message.
+
+    Args:
+        drafters: by name; the states of others stay as they are.
+
+    Raises:
+        SnapshotError: a state is corrupt or foreign.
+    """
+    if len(fitting_states(states)) == len(states):
+        return dict(states)
+    share = MAX_STATES_BYTES // len(states)
+    shrunk = {
+        name: drafters[name].shrink_state(state, share) if name in drafters else state
+        for name, state in states.items()
+    }
+    return fitting_states(shrunk)
+
+
+def fitting_states(states: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Those of the states that fit one message; the first ones come first."""
+    found: dict[str, bytes] = {}
+    for name, state in states.items():
+        if len(pack_states({**found, name: state})) <= MAX_CALIBRATION_BYTES:
+            found[name] = state
+    return found
 
 
 def unpack_states(data: bytes) -> dict[str, bytes]:

@@ -285,6 +285,13 @@ def test_calibration_is_bounded_and_a_failing_merge_is_an_error():
         log.set_calibration("n", "a", b"y")
 
 
+def test_calibration_that_merged_would_be_too_large_is_replaced():
+    log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept + new)
+    log.set_calibration("n", "a", bytes(MAX_CALIBRATION_BYTES))
+    log.set_calibration("n", "a", b"new")
+    assert log.partition("n").calibration == b"new"
+
+
 def test_refill_is_what_is_missing_elsewhere():
     here, there = OutputLog(10**6, 10**6), OutputLog(10**6, 10**6)
     for number in range(20):

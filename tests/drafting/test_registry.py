@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
 
+import numpy as np
 import pytest
 
 from hdserve.config import DrafterConfig, DraftingConfig
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.drafting import registry
-from hdserve.drafting.registry import DRAFTERS, build_drafters
+from hdserve.drafting.base import DraftResources
+from hdserve.drafting.calibration import MAX_STATE_BYTES, Calibration
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.drafting.registry import DRAFTERS, build_drafters, merge_drafter_states
+from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.errors import ConfigError
 from tests.drafting.helpers import (
     check_tree,
@@ -40,8 +46,6 @@ def test_every_drafter_fills_valid_trees(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_drafter_needs_databases(name: str) -> None:
-    from hdserve.drafting.base import DraftResources
-
     (drafter,) = build_drafters(_config(name), DraftResources(vocab_size=500))
     for tree in generate(drafter, make_sequence([1]), TEXT):
         check_tree(tree)
@@ -84,3 +88,53 @@ def test_broken_entry_points_are_reported(monkeypatch: pytest.MonkeyPatch, value
     monkeypatch.setattr(registry, "entry_points", lambda group: _entry_points(value))
     with pytest.raises(ConfigError, match="mine"):
         build_drafters(_config("hierarchy"), make_resources())
+
+
+LARGE_VOCAB_SIZE = 32_000
+
+
+def _learned(seed: int) -> Calibration:
+    """With a bias of every token, so that its state is as large as one may be."""
+    calibration = Calibration.prior(LARGE_VOCAB_SIZE)
+    calibration.token_bias[:] = np.random.default_rng(seed).normal(0, 0.5, LARGE_VOCAB_SIZE)
+    calibration.count_tokens(5000)
+    return calibration
+
+
+def _states(*names: str) -> bytes | None:
+    """What a replica with such drafters shares."""
+    resources = DraftResources(vocab_size=LARGE_VOCAB_SIZE)
+    drafters = GuardedDrafters(build_drafters(_config(*names), resources), LARGE_VOCAB_SIZE)
+    for seed, name in enumerate(names):
+        drafters.adopt("n", pack_states({name: _learned(seed).to_bytes()}))
+    for drafter in drafters._drafters:
+        drafter.calibration("n").count_tokens(5000)  # type: ignore[attr-defined]
+    states = drafters.states("n")
+    assert not drafters.num_failures
+    return states
+
+
+def test_the_states_of_several_drafters_share_a_message() -> None:
+    states, again = _states("hierarchy", "context"), _states("hierarchy", "context")
+    assert states is not None
+    assert again is not None
+    for message in (states, merge_drafter_states(states, again)):
+        assert len(message) <= MAX_CALIBRATION_BYTES
+        for state in unpack_states(message).values():
+            calibration = Calibration.from_bytes(state)
+            assert calibration.num_tokens >= 10_000
+            assert np.count_nonzero(calibration.token_bias) > 1000
+
+
+def test_other_drafters_go_on_sharing_what_they_learn() -> None:
+    """The state of one that is no longer configured is kept only where there is room for it."""
+    log = OutputLog(1 << 20, 1 << 20, merge_calibration=merge_drafter_states)
+    for seed in range(2):
+        log.set_calibration("n", "a", pack_states({"context": _learned(seed).to_bytes()}))
+    one = pack_states({"hierarchy": _learned(2).to_bytes()})
+    assert len(one) > MAX_STATE_BYTES * 3 // 4
+    log.set_calibration("n", "b", one)
+    assert log.partition("n").calibration == one
+    small = pack_states({"other": b"learned"})
+    log.set_calibration("n", "b", small)
+    assert unpack_states(log.partition("n").calibration).keys() == {"other", "hierarchy"}
