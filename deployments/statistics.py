@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from actors.statistics_database import Choice, current_choice, ensure_local
 from deployments.statistics_state import choice_key
-from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
+from hdserve.databases.statistics import INFO_NAME, TABLE_NAMES, StatisticsDatabase
 from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _cache_directory() -> Path:
 
 def _num_bytes(directory: Path) -> int:
     try:
-        return (directory / TABLE_NAME).stat().st_size
-    except OSError:  # it was replaced, or deleted, meanwhile
+        return StatisticsDatabase.open(directory).num_bytes
+    except SnapshotError:  # it was replaced, or deleted, meanwhile
         return 0
 
 
@@ -160,7 +160,7 @@ def _below(root: Path, directory: str) -> Path:
     try:
         place = root.resolve()
         found = (place / wanted).resolve()
-        paths = (found, (found / INFO_NAME).resolve(), (found / TABLE_NAME).resolve())
+        paths = (found, *((found / name).resolve() for name in (INFO_NAME, *TABLE_NAMES)))
         is_below = all(path.is_relative_to(place) for path in paths)
     except (OSError, RuntimeError, ValueError):  # links in a circle, a null byte
         is_below = False

@@ -5,6 +5,10 @@ A database is a directory of two files::
     info.json     format, tokenizer fingerprint, corpora, sizes, checksums
     table.bin     one bucket of header, then the buckets of an n-gram table
 
+One that replaces another has its table in ``table-2.bin``, and the next in ``table.bin`` again:
+``info.json`` names it, and is replaced when the table is on the disk, so that one of them is whole
+at any time.
+
 The table is read through a private mapping, so that all processes of a machine share its pages
 and opening takes the same time at any size.
 """
@@ -19,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -40,6 +45,7 @@ from hdserve.databases.ngram import (
     new_size,
 )
 from hdserve.databases.ngram_table import NgramTable
+from hdserve.databases.snapshot import sync_directory
 from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
 
@@ -48,6 +54,7 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 """Context lengths in tokens, ascending."""
 
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
+TABLE_NAMES = (TABLE_NAME, "table-2.bin")
 _MAGIC = b"hdserve n-gram table\n"
 _SAMPLE_BYTES = 1 << 20
 _STAMPS_PER_TURNOVER = 64
@@ -91,10 +98,13 @@ class StatisticsInfo(StrictModel):
 
     num_buckets: int = Field(ge=1)
     sample_crc32: int
-    """Checksum of the first and the last mebibyte of ``table.bin``, checked on opening."""
+    """Checksum of the first and the last mebibyte of the table, checked on opening."""
 
     crc32: int
     """Checksum of the whole file, checked by :meth:`StatisticsDatabase.verify`."""
+
+    table: Literal["table.bin", "table-2.bin"] = "table.bin"
+    """The file of the table."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +145,7 @@ class StatisticsDatabase:
                 f"{directory}: made for the tokenizer {info.tokenizer[:12]}, "
                 f"not for {tokenizer[:12]}"
             )
-        path = directory / TABLE_NAME
+        path = directory / info.table
         expected = (info.num_buckets + 1) * BUCKET_BYTES
         try:
             found = path.stat().st_size
@@ -166,7 +176,7 @@ class StatisticsDatabase:
         """
         if self.directory is None:
             return
-        path = self.directory / TABLE_NAME
+        path = self.directory / self.info.table
         try:
             found = file_crc32(path, progress)
         except OSError as error:
@@ -290,7 +300,7 @@ class StatisticsBuilder:
             self.table.reserve_more()
 
     def write(self, directory: str | os.PathLike[str]) -> StatisticsInfo:
-        """Write the database; an existing one is replaced as a whole.
+        """Write the database; an existing one is there until it is replaced as a whole.
 
         Raises:
             DatabaseError: nothing was counted, or the directory cannot be written.
@@ -298,22 +308,26 @@ class StatisticsBuilder:
         if not self.corpora:
             raise DatabaseError("no text was counted")
         directory = Path(directory)
-        path = directory / TABLE_NAME
-        partial = path.with_suffix(PARTIAL_SUFFIX)
+        partial = directory / f"table{PARTIAL_SUFFIX}"
         partial_info = directory / (INFO_NAME + PARTIAL_SUFFIX)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._write_table(partial)
-            info = self._info(partial)
-            partial_info.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            (directory / INFO_NAME).unlink(missing_ok=True)
-            partial.replace(path)
+            info = self._info(partial).model_copy(update={"table": _free_table(directory)})
+            _write_info(partial_info, info)
+            partial.replace(directory / info.table)
+            sync_directory(directory)
             partial_info.replace(directory / INFO_NAME)
+            sync_directory(directory)
         except OSError as error:
             for left in (partial, partial_info):  # on a full disk
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
+        for name in TABLE_NAMES:
+            if name != info.table:
+                with suppress(OSError):
+                    (directory / name).unlink(missing_ok=True)
         return info
 
     def _write_table(self, path: Path) -> None:
@@ -360,6 +374,25 @@ def check_writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise DatabaseError(f"{directory}: cannot be written: {error}") from error
+
+
+def _free_table(directory: Path) -> str:
+    """A name of a table that the database in ``directory`` does not use."""
+    try:
+        used = read_info(directory).table
+    except SnapshotError:
+        return TABLE_NAME
+    return next(name for name in TABLE_NAMES if name != used)
+
+
+def _write_info(path: Path, info: StatisticsInfo) -> None:
+    """The usual name of the table is left out, as earlier versions know no other."""
+    is_usual = info.table == TABLE_NAME
+    written = info.model_dump_json(indent=2, exclude={"table"} if is_usual else None)
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{written}\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_info(directory: Path) -> StatisticsInfo:

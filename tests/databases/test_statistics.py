@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +159,45 @@ def test_missing_database_is_an_error(tmp_path: Path) -> None:
 def test_nothing_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="no text"):
         StatisticsBuilder("t", 10).write(tmp_path / "s")
+
+
+@pytest.mark.parametrize("num_calls", range(4))
+def test_one_database_is_whole_wherever_the_next_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    """Before each of the changes to what lies there, and whichever name the table has."""
+    for num_before in (1, 2):
+        for _ in range(num_before):
+            _build(tmp_path / "s", TEXT)
+        calls = iter(range(100))
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            for name in ("replace", "unlink"):
+                patch.setattr(Path, name, _interrupted_at(num_calls, calls, getattr(Path, name)))
+            _build(tmp_path / "s", TEXT, TEXT)
+        database = StatisticsDatabase.open(tmp_path / "s")
+        database.verify()
+        assert _next(database, [5, 6])[0][1] in (2, 4)
+        _build(tmp_path / "s", TEXT)
+        assert len(list((tmp_path / "s").iterdir())) == 2
+        shutil.rmtree(tmp_path / "s")
+
+
+def _interrupted_at(
+    number: int, calls: Iterator[int], function: Callable[..., object]
+) -> Callable[..., object]:
+    def call(*arguments: object, **options: object) -> object:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return call
+
+
+def test_what_is_mapped_stays_when_it_is_replaced(tmp_path: Path) -> None:
+    database = _build(tmp_path / "s", TEXT)
+    for _ in range(2):
+        _build(tmp_path / "s", [1, 2])
+    assert _next(database, [5, 6]) == [(7, 2), (8, 1)]
 
 
 def test_size_is_bounded(tmp_path: Path) -> None:
