@@ -4,6 +4,7 @@ that the administrator chose while it ran."""
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | N
     What this node has is registered with the statistics actor, so that others can fetch it.
     Without the actor the node's own is used: a database lost costs speed, never a request.
     """
-    own = [directory for directory in directories if directory.is_dir()]
+    own = [directory for directory in directories if os.path.isdir(directory)]
     try:
         found = ensure_local(fingerprint, _cache_directory(), directories=own)
     except DatabaseError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,7 +136,7 @@ def _problems(config: ServeConfig) -> Iterator[tuple[Location, str]]:
 
 
 def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
-    if is_path(model.model) and not Path(model.model).is_dir():
+    if is_path(model.model) and not os.path.isdir(model.model):
         yield ("model",), f"there is no directory {model.model}"
     wanted, longest = model.engine.max_model_len, context_length(model.model)
     if wanted is not None and longest is not None and wanted > longest:
@@ -182,7 +183,7 @@ def _warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
         yield item.text
     for index, model in enumerate(config.models):
         directory = model.statistics
-        if directory not in (None, "bundled") and not Path(directory).is_dir():
+        if directory not in (None, "bundled") and not os.path.isdir(directory):
             reason = f"there is no directory {directory} here; without one there is less to draft"
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
@@ -206,7 +207,7 @@ def _facts(model: ModelConfig) -> dict[str, Any]:
 def _where(model: ModelConfig) -> str:
     if model.model in bundled_models():
         return "bundled model"
-    return f"directory {model.model}" if Path(model.model).is_dir() else f"{model.model} (not read)"
+    return f"directory {model.model}" if os.path.isdir(model.model) else f"{model.model} (not read)"
 
 
 def _size(model: ModelConfig) -> str:

@@ -68,10 +68,13 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
 
     Raises:
-        DatabaseError: ``root`` is no directory, or holds no database; those of other versions and
+        DatabaseError: ``root`` cannot be read, or holds no database; those of other versions and
             the directories of shards are named.
     """
-    files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
+    try:
+        files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
+    except OSError as error:
+        raise DatabaseError(f"{root} cannot be read: {error}") from error
     if not files:
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
         left += [f"; {path} is one of a shard" for path in shard_directories(root)]
@@ -149,11 +152,11 @@ def export_database(
         DatabaseError: the database cannot be read, or the archive not written.
     """
     _, log = _open_to_read(root, key)
-    if archive.exists():
-        raise DatabaseError(f"{archive} exists already")
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")
     try:
+        if archive.exists():
+            raise DatabaseError(f"{archive} exists already")
         num_bytes, num_written = _resume(partial, key, log)
         on_progress(sum(num_written.values()), total)
         target = AppendLog(partial)
@@ -354,11 +357,11 @@ def _records(archive: Path) -> Iterator[bytes]:
 
 def _open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
     directory = database_directory(root, key)
-    if not directory.is_dir():
-        raise DatabaseError(f"there is no database at {directory}")
-    store = OutputStore(directory, key, is_read_only=True)
     log = OutputLog(_UNBOUNDED, _UNBOUNDED)
     try:
+        if not directory.is_dir():
+            raise DatabaseError(f"there is no database at {directory}")
+        store = OutputStore(directory, key, is_read_only=True)
         store.restore(log)
     except OSError as error:
         raise DatabaseError(f"{directory} cannot be read: {error}") from error

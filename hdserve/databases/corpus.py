@@ -51,21 +51,31 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
     """The files that ``inputs`` name: files, directories (searched below) and glob patterns.
 
     Raises:
-        DatabaseError: an input names nothing.
+        DatabaseError: an input names nothing, or may not be looked at.
     """
     files: dict[Path, None] = {}
     for name in inputs:
-        path = Path(name)
-        if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and _is_corpus(file))
-        elif path.exists():
-            found = [path]
-        else:
-            found = [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
+        try:
+            found = _files_of(name)
+        except OSError as error:
+            raise DatabaseError(f"{name}: cannot be read: {error}") from error
         if not found:
             raise DatabaseError(f"{name}: no such file, and no pattern or directory of corpora")
         files |= dict.fromkeys(found)
     return list(files)
+
+
+def _files_of(name: str | Path) -> list[Path]:
+    """
+    Raises:
+        OSError: it may not be looked at.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file() and _is_corpus(file))
+    if path.exists():
+        return [path]
+    return [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
 
 
 def _is_corpus(path: Path) -> bool:

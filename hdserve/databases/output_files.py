@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ def databases_root(root: Path) -> Path:
 def left_by_other_versions(root: Path) -> dict[Path, str]:
     """The databases below ``root`` in the form of another version, each with what to do with it."""
     found = {}
-    for path in sorted(root.glob("v*/*/generation")):
+    paths = root.glob("v*/*/generation") if os.path.isdir(root) else ()
+    for path in sorted(paths):
         version = path.parts[-3].removeprefix("v")
         if version.isdecimal() and int(version) != snapshot.FORMAT_VERSION:
             found[path.parent] = snapshot.of_another_version(int(version))

@@ -16,6 +16,7 @@ from hdserve.databases.output_files import databases_root, left_by_other_version
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.model import weight_bytes
+from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.room import compare_resources, compare_with_cluster
 from hdserve.engine.hardware import describe_hardware, node_resources
 from hdserve.errors import ConfigError
@@ -83,8 +84,11 @@ def _access_remedy(config: AccessConfig, message: str) -> str:
         if path is None or str(path) not in message:
             continue
         place = shlex.quote(str(path))
-        if not path.exists():
-            return f'(umask 077; echo "$(openssl rand -hex 24) default" > {place})'
+        if not os.path.exists(path):
+            return (
+                reading_remedy(path)
+                or f'(umask 077; echo "$(openssl rand -hex 24) default" > {place})'
+            )
         return f"nano {place}" if os.access(path, os.R_OK) else f'sudo chown "$USER" {place}'
     if admin is None:
         return "export HDSERVE_ADMIN_KEY=$(openssl rand -hex 24)"
@@ -104,7 +108,8 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
         remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
         yield warning(subject, "is kept in memory only, and lost with its actor", remedy)
         return
-    place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    places = (directory, *directory.absolute().parents)
+    place = next(path for path in places if os.path.exists(path))
     if not place.is_dir():
         remedy = "model_database: {snapshot_dir: /var/lib/hdserve}"
         yield failure(subject, f"{directory} cannot be written", remedy)
@@ -120,8 +125,10 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
 def _closed_directory(place: Path, directory: Path) -> Path | None:
     """Where nothing can be written: in ``place``, or in what ``directory`` has of databases, which
     need not be all it has."""
+    if not os.access(place, os.W_OK | os.X_OK):
+        return place
     root = databases_root(directory)
-    needed = (place, *filter(Path.is_dir, (root, *root.glob("*"), *root.glob("*/*"))))
+    needed = filter(os.path.isdir, (root, *root.glob("*"), *root.glob("*/*")))
     return next((path for path in needed if not os.access(path, os.W_OK | os.X_OK)), None)
 
 
@@ -131,8 +138,10 @@ def _opening_remedy(closed: Path, directory: Path) -> str:
         parents = (closed.absolute(), *closed.absolute().parents)
         mount = shlex.quote(str(next(filter(Path.is_mount, parents))))
         return f"sudo mount -o remount,rw {mount}  # or another snapshot_dir"
-    if not directory.exists():
-        return f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
+    if not os.path.exists(directory):
+        return (
+            reading_remedy(directory) or f'sudo install -d -o "$USER" {shlex.quote(str(directory))}'
+        )
     root = databases_root(directory)
     command = "chown -R" if closed == root or root in closed.parents else "chown"
     place = root if command == "chown -R" else closed

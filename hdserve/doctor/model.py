@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from hdserve.config import ModelConfig
-from hdserve.databases.statistics import read_info
+from hdserve.databases.statistics import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.doctor.permissions import reading_remedy
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
@@ -81,7 +83,7 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
 
 def _download(model: ModelConfig) -> str:
     """What brings the files of a model: into a directory, where one is named."""
-    if is_path(model.model) or Path(model.model).is_dir():
+    if is_path(model.model) or os.path.isdir(model.model):
         return f"hf download OWNER/MODEL --local-dir {shlex.quote(model.model)}"
     if "/" not in model.model:
         return f"model: {bundled_models()[0]}  # which is bundled; on the hub names are OWNER/MODEL"
@@ -114,7 +116,9 @@ def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
     try:
         info = read_info(Path(model.statistics))
     except SnapshotError as error:
-        return failure(subject, error.message, f"{build} {shlex.quote(model.statistics)}")
+        opening = reading_remedy(Path(model.statistics) / INFO_NAME)
+        remedy = opening or f"{build} {shlex.quote(model.statistics)}"
+        return failure(subject, error.message, remedy)
     if info.tokenizer != fingerprint:
         text = f"{model.statistics} was made with another tokenizer"
         return failure(subject, text, f"{build} {shlex.quote(model.statistics)}")

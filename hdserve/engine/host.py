@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ OnOutput = Callable[[str, list[int]], None]
 
 def first_directory(directories: Iterable[Path], _fingerprint: str) -> Path | None:
     """The first that exists."""
-    return next((directory for directory in directories if directory.is_dir()), None)
+    return next((directory for directory in directories if os.path.isdir(directory)), None)
 
 
 class ModelHost:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hdserve.cli import app
 from hdserve.databases import archive as archives
 from hdserve.databases.append_log import AppendLog
+from hdserve.databases.corpus import corpus_files
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
@@ -20,6 +21,7 @@ from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, MAX_MESSAGE_BYTES, DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
+from tests.closed import closed
 
 KEY = DatabaseKey("a-model", "f" * 32)
 
@@ -395,3 +397,18 @@ def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) 
     shown = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
     assert "/v2/a-model-" in shown.stdout
     assert "use the hdserve that wrote it" in shown.stdout
+
+
+def test_what_lies_in_a_closed_directory_is_an_error_that_names_it(tmp_path):
+    inside = tmp_path / "closed"
+    fill(tmp_path / "open").close()
+    inside.mkdir()
+    with closed(inside):
+        for call in (
+            lambda: archives.find_databases(inside / "db"),
+            lambda: archives.describe(inside / "db", KEY),
+            lambda: archives.export_database(inside / "db", KEY, inside / "a.hdb"),
+            lambda: corpus_files([inside / "texts.txt"]),
+        ):
+            with pytest.raises(DatabaseError, match="closed"):
+                call()

@@ -31,6 +31,7 @@ from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
 from hdserve.doctor.model import check_compiler, check_device, check_model
 from hdserve.models import bundled_model_path, bundled_statistics
+from tests.closed import closed as closed_directory
 
 
 def verdicts(findings: Iterable[Finding]) -> list[str]:
@@ -272,6 +273,24 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         }
     )
     assert verdicts(check_model_database(config)) == ["failure"]
+
+
+def test_what_may_not_be_looked_at(tmp_path: Path) -> None:
+    """Whatever is configured below it, what opens the directory is said."""
+    inside = tmp_path / "inside"
+    model = {**MODELS[0], "statistics": str(inside / "s")}
+    database, keys = {"snapshot_dir": inside / "db"}, {"api_keys_file": str(inside / "keys")}
+    config = parse_config({"models": [model], "model_database": database, "access": keys})
+    with closed_directory(tmp_path):
+        found = [
+            *check_access(config),
+            *check_model_database(config),
+            *check_model(config.models[0]),
+        ]
+    failures = [finding for finding in found if finding.verdict is Verdict.FAILURE]
+    assert len(failures) == 3
+    assert all(item.remedy.startswith("sudo chmod a+rX /") for item in failures)
+    assert verdicts(failures) == ["failure"] * 3
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
-from hdserve.engine.host import ModelHost
+from hdserve.engine.host import ModelHost, first_directory
 from hdserve.models import resolve_model
+from tests.closed import closed
 from tests.engines import make_sequence, run
 
 
@@ -47,3 +48,10 @@ def test_the_end_the_tokenizer_names_ends_a_sequence(tmp_path: Path, named: obje
     seq = make_sequence("a", [5, 300, 41, 7], temperature=0.0, logit_bias=bias, min_tokens=3)
     run(host.make_engine(), [seq])
     assert (seq.finish_reason, seq.num_output_tokens) == (FinishReason.STOP, 4)
+
+
+def test_statistics_that_may_not_be_looked_at_are_none(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with closed(tmp_path):
+        assert first_directory([tmp_path / "s"], "") is None
+    assert first_directory([tmp_path / "s"], "") == tmp_path / "s"

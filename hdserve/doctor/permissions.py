@@ -1,0 +1,16 @@
+"""What lets one read what one may not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+
+def reading_remedy(path: Path) -> str:
+    """What opens ``path``, or the first directory above it that is closed; empty if none is."""
+    for place in (*reversed(path.absolute().parents), path):
+        needed = os.X_OK if os.path.isdir(place) else os.R_OK
+        if os.path.exists(place) and not os.access(place, needed):
+            return f"sudo chmod a+rX {shlex.quote(str(place))}"
+    return ""
