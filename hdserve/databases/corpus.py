@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.errors import DatabaseError
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -131,8 +132,9 @@ def _read_rows(
 
 
 def _segments_of(row: dict[str, Any], position: int) -> Iterator[CorpusSegment]:
-    source, licence = str(row.get("source", "")), str(row.get("licence", ""))
-    for content, is_turn in _contents_of(row):
+    source, licence = _whole(str(row.get("source", ""))), _whole(str(row.get("licence", "")))
+    for found, is_turn in _contents_of(row):
+        content = _whole(found) if isinstance(found, str) else found
         end = max(len(content), 1)
         for begin in range(0, end, LONGEST_PIECE):
             piece = content[begin : begin + LONGEST_PIECE]
@@ -149,13 +151,18 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
     elif "response" in row:
         for key in ("prompt", "response"):
             tokens = row[key]
-            if not all(type(token) is int for token in tokens):
+            if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens):
                 raise ValueError(f"{key} is no list of token ids")
             yield tokens, False
     elif isinstance(row.get("text"), str):
         yield row["text"], False
     else:
         raise ValueError("a row needs `text`, `messages`, or `prompt` and `response`")
+
+
+def _whole(text: str) -> str:
+    """With U+FFFD for each half of a surrogate pair, which JSON may name and no encoding has."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text_of(content: Any) -> str:

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from hdserve.databases.corpus import LONGEST_PIECE, corpus_files, read_segments
-from hdserve.databases.ngram import most_frequent
-from hdserve.databases.statistics import INFO_NAME, TABLE_NAME, StatisticsDatabase
+from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
+from hdserve.databases.statistics import (
+    INFO_NAME,
+    TABLE_NAME,
+    StatisticsDatabase,
+)
 from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
@@ -328,3 +332,32 @@ def test_progress_ends_at_the_size_of_the_file(tmp_path: Path, suffix: str) -> N
     assert positions == sorted(positions)
     assert positions[0] < positions[-1] or len(positions) < 3
     assert 0.9 * path.stat().st_size < positions[-1] <= path.stat().st_size
+
+
+def test_halves_of_surrogate_pairs_are_read_as_unknown_characters(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(
+        b'{"text": "a\\ud800b \\ud83d\\ude00", "source": "s\\udc00", "licence": "\\ud800"}\n'
+        b'{"messages": [{"role": "user", "content": "\\ufeffx\\ud83d"}]}\n'
+    )
+    first, second = read_segments(path)
+    assert (first.content, first.source, first.licence) == (
+        "a\ufffdb \U0001f600",
+        "s\ufffd",
+        "\ufffd",
+    )
+    assert second.content == "\ufeffx\ufffd"
+    assert [corpus.name for corpus in _run(tmp_path / "s", path).info.corpora] == [
+        "s\ufffd",
+        "rows.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("token_id", [-1, MAX_TOKEN_ID + 1, 10**30])
+def test_ids_that_no_tokenizer_has_are_refused_with_their_line(
+    tmp_path: Path, token_id: int
+) -> None:
+    rows = [{"prompt": [1], "response": [2]}, {"prompt": [1], "response": [token_id]}]
+    path = _write_rows(tmp_path / "rows.jsonl", list(rows))
+    with pytest.raises(DatabaseError, match=r"rows.jsonl, line 2: .*response"):
+        _run(tmp_path / "s", path)
