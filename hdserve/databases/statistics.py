@@ -55,10 +55,30 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 TABLE_NAMES = (TABLE_NAME, "table-2.bin")
+MAX_CORPORA = 1000
+"""Listed by name; what comes after them is listed together, so that ``info.json`` stays small."""
+
+MAX_LICENCES = 8
+"""Listed of one corpus."""
+
+OTHERS = "others"
+"""The name of all corpora, and of all licences, beyond those."""
+
+_MAX_NAME_BYTES = 128
 _MAGIC = b"hdserve n-gram table\n"
 _SAMPLE_BYTES = 1 << 20
 _STAMPS_PER_TURNOVER = 64
 """By so many stamps the age of a row grows while as many contexts come as the table holds."""
+
+
+def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:
+    """Each of them once, the first ones by name."""
+    found = tuple(dict.fromkeys(licences))
+    return found if len(found) <= MAX_LICENCES else (*found[: MAX_LICENCES - 1], OTHERS)
+
+
+def _shortened(name: str) -> str:
+    return name.encode(errors="replace")[:_MAX_NAME_BYTES].decode(errors="ignore")
 
 
 class CorpusInfo(StrictModel):
@@ -76,7 +96,7 @@ class CorpusInfo(StrictModel):
             name=self.name,
             num_texts=self.num_texts + other.num_texts,
             num_tokens=self.num_tokens + other.num_tokens,
-            licences=tuple(dict.fromkeys(self.licences + other.licences)),
+            licences=_bounded(self.licences + other.licences),
         )
 
 
@@ -222,8 +242,8 @@ class StatisticsBuilder:
         """Count one text; contexts do not reach beyond its first token.
 
         Args:
-            corpus: the name it is listed under.
-            licence: listed beside it.
+            corpus: the name it is listed under, its beginning if it is long.
+            licence: listed beside it, likewise.
 
         Raises:
             DatabaseError: an id is outside the vocabulary.
@@ -238,14 +258,18 @@ class StatisticsBuilder:
                 f"{corpus}: a token id is outside the vocabulary of {self.vocab_size}"
             )
         self._count(tokens.astype(np.int32))
-        licences = (licence,) if licence else ()
-        self._list(
-            CorpusInfo(name=corpus, num_texts=1, num_tokens=len(token_ids), licences=licences)
-        )
+        licences = (_shortened(licence),) if licence else ()
+        name = _shortened(corpus)
+        self._list(CorpusInfo(name=name, num_texts=1, num_tokens=len(token_ids), licences=licences))
 
     def _list(self, corpus: CorpusInfo) -> None:
-        before = self.corpora.get(corpus.name)
-        self.corpora[corpus.name] = before.plus(corpus) if before else corpus
+        """Note what was counted, beyond ``MAX_CORPORA`` together with others."""
+        is_named = corpus.name in self.corpora or len(self.corpora) < MAX_CORPORA
+        name = corpus.name if is_named else OTHERS
+        before = self.corpora.get(name)
+        self.corpora[name] = (
+            before.plus(corpus) if before else corpus.model_copy(update={"name": name})
+        )
 
     def merge(self, database: StatisticsDatabase) -> None:
         """Add all counts of another database.

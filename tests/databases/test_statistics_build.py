@@ -15,6 +15,9 @@ from hdserve.databases.corpus import LONGEST_PIECE, corpus_files, read_segments
 from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
 from hdserve.databases.statistics import (
     INFO_NAME,
+    MAX_CORPORA,
+    MAX_LICENCES,
+    OTHERS,
     TABLE_NAME,
     StatisticsDatabase,
 )
@@ -361,3 +364,14 @@ def test_ids_that_no_tokenizer_has_are_refused_with_their_line(
     path = _write_rows(tmp_path / "rows.jsonl", list(rows))
     with pytest.raises(DatabaseError, match=r"rows.jsonl, line 2: .*response"):
         _run(tmp_path / "s", path)
+
+
+def test_a_source_of_each_text_makes_no_large_description(tmp_path: Path) -> None:
+    """Those beyond a thousand are listed together, with their texts and tokens."""
+    rows = [_sourced(f"{n} " + "x" * 5000, "abc", f"{n} " + "y" * 500) for n in range(3000)]
+    info = _run(tmp_path / "s", _write_rows(tmp_path / "rows.jsonl", list(rows))).info
+    assert (tmp_path / "s" / INFO_NAME).stat().st_size < 2**20
+    assert len(info.corpora) == MAX_CORPORA + 1
+    others = info.corpora[-1]
+    assert (others.name, others.num_texts, len(others.licences)) == (OTHERS, 2000, MAX_LICENCES)
+    assert info.num_tokens == 9000
