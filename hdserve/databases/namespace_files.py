@@ -85,6 +85,8 @@ class SyncWork:
     calibration: bytes
     is_state_written: bool
     is_flushed: bool
+    unsynced: set[int] = field(default_factory=set)
+    """Logs that could not be synced: what they hold may be lost though the next sync succeeds."""
 
     def write(self, namespace: str, key: DatabaseKey) -> None:
         """Bring it to the disk itself; the state first, so that files which a crash leaves behind
@@ -109,7 +111,7 @@ class SyncWork:
         for version in self.evicted_chunks:
             files.chunk_path(version).unlink(missing_ok=True)
         for version in self.open_logs:
-            AppendLog(files.log_path(version)).sync()
+            self._sync_log(version)
         if files.directory.exists():
             snapshot.sync_directory(files.directory)
             if not files.is_entered:
@@ -128,9 +130,17 @@ class SyncWork:
         """It could not be written, at least not all, and is to be taken again."""
         files = self.files
         files.chunks |= self.chunks.keys()
+        files.unsaved |= self.unsynced
         files.is_synced = False
         files.is_state_saved = files.is_state_saved and not self.is_state_written
         files.is_flush_due = files.is_flush_due or self.is_flushed
+
+    def _sync_log(self, version: int) -> None:
+        try:
+            AppendLog(self.files.log_path(version)).sync()
+        except OSError:
+            self.unsynced.add(version)
+            raise
 
     def _delete_flushed(self) -> None:
         """Delete what stands before the flushed version, and what was set aside."""

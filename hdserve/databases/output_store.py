@@ -336,12 +336,13 @@ class OutputStore:
             is_flushed = version < flushed_version
             if is_flushed:
                 self._unlink(chunk)
-            if is_flushed or chunk.exists():
                 self._unlink(log)
             found = None if is_flushed else self._read_either(log, chunk)
             if found is None:
                 continue
             path, restored = found
+            if path == chunk:
+                self._unlink(log)
             files = self._files(restored.namespace)
             is_log = path == log
             if restored.flaw:
@@ -368,11 +369,14 @@ class OutputStore:
             files.chunks.add(version)
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
-        """The file that is there, if it is usable.
+        """The file that is there, if it is usable; the log counts only without a usable chunk.
 
         While this process only reads, another one may make the log a chunk, or delete it.
         """
+        damaged: set[Path] = set()
         for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
+            if path in damaged:
+                continue
             try:
                 return path, read(path, self._key)
             except UnbegunLog as error:
@@ -382,7 +386,7 @@ class OutputStore:
             except SnapshotError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     self._set_aside(path, error)
-                    return None
+                    damaged.add(path)
         return None
 
     def _restore_state(self, path: Path, log: OutputLog) -> int:

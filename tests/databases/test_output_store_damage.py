@@ -58,6 +58,40 @@ def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, r
     assert database.restart().numbers("n") == list(range(14, 41))
 
 
+def test_a_damaged_chunk_whose_log_is_still_there_costs_nothing(tmp_path):
+    """As a crash leaves them, between the writing of the one and the deletion of the other."""
+    database = Database(tmp_path)
+    database.append("n", *range(5))
+    (log,) = database.files(".log")
+    content = log.read_bytes()
+    database = database.restart()
+    assert database.sync()
+    (chunk,) = database.files(".chunk")
+    log.write_bytes(content)
+    damage_file(chunk, "bit-flipped")
+    database = database.restart()
+    assert database.numbers("n") == list(range(5))
+    assert database.sync()
+    assert database.restart().numbers("n") == list(range(5))
+
+
+def test_what_the_disk_could_not_take_is_written_again_whole(tmp_path, monkeypatch):
+    """A failed fsync may drop what it was to write, and the next one then succeeds."""
+    database = Database(tmp_path)
+    database.append("n", *range(5))
+    assert database.files(".log")
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendLog, "sync", _drop)
+        assert not database.sync()
+    assert database.sync()
+    assert database.restart().numbers("n") == list(range(5))
+
+
+def _drop(log: AppendLog) -> None:
+    log.path.write_bytes(bytes(log.path.stat().st_size))
+    raise OSError("the disk is broken")
+
+
 def test_no_file_that_was_set_aside_is_overwritten(tmp_path):
     """A state that was written anew and cannot be used either."""
     database = Database(tmp_path)
