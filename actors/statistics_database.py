@@ -13,7 +13,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -287,7 +288,26 @@ def _ensure_local(
             if corpus in own:
                 raise
             logger.error("done without the corpus %s: %s", corpus.directory, error)
+    _drop_outdated(fingerprint, cache_dir, found)
     return paths
+
+
+def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:
+    """Delete the copies of a tokenizer's corpora that are offered no longer, but for those that
+    are being fetched; a process that has mapped one keeps it."""
+    for directory in cache_dir.glob("[!.]*/"):
+        if directory.name in current or _tokenizer_of(directory) != fingerprint:
+            continue
+        with suppress(OSError), FileLock(cache_dir / f"{directory.name}.lock", timeout=0):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tokenizer_of(directory: Path) -> object:
+    """What the description of a corpus says it is of."""
+    try:
+        return describe("", directory).info.get("tokenizer")
+    except DatabaseError:
+        return None
 
 
 def _local(actor: Any, corpus: Corpus, cache_dir: Path, is_always_copied: bool) -> Path:

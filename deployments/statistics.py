@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -48,8 +49,15 @@ def _cache_directory() -> Path:
 def _num_bytes(directory: Path) -> int:
     try:
         return StatisticsDatabase.open(directory).num_bytes
-    except SnapshotError:  # it was replaced, or deleted, meanwhile
+    except SnapshotError:  # it is damaged, or was replaced meanwhile
+        _discard_copy(directory)
         return 0
+
+
+def _discard_copy(directory: Path | None) -> None:
+    """Have a copy that cannot be used fetched again by the next that asks for it."""
+    if directory is not None and directory.parent == _cache_directory():
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class ChosenStatistics:
@@ -135,6 +143,7 @@ class ChosenStatistics:
         except SnapshotError as error:
             self.num_unusable += 1
             logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
+            _discard_copy(database.directory)
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
     def _follow(self) -> None:

@@ -266,6 +266,19 @@ class TestInRay:
         assert ensure_local(fingerprint, cache, **usual) == [copy]
         assert contents(copy) == contents(corpus)
 
+    def test_copies_of_what_is_offered_no_longer_are_deleted(self, corpus, fingerprint, tmp_path):
+        """Of this tokenizer, and nobody else's."""
+        cache = tmp_path / "cache"
+        others = make_corpus(cache / "others", seed=1)
+        usual = {"directories": [corpus], "is_always_copied": True}
+        copies = []
+        for seed in range(3):
+            info = {"tokenizer": fingerprint, "seed": seed}
+            (corpus / "info.json").write_text(json.dumps(info))
+            copies += ensure_local(fingerprint, cache, **usual)
+        kept = [path for path in cache.iterdir() if path.is_dir()]
+        assert sorted(kept) == sorted([others, copies[-1]])
+
     def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"
         assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]

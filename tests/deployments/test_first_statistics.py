@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,12 @@ import pytest
 
 from deployments.statistics import ChosenStatistics
 from hdserve.config import ModelConfig
-from hdserve.databases.statistics import TABLE_NAME, StatisticsBuilder
+from hdserve.databases.statistics import (
+    INFO_NAME,
+    TABLE_NAME,
+    StatisticsBuilder,
+    StatisticsDatabase,
+)
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import load_tokenizer
@@ -59,7 +65,7 @@ def engine(host: ModelHost) -> Iterator[AsyncEngine]:
 
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
 def test_a_damaged_one_is_given_up(
-    host: ModelHost, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+    directory: Path, host: ModelHost, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert host.statistics is not None, "only the ends are checked when it is opened"
     with caplog.at_level(logging.ERROR):
@@ -70,7 +76,24 @@ def test_a_damaged_one_is_given_up(
             time.sleep(0.01)
     assert host.statistics is None
     assert chosen.num_unusable == 1
+    assert directory.is_dir(), "what an administrator put there is not deleted"
     assert f"{MODEL}: drafting without statistics" in caplog.text
+
+
+@pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
+def test_a_damaged_copy_is_fetched_again_next_time(
+    directory: Path, host: ModelHost, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    copy = directory / "hdserve-statistics" / "copy"
+    copy.mkdir(parents=True)
+    for name in (INFO_NAME, TABLE_NAME):
+        (directory / name).rename(copy / name)
+    host.statistics = StatisticsDatabase.open(copy)
+    chosen = ChosenStatistics(host, engine, None)
+    chosen._check_first()
+    assert chosen.num_unusable == 1
+    assert not copy.exists()
 
 
 @pytest.mark.parametrize("host", [False], ids=["right"], indirect=True)
