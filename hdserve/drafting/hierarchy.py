@@ -55,7 +55,11 @@ from hdserve.noise import sequence_key
 from hdserve.tree import Acceptance, DraftTree
 
 MAX_CALIBRATIONS = 256
-"""Namespaces whose calibration is kept; beyond it the one not used for longest starts anew."""
+"""Namespaces whose calibration is unpacked; beyond it the one not used for longest is packed."""
+
+MAX_PACKED_CALIBRATIONS = 1024
+"""Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
+one that came first starts anew."""
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The tree whose time is measured by source."""
@@ -161,6 +165,7 @@ class Hierarchy(Drafter):
         self._sources = DraftSources(resources)
         self._levels = self._available_levels()
         self._calibrations: dict[str, Calibration] = {}
+        self._packed: dict[str, tuple[bytes, int]] = {}
         self._contexts: set[ContextDatabase] = set()
 
     def _available_levels(self) -> int:
@@ -177,23 +182,36 @@ class Hierarchy(Drafter):
         return levels
 
     def calibration(self, namespace: str) -> Calibration:
-        """What was learned from the requests of a namespace; begins with the prior."""
-        calibration = self._calibrations.get(namespace)
+        """What was learned from the requests of a namespace, which is now the one used last; begins
+        with the prior."""
+        calibration = self._calibrations.pop(namespace, None)
         if calibration is None:
-            calibration = Calibration.prior(self._resources.vocab_size)
-        self._keep(namespace, calibration)
-        return calibration
-
-    def _keep(self, namespace: str, calibration: Calibration) -> None:
-        """As that of the namespace that was used last."""
-        self._calibrations.pop(namespace, None)
+            calibration = self._unpack(namespace)
         self._calibrations[namespace] = calibration
         if len(self._calibrations) > MAX_CALIBRATIONS:
-            self.forget(next(iter(self._calibrations)))
+            oldest = next(iter(self._calibrations))
+            self._pack(oldest, self._calibrations.pop(oldest))
+            self._sources.forget(oldest)
+        return calibration
+
+    def _pack(self, namespace: str, calibration: Calibration, state: bytes = b"") -> None:
+        """Keep it as ``state``, or as what it is packed to."""
+        self._packed.pop(namespace, None)
+        self._packed[namespace] = state or calibration.to_bytes(), calibration.base_tokens
+        if len(self._packed) > MAX_PACKED_CALIBRATIONS:
+            del self._packed[next(iter(self._packed))]
+
+    def _unpack(self, namespace: str) -> Calibration:
+        if namespace not in self._packed:
+            return Calibration.prior(self._resources.vocab_size)
+        state, base_tokens = self._packed.pop(namespace)
+        calibration = Calibration.from_bytes(state)
+        calibration.base_tokens = base_tokens
+        return calibration
 
     def state(self, namespace: str) -> bytes | None:
-        calibration = self.calibration(namespace)
-        if calibration.num_new_tokens < MIN_NEW_TOKENS:
+        calibration = self._calibrations.get(namespace)
+        if calibration is None or calibration.num_new_tokens < MIN_NEW_TOKENS:
             return None
         state = calibration.to_bytes()
         calibration.base_tokens = calibration.num_tokens
@@ -217,17 +235,22 @@ class Hierarchy(Drafter):
         adopted = Calibration.from_bytes(state)
         if adopted.vocab_size != self._resources.vocab_size:
             raise SnapshotError("the calibration is of another vocabulary")
-        calibration, base_tokens = adopted, adopted.num_tokens
         known = self._calibrations.get(namespace)
-        if known is not None:
-            calibration, base_tokens = known, max(known.base_tokens, base_tokens)
-            if adopted.num_tokens > known.base_tokens:
-                known.merge(adopted, known.base_tokens)
-        calibration.base_tokens = base_tokens
-        self._keep(namespace, calibration)
+        own = known or self._unpack(namespace)
+        is_newer = adopted.num_tokens > own.base_tokens
+        if known is None and is_newer and not own.num_new_tokens:
+            adopted.base_tokens = adopted.num_tokens
+            self._pack(namespace, adopted, state)
+            return
+        if is_newer:
+            own.merge(adopted, own.base_tokens)
+        own.base_tokens = max(own.base_tokens, adopted.num_tokens)
+        if known is None:
+            self._pack(namespace, own)
 
     def forget(self, namespace: str) -> None:
         self._calibrations.pop(namespace, None)
+        self._packed.pop(namespace, None)
         self._sources.forget(namespace)
 
     def warm_up(self) -> None:

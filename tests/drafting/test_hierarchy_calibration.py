@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hdserve.core import Source
+from hdserve.drafting import hierarchy
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.hierarchy import MAX_CALIBRATIONS, Hierarchy, HierarchyOptions
@@ -143,19 +144,42 @@ def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
     assert (flushed(), dropped()) == (None, None)
 
 
-def test_the_calibrations_of_namespaces_are_bounded() -> None:
-    """Adopted ones count; a namespace whose calibration had to go begins with the prior, also in
-    what it shares."""
+def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other replicas' namespaces do not push out one that is used here; one that was
+    packed is as it was, also in what it shares, and only beyond all bounds begins anew."""
+    monkeypatch.setattr(hierarchy, "MAX_PACKED_CALIBRATIONS", 299)
     drafter = Hierarchy(make_resources(PHRASE))
     generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
-    learned = drafter.state("a")
-    assert learned is not None
-    for number in range(MAX_CALIBRATIONS):
+    busy = drafter.calibration("a")
+    learned = busy.to_bytes()
+    for number in range(299):
         drafter.adopt(str(number), learned)
-    assert drafter.calibration("a").num_tokens == 0
-    assert drafter.calibration(str(MAX_CALIBRATIONS - 1)).num_tokens > 0
-    generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
+    assert drafter.calibration("a") is busy
+    for number in range(MAX_CALIBRATIONS):
+        calibration = drafter.calibration(str(number))
+        assert (calibration.num_tokens, calibration.num_new_tokens) == (busy.num_tokens, 0)
+    again = drafter.calibration("a")
+    assert again is not busy
+    assert (again.num_tokens, again.num_new_tokens) == (busy.num_tokens, busy.num_new_tokens)
     assert drafter.state("a") is not None
+    for number in range(300):
+        drafter.adopt(f"other {number}", learned)
+    assert drafter.calibration("other 0").num_tokens == 0
+    assert drafter.calibration("other 2").num_tokens == busy.num_tokens
+
+
+def test_what_was_learned_before_it_was_packed_is_merged() -> None:
+    drafter = Hierarchy(make_resources(PHRASE))
+    drafter.calibration("a").token_bias[9] = 2.0
+    drafter.calibration("a").count_tokens(5000)
+    for number in range(MAX_CALIBRATIONS):
+        drafter.calibration(str(number))
+    other = Calibration.prior(VOCAB_SIZE)
+    other.count_tokens(5000)
+    drafter.adopt("a", other.to_bytes())
+    calibration = drafter.calibration("a")
+    assert (calibration.num_tokens, calibration.num_new_tokens) == (10_000, 5000)
+    assert calibration.token_bias[9] == pytest.approx(1.0, abs=0.01)
 
 
 def test_what_was_learned_of_a_namespace_can_be_forgotten() -> None:
