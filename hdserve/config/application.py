@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.model import ModelConfig
+from hdserve.config.reserved import Reserved
 from hdserve.config.strict_model import StrictModel, check_is_once
 
 
@@ -45,7 +46,7 @@ class ModelDatabaseConfig(StrictModel):
     """Actors that share the namespaces of each model among them.  Each namespace is in one, so
     this spreads the load of many tenants; text kept under another number stays on its disk."""
 
-    num_cpus: float = Field(default=0.1, ge=0)
+    num_cpus: Reserved = 0.1
     """What Ray reserves for each actor."""
 
 
@@ -55,7 +56,7 @@ class GatewayConfig(StrictModel):
     num_replicas: int = Field(default=1, ge=1)
     """How many processes take requests."""
 
-    num_cpus: float = Field(default=0.2, ge=0)
+    num_cpus: Reserved = 0.2
     """What Ray reserves for each."""
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)

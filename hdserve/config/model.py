@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from hdserve.config.reserved import Reserved
 from hdserve.config.strict_model import StrictModel, check_is_once
 from hdserve.models import BUNDLED_PREFIX, bundled_models
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
+
+_RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
 class DrafterConfig(StrictModel):
@@ -212,13 +215,13 @@ class ModelConfig(StrictModel):
     session_affinity: bool = True
     """Whether requests of one conversation prefer the replica that served it."""
 
-    num_cpus: float = Field(default=0.5, ge=0)
+    num_cpus: Reserved = 0.5
     """What Ray reserves for a replica; says nothing about its threads."""
 
-    num_gpus: float = Field(default=0, ge=0)
+    num_gpus: Reserved = 0
     """What Ray reserves for a replica: whole GPUs, or a part of one."""
 
-    resources: dict[str, Annotated[float, Field(strict=True)]] = Field(default_factory=dict)
+    resources: dict[str, Annotated[Reserved, Field(strict=True)]] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
 
     @property
@@ -253,6 +256,16 @@ class ModelConfig(StrictModel):
         if is_ours and model not in bundled and not Path(model).exists():
             raise ValueError(f"no bundled model is called {model}: there are {', '.join(bundled)}")
         return model
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in resources:
+            if name in _RAY_RESOURCES:
+                raise ValueError(f"{name!r} is none that can be named here: Ray has it for itself")
+            if not name:
+                raise ValueError("a custom resource has a name")
+        return resources
 
     @field_validator("num_gpus")
     @classmethod

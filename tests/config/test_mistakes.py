@@ -13,12 +13,16 @@ from hdserve.errors import ConfigError
 MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"
 
 
+TOO_LITTLE = "0, or at least 0.0001, is expected: Ray reserves no less"
+NOT_CUSTOM = "is none that can be named here: Ray has it for itself"
+
+
 def problems(path: Path, text: str) -> list[str]:
     """What a file with ``text`` is refused with, a line for each mistake."""
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
-    with pytest.raises(ConfigError, match=r"expected|missing|empty|key"):
+    with pytest.raises(ConfigError, match=r"expected|missing|empty|key|custom|none"):
         read_deployed_config(path)
     first, *found = caught.value.message.splitlines()
     assert first == f"{path}:"
@@ -54,6 +58,15 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         ("num_cpus: .inf", "num_cpus: a finite number is expected, not inf"),
         ("num_replicas: .inf", "num_replicas: a finite number is expected, not inf"),
         ("resources: {rack: .nan}", "resources.rack: a finite number is expected, not nan"),
+        ("resources: {rack: -1.0}", "resources.rack: at least 0 is expected, not -1"),
+        ("num_cpus: 0.00001", f"num_cpus: {TOO_LITTLE}"),
+        ("num_gpus: 0.00001", f"num_gpus: {TOO_LITTLE}"),
+        ("resources: {rack: 0.00001}", f"resources.rack: {TOO_LITTLE}"),
+        ("resources: {'': 1.0}", "resources: a custom resource has a name"),
+        *(
+            (f"resources: {{{name}: 1.0}}", f"resources: {name!r} {NOT_CUSTOM}")
+            for name in ("CPU", "GPU", "memory", "object_store_memory", "bundle")
+        ),
         ("resources: {rack: x}", "resources.rack: a number is expected, not 'x'"),
         ("aliases: b", "aliases: a list is expected, not 'b'"),
         ("engine: fast", "engine: a mapping is expected, not 'fast'"),
