@@ -22,6 +22,9 @@ CHUNK_BYTES = 2**18
 MIN_CHUNK_BYTES = 2**14
 MAX_CALIBRATION_BYTES = 2**16
 
+CALIBRATION_SHARE = 8
+"""Calibrations of all namespaces may take this part of what outputs may, beside them."""
+
 CHANGE_BYTES = 216
 """What the changes of a namespace cost beside outputs, calibration and names: their fields."""
 
@@ -84,6 +87,7 @@ class OutputLog:
 
     Attributes:
         num_bytes: of the outputs kept.
+        num_calibration_bytes: beyond a bound the calibration set longest ago is dropped.
     """
 
     def __init__(
@@ -102,7 +106,10 @@ class OutputLog:
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
         self._max_partitions = MIN_CLEARED_PARTITIONS
+        self._calibrations: dict[str, int] = {}
+        self._calibration_version = first_version
         self.num_bytes = 0
+        self.num_calibration_bytes = 0
 
     def namespaces(self) -> list[str]:
         return list(self._partitions)
@@ -232,9 +239,27 @@ class OutputLog:
             merged = _merged(self._merge_calibration, partition.calibration, blob)
             blob = merged if len(merged) <= MAX_CALIBRATION_BYTES else blob
         check_calibration(blob)
-        partition.calibration = blob
-        partition.calibration_version += 1
+        self._put_calibration(namespace, blob)
         partition.calibration_origin = origin
+
+    def restore_calibration(self, namespace: str, blob: bytes) -> None:
+        """Put a calibration back as it was; it is new to all readers."""
+        self._put_calibration(namespace, blob)
+
+    def _put_calibration(self, namespace: str, blob: bytes) -> None:
+        """As the one that was set last, with a version that no other has or had."""
+        self._calibration_version += 1
+        partition = self.partition(namespace)
+        partition.calibration = blob
+        partition.calibration_version = self._calibration_version
+        self.num_calibration_bytes += len(blob) - self._calibrations.pop(namespace, 0)
+        if blob:
+            self._calibrations[namespace] = len(blob)
+        limit = max(self._max_total_bytes // CALIBRATION_SHARE, MAX_CALIBRATION_BYTES)
+        while self.num_calibration_bytes > limit:
+            oldest = next(iter(self._calibrations))
+            self.num_calibration_bytes -= self._calibrations.pop(oldest)
+            self._partitions[oldest].calibration = b""
 
     def missing_from(self, namespace: str, seen: OriginRanges) -> Segment:
         """What is kept here of ``namespace`` and not among ``seen`` elsewhere."""
@@ -249,6 +274,7 @@ class OutputLog:
         partition = self.partition(namespace)
         self.num_bytes -= partition.num_bytes
         partition.flush()
+        self._put_calibration(namespace, b"")
 
     def _evict(self, namespace: str) -> None:
         partition = self._partitions[namespace]

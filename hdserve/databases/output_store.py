@@ -402,8 +402,7 @@ class OutputStore:
         partition = log.partition(namespace)
         partition.flushed_version = flushed_version
         if calibration:
-            partition.calibration = calibration
-            partition.calibration_version = self.first_version
+            log.restore_calibration(namespace, calibration)
         return flushed_version
 
     def _sync_namespace(

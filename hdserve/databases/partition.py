@@ -143,20 +143,18 @@ class Partition:
         self.num_outputs -= len(segment)
 
     def flush(self) -> None:
-        """Drop everything, and have readers do so too; it takes one version number itself."""
+        """Drop all outputs, and have readers do so too; it takes one version number itself."""
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
         self._seen_since_flush = SeenOutputs()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
-        self.calibration = b""
-        self.calibration_version += 1
 
     @property
     def is_forgettable(self) -> bool:
         """Whether nothing is here that a reader would have to hear of."""
-        return not (self.num_bytes or self.flushed_version or self.calibration_version)
+        return not (self.num_bytes or self.flushed_version or self.calibration)
 
     def is_flushed_since(self, cursor: int) -> bool:
         """Whether a reader that stands there has something to forget."""

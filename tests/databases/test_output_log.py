@@ -292,6 +292,39 @@ def test_calibration_that_merged_would_be_too_large_is_replaced():
     assert log.partition("n").calibration == b"new"
 
 
+def test_the_calibrations_of_all_namespaces_are_bounded():
+    """The one set longest ago is dropped, and a namespace of which nothing is left forgotten."""
+    log = OutputLog(2**16, 2**16)
+    state = bytes(MAX_CALIBRATION_BYTES // 4)
+    for number in range(3):
+        log.set_calibration(str(number), "a", state)
+    log.set_calibration("0", "a", state)
+    log.set_calibration("3", "a", state)
+    log.set_calibration("4", "a", state)
+    kept = {name for name in log.namespaces() if log.partition(name).calibration}
+    assert kept == {"0", "2", "3", "4"}
+    assert log.num_calibration_bytes == MAX_CALIBRATION_BYTES
+    for number in range(2 * MIN_CLEARED_PARTITIONS):
+        log.set_calibration(f"tenant {number}", "a", state)
+    assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
+    log.flush("tenant 0")
+    assert log.num_calibration_bytes == MAX_CALIBRATION_BYTES
+
+
+def test_calibration_of_a_namespace_that_was_forgotten_is_news_again():
+    log = OutputLog(2**16, 2**16)
+    state = bytes(MAX_CALIBRATION_BYTES)
+    log.set_calibration("n", "a", state)
+    known = log.changes_since({"n": 0}, max_bytes=10**6)["n"]
+    for number in range(2 * MIN_CLEARED_PARTITIONS):
+        log.set_calibration(f"tenant {number}", "a", state)
+    assert "n" not in log.namespaces()
+    log.set_calibration("n", "a", state)
+    versions = {"n": known.calibration_version}
+    found = log.changes_since({"n": known.cursor}, max_bytes=10**6, calibration_versions=versions)
+    assert found["n"].calibration == state
+
+
 def test_refill_is_what_is_missing_elsewhere():
     here, there = OutputLog(10**6, 10**6), OutputLog(10**6, 10**6)
     for number in range(20):
