@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 import ray
+from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
@@ -15,21 +17,28 @@ _CLOSE_TIMEOUT_S = 30.0
 _MODEL_DATABASE = "model-database-"
 
 
-def stop_actors(address: str | None = None, model: str | None = None) -> list[str]:
+class Stopped(NamedTuple):
+    """The names of the actors that were ended, and the address of their cluster."""
+
+    address: str
+    names: list[str]
+
+
+def stop_actors(address: str | None = None, model: str | None = None) -> Stopped:
     """End the databases' actors of a cluster, after they have written what they hold.
 
     Args:
-        address: of the cluster; default: as Ray finds it (``RAY_ADDRESS``, or this machine's).
+        address: of the cluster; default: the one that runs on this machine.
         model: only the database of this model; default: those of all models, and the statistics.
 
-    Returns:
-        The names of what was ended.
-
     Raises:
-        DatabaseError: there is no cluster to reach.
+        DatabaseError: there is no cluster to reach, or several run on this machine and none is
+            named.
     """
     is_ours = not ray.is_initialized()
     if is_ours:
+        if address in (None, "auto"):
+            _check_is_one()
         try:
             ray.init(address or "auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
@@ -42,10 +51,23 @@ def stop_actors(address: str | None = None, model: str | None = None) -> list[st
         ]
         for name in names:
             _stop(name)
-        return names
+        return Stopped(ray.get_runtime_context().gcs_address, names)
     finally:
         if is_ours:
             ray.shutdown()
+
+
+def _check_is_one() -> None:
+    """
+    Raises:
+        DatabaseError: several clusters run on this machine.
+    """
+    found = sorted(find_gcs_addresses())
+    if len(found) > 1:
+        addresses = ", ".join(found)
+        raise DatabaseError(
+            f"{len(found)} Ray clusters run on this machine: {addresses}; say which with --address"
+        )
 
 
 def _is_meant(name: str, model: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,22 +87,26 @@ def import_(archive: Archive, root: Root, model: Model = None, json_path: Json =
 @app.command(cls=JsonCommand)
 def stop(
     address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or this machine's.")
+        str | None,
+        typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or the one of this machine."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only the database of this model.")] = None,
     json_path: Json = None,
 ) -> None:
     """End the databases' actors, which an application leaves running for the next one.
 
-    They write what they hold first; without a `snapshot_dir` it is lost.
+    They write what they hold first; without a `snapshot_dir` it is lost.  Where several clusters
+    run on this machine, `--address` or RAY_ADDRESS is needed.
     """
     from actors.stop import stop_actors
 
     output = JsonOutput(json_path)
-    names = stop_actors(address, model)
+    stopped = stop_actors(address or os.environ.get("RAY_ADDRESS"), model)
     if output.has_text:
-        typer.echo("\n".join([*(f"ended {name}" for name in names), f"{len(names)} ended"]))
-    output.write({"stopped": names})
+        for name in stopped.names:
+            typer.echo(f"ended {name}")
+        typer.echo(f"{stopped.address}: {len(stopped.names)} ended")
+    output.write({"address": stopped.address, "stopped": stopped.names})
 
 
 def _table(found: Sequence[archives.DatabaseInfo]) -> Table:

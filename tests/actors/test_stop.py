@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 from typer.testing import CliRunner
 
 from actors import model_database, statistics_database
@@ -13,6 +18,7 @@ from actors.shards import Shard
 from hdserve.cli import app
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
+from tests.clusters import patiently
 
 pytestmark = pytest.mark.ray
 
@@ -23,8 +29,17 @@ def stop(*arguments: str) -> list[str]:
     command = ["database", "stop", *arguments, "--json"]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0
-    stopped: list[str] = json.loads(result.stdout)["stopped"]
+    told = json.loads(result.stdout)
+    assert told["address"] == ray.get_runtime_context().gcs_address
+    stopped: list[str] = told["stopped"]
     return stopped
+
+
+def stop_in_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """By a process that is connected to no cluster yet."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", "from hdserve.cli import main; main()", "database", "stop"]
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
 
 
 def test_stop(ray_cluster: None, tmp_path: Path) -> None:
@@ -41,3 +56,21 @@ def test_stop(ray_cluster: None, tmp_path: Path) -> None:
         model_database.get(KEYS[1])
     assert set(stop()) == {names[0], statistics_database.ACTOR_NAME}
     assert stop() == []
+
+
+def test_which_of_several_clusters(ray_cluster: None) -> None:
+    """It has to be said; and it is said what it was done to."""
+    own = ray.get_runtime_context().gcs_address
+    node = {"num_cpus": 0, "include_dashboard": False}
+    other = patiently(lambda: Cluster(initialize_head=True, head_node_args=node))
+    address = other.address
+    try:
+        refused = stop_in_process()
+        named = stop_in_process("--address", own)
+    finally:
+        other.shutdown()
+    assert refused.returncode != 0
+    assert "Ray clusters run on this machine" in refused.stderr
+    assert own in refused.stderr
+    assert address in refused.stderr
+    assert (named.returncode, named.stdout) == (0, f"{own}: 0 ended\n")
