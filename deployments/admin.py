@@ -33,6 +33,7 @@ from hdserve.errors import (
     HdserveError,
     InvalidRequest,
     ModelNotFound,
+    NamespaceNotFound,
     SnapshotError,
 )
 
@@ -43,7 +44,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     400: {"description": "The archive or a parameter is wrong"},
     401: {"description": "The API key is missing or wrong"},
     403: {"description": "The key is not that of the administrator"},
-    404: {"description": "No such model or database"},
+    404: {"description": "No such model, database or namespace"},
     503: {"description": "The database, or every replica of the model, does not answer"},
 }
 
@@ -76,13 +77,25 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
     choose statistics databases."""
     router = APIRouter(
         prefix="/v1/speculation/databases",
-        dependencies=[Depends(require_admin)],
+        dependencies=[Depends(require_admin), Depends(_check_query)],
         responses=_RESPONSES,
     )
     _add_archive_routes(router, gateway)
     _add_statistics_routes(router, gateway)
     _add_database_routes(router, gateway)  # last: a path that nothing before takes is a model
     api.include_router(router)
+
+
+def _check_query(request: Request) -> None:
+    """
+    Raises:
+        InvalidRequest: a parameter is none of the route's: without one, it is about more.
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            told = f"only {', '.join(known)} is known" if known else "none is known here"
+            raise InvalidRequest(f"unknown query parameter {name[:100]!r}: {told}", name[:100])
 
 
 def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
@@ -115,9 +128,13 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
         responses={200: {"content": _ARCHIVE, "description": "An archive"}},
     )
     async def export(model: str, namespace: str | None = None) -> StreamingResponse:
-        """All, or what there is of a namespace, as an archive of ``hdserve database``."""
+        """All, or a namespace, as an archive of ``hdserve database``."""
         database = await _existing(gateway, model)
-        namespaces = [namespace] if namespace else list((await database.info())["namespaces"])
+        namespaces = list((await database.info())["namespaces"])
+        if namespace is not None:
+            if namespace not in namespaces:
+                raise NamespaceNotFound(f"there is no namespace {namespace[:100]!r}", "namespace")
+            namespaces = [namespace]
         records = database.export(namespaces)
         found = _beginning_with(await anext(records), records)
         return StreamingResponse(found, media_type="application/octet-stream")

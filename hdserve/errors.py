@@ -16,6 +16,7 @@
         ├── Unauthorized    401   missing or wrong API key
         ├── Forbidden       403   the API key may not do this
         ├── ModelNotFound   404   no such model is served
+        ├── NamespaceNotFound 404 the model's database has no such namespace
         ├── BodyTooLarge    413   the request body is over the limit
         └── Overloaded      429   the queue is full; try again later
 
@@ -144,6 +145,13 @@ class ModelNotFound(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class NamespaceNotFound(RequestError):
+    """The model's database has no namespace of this name."""
+
+    status = 404
+    code = "namespace_not_found"
 
 
 class BodyTooLarge(RequestError):

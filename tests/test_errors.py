@@ -27,6 +27,7 @@ STATUSES = {
     "Unauthorized": 401,
     "Forbidden": 403,
     "ModelNotFound": 404,
+    "NamespaceNotFound": 404,
     "BodyTooLarge": 413,
     "Overloaded": 429,
 }

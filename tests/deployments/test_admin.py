@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from pydantic import SecretStr
@@ -143,11 +144,10 @@ def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
     assert "new" not in actor.info()["namespaces"]
 
 
-@pytest.mark.parametrize("num_records", [0, 1000])
-def test_an_export_of_a_database_that_is_gone(
-    num_records: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Is an error, and no archive without an end."""
+def ask(
+    method: str, path: str, num_records: int, monkeypatch: pytest.MonkeyPatch
+) -> httpx.Response:
+    """The answer of a route about :func:`database`."""
     _, found = database(num_records)
 
     async def opened(*_: Any) -> _Database:
@@ -157,7 +157,15 @@ def test_an_export_of_a_database_that_is_gone(
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     api = build_api(Gateway(default_config(), {}, access))
     with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
-        answer = client.get("/v1/speculation/databases/hdserve-tiny/export")
+        return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
+
+
+@pytest.mark.parametrize("num_records", [0, 1000])
+def test_an_export_of_a_database_that_is_gone(
+    num_records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is an error, and no archive without an end."""
+    answer = ask("GET", "/export", num_records, monkeypatch)
     if not num_records:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_gone")
         return
@@ -169,3 +177,37 @@ def test_an_export_of_a_database_that_is_gone(
         body, position = taken
         namespaces |= set(Publish.decode(body, KEY.fingerprint, model=None).outputs)
     assert namespaces == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "known"),
+    [
+        ("GET", "/export?namespce=a", "only namespace is known"),
+        ("DELETE", "?namespace=a&namespce=b", "only namespace is known"),
+        ("GET", "?namespace=a", "none is known here"),
+        ("POST", "/import?namespace=a", "none is known here"),
+    ],
+)
+def test_an_unknown_query_parameter(
+    method: str, path: str, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused: what was to be about one tenant would be about all of them."""
+    answer = ask(method, path, 1000, monkeypatch)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert answer.json()["error"]["message"].endswith(known)
+
+
+@pytest.mark.parametrize("namespace", ["nobody", ""])
+def test_an_export_of_an_unknown_namespace(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is no archive: neither an empty one nor one of all."""
+    answer = ask("GET", f"/export?namespace={namespace}", 1000, monkeypatch)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "namespace_not_found")
+    assert error["param"] == "namespace"
+
+
+def test_an_export_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ask("GET", "/export?namespace=b", 1000, monkeypatch)
+    taken = take_record(answer.content)
+    assert taken is not None
+    assert set(Publish.decode(taken[0], KEY.fingerprint, model=None).outputs) == {"b"}
