@@ -117,11 +117,11 @@ def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
         info = read_info(Path(model.statistics))
     except SnapshotError as error:
         opening = reading_remedy(Path(model.statistics) / INFO_NAME)
-        remedy = opening or f"{build} {shlex.quote(model.statistics)}"
-        return failure(subject, error.message, remedy)
+        text = f"{error.message}; it is served without them"
+        return warning(subject, text, opening or f"{build} {shlex.quote(model.statistics)}")
     if info.tokenizer != fingerprint:
-        text = f"{model.statistics} was made with another tokenizer"
-        return failure(subject, text, f"{build} {shlex.quote(model.statistics)}")
+        text = f"{model.statistics} was made with another tokenizer; it is served without them"
+        return warning(subject, text, f"{build} {shlex.quote(model.statistics)}")
     return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
 
 

@@ -364,20 +364,20 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
-    """Each part that is missing, or belongs to another tokenizer, is named."""
+    """Statistics that are missing, or of another tokenizer, are named: it is served without them."""
     (statistics, *_) = bundled_statistics()
     assert verdicts(check_model(configured())) == ["ok", "ok"]
     assert verdicts(check_model(configured(statistics=None))) == ["ok", "ok"]
     found = configured(statistics=str(statistics))
     assert verdicts(check_model(found)) == ["ok", "ok"]
     missing = configured(statistics=str(tmp_path / "none"))
-    assert verdicts(check_model(missing)) == ["ok", "failure"]
+    assert verdicts(check_model(missing)) == ["ok", "warning"]
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     info = json.loads((statistics / "info.json").read_text())
     (foreign / "info.json").write_text(json.dumps({**info, "tokenizer": "0" * 64}))
     other = configured(statistics=str(foreign))
-    assert verdicts(check_model(other)) == ["ok", "failure"]
+    assert verdicts(check_model(other)) == ["ok", "warning"]
 
 
 def test_chat_template(tmp_path: Path) -> None:
