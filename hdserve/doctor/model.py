@@ -17,6 +17,8 @@ from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 
+_PICKLED = "pytorch_model*.bin"
+
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
     subject = f"{model.name}: device"
@@ -75,7 +77,11 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     place = Path(resolve_model(model.model))
     if place.is_dir() and not _weight_files(model):
         text = f"{place} has no *.safetensors"
-        yield failure(subject, text, _download(model))
+        if any(place.glob(_PICKLED)):
+            remedy = "load_format: auto  # which loads pickled weights; they can run code"
+            yield failure(subject, f"{text}, but {_PICKLED}", remedy)
+        else:
+            yield failure(subject, text, _download(model))
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)
@@ -132,4 +138,6 @@ def weight_bytes(model: ModelConfig) -> int:
 
 def _weight_files(model: ModelConfig) -> list[Path]:
     """Of a local model; those of the hub are not asked for."""
-    return list(Path(resolve_model(model.model)).glob("*.safetensors"))
+    place = Path(resolve_model(model.model))
+    found = list(place.glob("*.safetensors"))
+    return found if found or model.load_format == "safetensors" else list(place.glob(_PICKLED))

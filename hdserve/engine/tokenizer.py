@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
-from hdserve.models import resolve_model
+from hdserve.models import is_path, resolve_model
 
 _DEVELOPER = "developer"
 _TOOLS = re.compile(r"\btools\b")
@@ -119,7 +119,11 @@ class Tokenizer:
             if name in options or name == "messages":
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
         if tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=list(tools))):
-            raise Unsupported("this model's chat template does not know tools", "tools")
+            reason = (
+                "this model's chat template does not know tools; `chat_template` of its "
+                "configuration can name one that does"
+            )
+            raise Unsupported(reason, "tools")
         self._check_shown(messages, has_tools=bool(tools))
         try:
             text = self._render(messages, tools, template_options)
@@ -233,6 +237,8 @@ def load_tokenizer(
     """
     template = None if chat_template is None else read_chat_template(chat_template)
     path = resolve_model(model)
+    if is_path(path) and not Path(path).is_dir():
+        raise ConfigError(f"cannot load the tokenizer of {model!r}: there is no such directory")
     try:
         return Tokenizer(
             AutoTokenizer.from_pretrained(
@@ -241,4 +247,6 @@ def load_tokenizer(
             template,
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load the tokenizer of {model!r}: {error}") from error
+        is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
+        reason = "it has no tokenizer.json" if is_missing else error
+        raise ConfigError(f"cannot load the tokenizer of {model!r}: {reason}") from error

@@ -397,3 +397,9 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     bare = configured(model=str(tmp_path / "m"))
     assert verdicts(check_model(bare)) == ["failure"]
+    (tmp_path / "m" / "pytorch_model.bin").touch()
+    (found,) = check_model(bare)
+    assert found.remedy.startswith("load_format: auto")
+    assert verdicts(check_model(bare)) == ["failure"]
+    pickled = configured(model=str(tmp_path / "m"), load_format="auto")
+    assert verdicts(check_model(pickled)) == ["ok", "ok"]

@@ -189,7 +189,7 @@ def test_a_template_of_its_own(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("hdserve-tiny", chat_template=path)
     assert tokenizer.decode(tokenizer.encode_chat([USER], {})) == "hi?"
     assert tokenizer.decode(tokenizer.encode_chat([USER], {}, [{"type": "function"}])) == "hi!?"
-    with pytest.raises(Unsupported, match="does not know tools"):
+    with pytest.raises(Unsupported, match="does not know tools; `chat_template` of its config"):
         TOKENIZER.encode_chat([USER], {}, [{"type": "function"}])
     assert tokenizer.fingerprint == TOKENIZER.fingerprint
 
@@ -214,9 +214,14 @@ def test_the_text_of_one_token() -> None:
 
 
 def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) -> None:
-    """A directory without a tokenizer is named."""
-    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
-        load_tokenizer(str(tmp_path))
+    """In one line: a directory that is not there, or without a tokenizer."""
+    for path, reason in (
+        (tmp_path, "it has no tokenizer.json"),
+        (tmp_path / "none", "there is no such directory"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_tokenizer(str(path))
+        assert caught.value.message == f"cannot load the tokenizer of {str(path)!r}: {reason}"
 
 
 @given(st.text(max_size=40))
