@@ -77,6 +77,16 @@ class OpenAIClient:
         except (aiohttp.ClientError, TimeoutError):
             return None
 
+    async def fault(self, path: str) -> str:
+        """Why ``path`` is not read: what the server answers, or that it does not; empty where it
+        is."""
+        try:
+            async with self._open.get(self._base_url + path) as response:
+                is_read = response.status == 200
+                return "" if is_read else _refusal(response.status, await response.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return _named(error)
+
     async def first_model(self) -> str | None:
         """The first of ``/v1/models``; ``None`` where the server does not say."""
         text = await self.get_text("/v1/models")
@@ -103,7 +113,7 @@ class OpenAIClient:
             await self._stream({**self._body, **asked, **fields}, record)
         except (aiohttp.ClientError, TimeoutError, *_ODD_ANSWERS) as error:
             record.outcome = Outcome.FAILED
-            record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
+            record.error = _named(error)
         record.ended_s = time.monotonic()
         return record
 
@@ -173,6 +183,14 @@ def _text(choice: dict[str, Any]) -> str:
 async def _note_refusal(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
     is_full = response.status == 429
     record.outcome = Outcome.REJECTED if is_full else Outcome.FAILED
-    record.error = f"{response.status}: {await response.text()}"[:_MAX_ERROR_CHARACTERS]
+    record.error = _refusal(response.status, await response.text())
     wait_s = response.headers.get("retry-after", "")
     record.retry_after_s = float(wait_s) if wait_s.isdigit() else 0.0
+
+
+def _refusal(status: int, text: str) -> str:
+    return f"{status}: {text}"[:_MAX_ERROR_CHARACTERS]
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]

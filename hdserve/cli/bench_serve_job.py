@@ -79,10 +79,10 @@ async def _first_model(target: Target) -> str:
     client = OpenAIClient(target.base_url, target.api, {}, api_key=target.api_key)
     async with client:
         found = await client.first_model()
-        answers = found is not None or await client.get_text("/v1/models") is not None
+        fault = "" if found is not None else await client.fault("/v1/models")
     url = f"{target.base_url}/v1/models"
-    if not answers:
-        raise ConfigError(f"{url} cannot be read: does the server run, and does it want --api-key?")
+    if fault:
+        raise ConfigError(f"{url} cannot be read: {fault}")
     if found is None:
         raise ConfigError(f"{url} names no model; say which with --model")
     return found

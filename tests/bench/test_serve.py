@@ -126,11 +126,18 @@ def test_wrong_options_are_named(
     assert server.bodies == []
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "reason"), [(None, "ClientConnectorError: Cannot connect"), ("/none", "404: ")]
+)
+def test_a_server_that_cannot_be_asked_is_told(
+    server: StandIn, tmp_path: Path, place: str | None, reason: str
+) -> None:
+    """With what it answers, or why it does not."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"turns": ["good"]}\n')
-    arguments = ["bench", "serve", "--base-url", "http://127.0.0.1:1", "--prompts", str(prompts)]
-    with pytest.raises(ConfigError, match="does the server run"):
+    base_url = "http://127.0.0.1:1" if place is None else server.base_url + place
+    arguments = ["bench", "serve", "--base-url", base_url, "--prompts", str(prompts)]
+    with pytest.raises(ConfigError, match=f"/v1/models cannot be read: {reason}"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
