@@ -37,7 +37,7 @@ def test_examples_are_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_there_is_an_example_of_each_kind() -> None:
     names = {path.stem for path in EXAMPLES}
-    assert names == {"one_model", "several_models", "namespaces", "gpu"}
+    assert names == {"one_model", "several_models", "namespaces", "gpu", "tools"}
 
 
 MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"

@@ -146,6 +146,17 @@ def test_what_a_template_leaves_out_is_refused(
     assert caught.value.param == "messages"
 
 
+def test_the_template_of_the_example() -> None:
+    """It shows tools, calls and results; without them it is the model's own."""
+    path = Path(__file__).parent.parent.parent / "examples" / "configs" / "tools.jinja"
+    tokenizer = load_tokenizer("hdserve-tiny", chat_template=path)
+    ids = tokenizer.encode_chat([USER, CALLING, RESULT], {}, [TOOL])
+    text = tokenizer.decode(ids)
+    for shown in ('{"name": "f", "parameters": ', '{"name": "f", "arguments": {"a": 1}}', "42"):
+        assert shown in text
+    assert tokenizer.encode_chat([USER], {}) == TOKENIZER.encode_chat([USER], {})
+
+
 def test_a_template_is_asked_once(tmp_path: Path) -> None:
     """What it shows is not found out at every request."""
     num_rendered = 0
