@@ -70,11 +70,18 @@ def export(root: Root, archive: Archive, model: Model = None, json_path: Json = 
 
 @app.command("import", cls=JsonCommand)
 @interruptible("the same command adds what is not there yet")
-def import_(archive: Archive, root: Root, model: Model = None, json_path: Json = None) -> None:
+def import_(
+    archive: Archive,
+    root: Root,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model that is to have it; default: the one that generated it."),
+    ] = None,
+    json_path: Json = None,
+) -> None:
     """Add what a file holds to a database that is not in use.
 
-    `--model` names the model that is to have it, if that is not the one that generated it; the
-    tokenizer must be the same.
+    The tokenizer of the model that is to have it must be that of the one that generated it.
     """
     output = JsonOutput(json_path)
     found = archives.read_archive_key(archive)

@@ -132,6 +132,12 @@ class OutputStore:
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; what cannot be used is logged, set aside and left out."""
+        if self._may_take_over and not self.is_writable and not self._failure:
+            logger.error(
+                "%s is in use by another process: its outputs are read, new ones stay in "
+                "memory until it ends",
+                self.directory,
+            )
         paths = self.directory.iterdir() if self.directory.exists() else ()
         for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)
@@ -212,13 +218,6 @@ class OutputStore:
             self.is_writable = self._acquire(lock_timeout_s)
         except OSError as error:  # what is there may be read all the same
             self._count_failure(error)
-            return
-        if not self.is_writable:
-            logger.error(
-                "%s is in use by another process: its outputs are read, new ones stay in "
-                "memory until it ends",
-                self.directory,
-            )
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -289,11 +289,15 @@ def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
     store.close()
 
 
-def test_import_into_a_database_in_use_is_refused(tmp_path: Path) -> None:
+def test_import_into_a_database_in_use_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the error alone: nothing is kept in memory until the database is free."""
     store = fill(tmp_path)
     archives.export_database(tmp_path, KEY, tmp_path / "copy")
     with pytest.raises(DatabaseError, match="in use"):
         archives.import_archive(tmp_path / "copy", tmp_path, KEY)
+    assert caplog.text == ""
     store.close()
     assert archives.import_archive(tmp_path / "copy", tmp_path, KEY) == 0
 
