@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from deployments.gateway import Gateway
 from deployments.protocol import ChatBody, CompletionBody, Speculation, StreamOptions
 from deployments.responses_protocol import ResponsesBody
 from deployments.routes import build_api
+from hdserve.bench.replay_files import read_replay
 from hdserve.cli import app as command
 from hdserve.config import default_config
 from tests.documents import ROOT, texts
@@ -119,7 +121,7 @@ def undocumented(model: type[BaseModel], text: str) -> list[str]:
 
 def test_the_draft_source_drafts() -> None:
     """The class of the guide guesses right, and changes nothing."""
-    (program,) = texts("docs/adding-a-draft-source.md", "python")
+    program, _ = texts("docs/adding-a-draft-source.md", "python")
     names: dict[str, Any] = {"__name__": "example"}
     exec(program, names)
     drafter = names["PhraseDrafter"]()
@@ -130,6 +132,22 @@ def test_the_draft_source_drafts() -> None:
     assert seq.token_ids == wanted
     assert seq.counts.num_accepted_tokens > 10
     assert drafter._next == {}
+
+
+def test_what_the_guide_records_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts and answers, in the order of the prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "A taxi"}\n{"prompt": "A train"}\n')
+    _, program = texts("docs/adding-a-draft-source.md", "python")
+    exec(program, {"__name__": "example"})
+    rows = list(read_replay("recorded.jsonl"))
+    assert [row.name for row in rows] == ["0", "1"]
+    assert all(row.prompt and row.response for row in rows)
+    arguments = ["bench", "replay", "--eval", "recorded.jsonl", "--mode", "online", "--json"]
+    outcome = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert outcome.exit_code == 0
 
 
 def test_the_offline_program_of_the_quick_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = json.dumps({"text": "A table for two in San Jose, please. " * 5}) + "\n"
     (directory / "texts.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     recorded = {"id": "r", "task": "t", "prompt": [1, 2, 3], "response": [4, 5, 6] * 5}
+    (directory / "recorded.jsonl").write_text(json.dumps(recorded) + "\n")
     for part in ("eval", "fill"):
         path = directory / f"recorded.{part}.jsonl.gz"
         path.write_bytes(gzip.compress((json.dumps(recorded) + "\n").encode()))

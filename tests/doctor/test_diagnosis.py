@@ -364,7 +364,7 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
-    """Statistics that are missing, or of another tokenizer, are named: it is served without them."""
+    """Statistics that are missing, or of another tokenizer, are named: it serves without them."""
     (statistics, *_) = bundled_statistics()
     assert verdicts(check_model(configured())) == ["ok", "ok"]
     assert verdicts(check_model(configured(statistics=None))) == ["ok", "ok"]
