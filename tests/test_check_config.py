@@ -117,7 +117,8 @@ def test_lines_within_a_serve_config_file(tmp_path: Path) -> None:
     ):
         path.write_text(head + config)
         error: Any = check(path).exception
-        assert f"\n{place}: there is no directory ./nothing" in error.message
+        missing = Path("nothing").absolute()  # what is relative begins here, not at the file
+        assert f"\n{place}: there is no directory {missing}" in error.message
 
 
 def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

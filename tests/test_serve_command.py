@@ -270,7 +270,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     [
         ({"access": {"admin_key": "short"}}, "HDSERVE_ADMIN_KEY: a key needs at least 16"),
         ({"access": {"api_keys_file": "/nothing"}}, "cannot read the API keys in /nothing"),
-        ({"models": [{"name": "m", "model": "./nothing"}]}, "there is no directory ./nothing"),
+        ({"models": [{"name": "m", "model": "./nothing"}]}, "there is no directory /"),
     ],
 )
 def test_what_would_not_start_is_told_before_anything_starts(

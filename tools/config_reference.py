@@ -26,7 +26,8 @@ _INTRODUCTION = """\
 environment variable `HDSERVE_CONFIG`. Without any of them the bundled models are served. The file
 is YAML; an unknown key is an error that names the known ones, and a wrong value is an error that
 says what is expected, each with its line. `hdserve check-config FILE.yaml` checks it without
-starting anything. A smallest one:
+starting anything. A relative path begins at the working directory of the command, not at the file;
+where a cluster has several nodes, paths should be absolute. A smallest one:
 
 ```yaml
 models:

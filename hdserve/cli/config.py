@@ -137,7 +137,7 @@ def _problems(config: ServeConfig) -> Iterator[tuple[Location, str]]:
 
 def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
     if is_path(model.model) and not os.path.isdir(model.model):
-        yield ("model",), f"there is no directory {model.model}"
+        yield ("model",), f"there is no directory {Path(model.model).absolute()}"
     wanted, longest = model.engine.max_model_len, context_length(model.model)
     if wanted is not None and longest is not None and wanted > longest:
         reason = f"the model was made for {longest} tokens, not for {wanted}"
@@ -184,7 +184,8 @@ def _warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     for index, model in enumerate(config.models):
         directory = model.statistics
         if directory not in (None, "bundled") and not os.path.isdir(directory):
-            reason = f"there is no directory {directory} here; without one there is less to draft"
+            absolute = Path(directory).absolute()
+            reason = f"there is no directory {absolute} here; without one there is less to draft"
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"

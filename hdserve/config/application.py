@@ -99,12 +99,12 @@ class AccessConfig(StrictModel):
     """Who may use the application.  Files are read again when they change."""
 
     api_keys_file: Path | None = None
-    """A line per key: the key and the namespace of its model databases, ``default`` without one.
-    ``None`` lets everybody in.  ``HDSERVE_API_KEYS_FILE`` replaces it."""
+    """A line per key: the key, of 16 characters at least, and the namespace of its model databases,
+    ``default`` without one.  ``None`` lets everybody in.  ``HDSERVE_API_KEYS_FILE`` replaces it."""
 
     admin_key_file: Path | None = None
-    """A file of one line, the key for ``/v1/speculation``, which is closed while there is no such
-    file.  ``HDSERVE_ADMIN_KEY_FILE`` replaces it."""
+    """A file of one line, the key for ``/v1/speculation``, of 16 characters at least; it is closed
+    while there is no such file.  ``HDSERVE_ADMIN_KEY_FILE`` replaces it."""
 
     admin_key: SecretStr | None = None
     """That key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
