@@ -80,6 +80,11 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
         (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),
+        (
+            MODEL % ", aliases: [a], draft_from: [b, b]",
+            "two models are called 'a'; a: draft_from names 'b' twice; "
+            "a: draft_from names the unknown model 'b'",
+        ),
         (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: a number"),
         (
             MODEL % ", engine: {max_model_len: 1000000}",

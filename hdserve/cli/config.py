@@ -33,10 +33,11 @@ def check_config(
 ) -> None:
     """Check a configuration file without starting anything.
 
-    Every mistake is named with its line, unknown keys with the nearest known one, and the exit
-    status is 2.  Files of keys that are missing or open to everybody are warnings.  With --json
-    they are `problems` and `warnings`.  `hdserve doctor --config FILE` says what of it this machine
-    can serve.
+    Mistakes are named with their lines, unknown keys with the nearest known one, and the exit
+    status is 2.  What several keys say together is named by model, once each of them is right.
+    Files of keys that are missing or open to everybody are warnings.  With --json they are
+    `problems` and `warnings`.  `hdserve doctor --config FILE` says what of it this machine can
+    serve.
     """
     output = JsonOutput(json_path)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.model import ModelConfig
 from hdserve.config.reserved import Reserved
-from hdserve.config.strict_model import StrictModel, check_is_once
+from hdserve.config.strict_model import StrictModel
 
 
 class ModelDatabaseConfig(StrictModel):
@@ -159,16 +160,21 @@ class ServeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        if faults := "; ".join(self._name_faults()):
+            raise ValueError(faults)
+        return self
+
+    def _name_faults(self) -> Iterator[str]:
         names = [name for model in self.models for name in (model.name, *model.aliases)]
-        for name in names:
+        for name in dict.fromkeys(names):
             if names.count(name) > 1:
-                raise ValueError(f"two models are called {name!r}")
+                yield f"two models are called {name!r}"
         known = {model.name for model in self.models}
         for model in self.models:
-            check_is_once(f"{model.name}: draft_from names", model.draft_from)
-            for other in model.draft_from:
+            for other in dict.fromkeys(model.draft_from):
+                if model.draft_from.count(other) > 1:
+                    yield f"{model.name}: draft_from names {other!r} twice"
                 if other == model.name:
-                    raise ValueError(f"{model.name}: draft_from names the model itself")
-                if other not in known:
-                    raise ValueError(f"{model.name}: draft_from names the unknown model {other!r}")
-        return self
+                    yield f"{model.name}: draft_from names the model itself"
+                elif other not in known:
+                    yield f"{model.name}: draft_from names the unknown model {other!r}"
