@@ -62,7 +62,7 @@ def _check_is_one() -> None:
     Raises:
         DatabaseError: several clusters run on this machine.
     """
-    found = sorted(find_gcs_addresses())
+    found = sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
     if len(found) > 1:
         addresses = ", ".join(found)
         raise DatabaseError(
