@@ -287,10 +287,9 @@ def test_what_may_not_be_looked_at(tmp_path: Path) -> None:
             *check_model_database(config),
             *check_model(config.models[0]),
         ]
-    failures = [finding for finding in found if finding.verdict is Verdict.FAILURE]
-    assert len(failures) == 3
-    assert all(item.remedy.startswith("sudo chmod a+rX /") for item in failures)
-    assert verdicts(failures) == ["failure"] * 3
+    faults = [finding for finding in found if finding.verdict is not Verdict.OK]
+    assert all(item.remedy.startswith("sudo chmod a+rX /") for item in faults)
+    assert verdicts(faults) == ["failure", "failure", "warning"]
 
 
 @pytest.mark.parametrize(
