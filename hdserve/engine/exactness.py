@@ -60,7 +60,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """Those that cost least first."""
-    if runner.always_attends and can_pack(runner.model.module):
+    if runner.attends_by_tiles and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):
         yield Shapes(is_exact=True)
@@ -216,7 +216,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether forwards at ``shapes`` take about as long as others, for one row after some context
     and for chunks of a prompt."""
     are_same_rows = replace(runner.shapes, is_exact=True) == shapes
-    if are_same_rows and runner.always_attends:
+    if are_same_rows and runner.attends_by_tiles:
         return True  # they are no other forwards
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     longest = min(runner.cache.num_rows, runner.model.max_model_len)

@@ -174,9 +174,9 @@ class ModelRunner:
         return self._fixed is not None
 
     @property
-    def always_attends(self) -> bool:
-        """Whether the kernel attends for all rows at any shapes."""
-        return self._attention is not None and self._attention.max_rows == UNLIMITED
+    def attends_by_tiles(self) -> bool:
+        """Whether the tiles of the processor attend, for all rows at any shapes."""
+        return self._attention is not None and self._attention.uses_tiles
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], num_top: int = 1) -> list[NodeOutputs | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -12,11 +13,13 @@ import torch
 from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import exact_candidates
+from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
 from hdserve.tree import DraftTree
 from tests.models import VOCAB_SIZE, make_model
 
@@ -37,6 +40,16 @@ def logits_of(runner: ModelRunner, num_drafts: int) -> torch.Tensor:
     runner.cache.free(segment)
     assert outputs is not None
     return outputs.logits[0]
+
+
+def test_attention_that_is_fast_for_all_rows_says_nothing_of_products() -> None:
+    """Exact forwards are other ones then, and have their price; only in tiles they are the same."""
+    model = prepare_model(make_model(dtype=torch.bfloat16, head_dim=64), EngineConfig())
+    model = replace(model, max_attended_rows=UNLIMITED)
+    cache = KVCache(model.kv_shape, 64, model.dtype, model.device)
+    assert TreeAttention.can_read(cache)
+    has_tiles = multiplies_tiles(model.device, model.dtype)
+    assert ModelRunner(model, cache).attends_by_tiles is has_tiles
 
 
 def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
