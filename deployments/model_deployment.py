@@ -40,13 +40,14 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         options["autoscaling_config"] = config.autoscaling.model_dump(exclude_none=True)
     else:
         options["num_replicas"] = config.max_num_replicas
-    options["request_router_config"] = {
-        "request_router_class": "deployments.forgetful_router.LoadRouter"
-    }
     if config.session_affinity:
         options["request_router_config"] = {
             "request_router_class": "deployments.session_router.SessionRouter",
             "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
+        }
+    else:
+        options["request_router_config"] = {
+            "request_router_class": "deployments.forgetful_router.LoadRouter"
         }
     deployment = serve.deployment(**options)(ModelServer)
     return deployment.bind(

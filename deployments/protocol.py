@@ -45,6 +45,7 @@ _SAMPLING_FIELDS = (
 
 
 MAX_DATABASES = 16
+"""Named by a request; there are fewer."""
 
 
 class StreamOptions(Body):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +64,16 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
 def _heed_interruptions() -> None:
     """Also where the tests run in the background of a shell, which ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def interrupted_at(
+    number: int, calls: Iterator[int], function: Callable[..., object]
+) -> Callable[..., object]:
+    """``function``, interrupted instead of its call of this number, as ``calls`` counts them."""
+
+    def call(*arguments: object, **options: object) -> object:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return call

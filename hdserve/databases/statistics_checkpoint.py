@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from hdserve.config import StrictModel
+from hdserve.databases.snapshot import sync_directory, write_file
 from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
@@ -75,14 +76,12 @@ class Checkpoint(Generic[ProgressT]):
         shutil.rmtree(self._new, ignore_errors=True)
         builder.write(self._new)
         try:
-            path = self._new / PROGRESS_NAME
-            written = path.with_suffix(".new")
-            written.write_text(progress.model_dump_json(), encoding="utf-8")
-            written.replace(path)
+            write_file(self._new / PROGRESS_NAME, progress.model_dump_json().encode())
             shutil.rmtree(self._old, ignore_errors=True)
             if self.directory.exists():
                 self.directory.rename(self._old)
             self._new.rename(self.directory)
+            sync_directory(self.directory.parent)
         except OSError as error:
             raise DatabaseError(f"{self.directory}: cannot be written: {error}") from error
         shutil.rmtree(self._old, ignore_errors=True)

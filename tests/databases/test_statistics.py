@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from hdserve.databases.statistics import (
     StatisticsDatabase,
 )
 from hdserve.errors import DatabaseError, SnapshotError
+from tests.interruption import interrupted_at
 
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
 
@@ -172,7 +172,7 @@ def test_one_database_is_whole_wherever_the_next_is_interrupted(
         calls = iter(range(100))
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             for name in ("replace", "unlink"):
-                patch.setattr(Path, name, _interrupted_at(num_calls, calls, getattr(Path, name)))
+                patch.setattr(Path, name, interrupted_at(num_calls, calls, getattr(Path, name)))
             _build(tmp_path / "s", TEXT, TEXT)
         database = StatisticsDatabase.open(tmp_path / "s")
         database.verify()
@@ -180,17 +180,6 @@ def test_one_database_is_whole_wherever_the_next_is_interrupted(
         _build(tmp_path / "s", TEXT)
         assert len(list((tmp_path / "s").iterdir())) == 2
         shutil.rmtree(tmp_path / "s")
-
-
-def _interrupted_at(
-    number: int, calls: Iterator[int], function: Callable[..., object]
-) -> Callable[..., object]:
-    def call(*arguments: object, **options: object) -> object:
-        if next(calls) == number:
-            raise KeyboardInterrupt
-        return function(*arguments, **options)
-
-    return call
 
 
 def test_what_is_mapped_stays_when_it_is_replaced(tmp_path: Path) -> None:

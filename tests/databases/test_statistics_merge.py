@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from hdserve.databases.statistics_checkpoint import PROGRESS_NAME, Checkpoint
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
-from tests.interruption import interrupt_when
+from tests.interruption import interrupt_when, interrupted_at
 
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6, 7]
 
@@ -127,17 +126,18 @@ def test_half_a_progress_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     builder.add("corpus", TEXT)
     checkpoint = Checkpoint(tmp_path / "merged", MergeProgress)
     progress = MergeProgress(sources=(), max_bytes=1, num_merged=0)
-    write_text = Path.write_text
+    replace, interruptions = Path.replace, []
 
-    def interrupted(path: Path, text: str, encoding: str) -> int:
-        if path.stem != Path(PROGRESS_NAME).stem:
-            return write_text(path, text, encoding)
-        path.touch()
+    def interrupted(path: Path, target: Path) -> Path:
+        if target.name != PROGRESS_NAME:
+            return replace(path, target)
+        interruptions.append(path.read_bytes())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", interrupted)
+    monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(builder, progress)
+    assert interruptions == [progress.model_dump_json().encode()]
     assert checkpoint.load() is None
 
 
@@ -168,24 +168,13 @@ def test_one_checkpoint_is_whole_wherever_the_next_is_interrupted(
             (Path, "unlink"),
             (shutil, "rmtree"),
         ):
-            patch.setattr(owner, name, _interrupted_at(num_calls, calls, getattr(owner, name)))
+            patch.setattr(owner, name, interrupted_at(num_calls, calls, getattr(owner, name)))
         save(3)
     assert num_saved() in ((2, 2), (3, 3))
     save(4)
     assert num_saved() == (4, 4)
     checkpoint.remove()
     assert list((tmp_path / "merged").iterdir()) == []
-
-
-def _interrupted_at(
-    number: int, calls: Iterator[int], function: Callable[..., object]
-) -> Callable[..., object]:
-    def call(*arguments: object, **options: object) -> object:
-        if next(calls) == number:
-            raise KeyboardInterrupt
-        return function(*arguments, **options)
-
-    return call
 
 
 def test_the_command_goes_on(tmp_path: Path) -> None:

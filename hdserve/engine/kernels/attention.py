@@ -23,7 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call, Tile, query_at
+from hdserve.engine.kernels.attention_call import (
+    QUERIES_PER_TILE,
+    Call,
+    Tile,
+    lists_at,
+    query_at,
+    terms_of,
+)
 from hdserve.engine.kernels.attention_numbers import SINGLE, Numbers
 from hdserve.engine.kernels.attention_scores import KEYS_AT_ONCE, scores_of
 from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, values_of
@@ -140,18 +147,16 @@ def attend(
         sinks_at: float32 ``[num_heads]``, a score for each head that takes its share of attention
             and gives nothing (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"); 0 for none.
     """
-    stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
+    stored = integers_at(stored_at, 1, 6)[0]
     num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    num_rows = listed[3]
+    spans, rows, tails = lists_at(listed_at)
+    num_rows = rows.shape[0]
     queries = float_matrices_at(queries_at, num_rows, num_heads, key_size)
     attended = float_matrices_at(attended_at, num_rows, num_heads, value_size)
-    spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], num_rows, 3)
-    tails = integers_at(listed[4], 1, listed[5])[0]
     scores = floats_at(scores_at, QUERIES_PER_TILE, scores_size)
     words = words_at(scores_at, QUERIES_PER_TILE, scores_size)
-    sinks = floats_at(sinks_at, min(sinks_at, 1), num_heads)
     arrays = attended, spans, rows, tails, scores, words
-    terms = np.float32(scale), np.float32(softcap), window, sinks
+    terms = terms_of(scale, softcap, window, sinks_at, num_heads)
     if is_bfloat16:
         keys = bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
         values = bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels.compiled import inlined
+from hdserve.engine.kernels.memory import floats_at, integers_at
 
 QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
@@ -70,6 +71,21 @@ class Query(NamedTuple):
     place: int
     row: int
     head: int
+
+
+@inlined
+def lists_at(address: int) -> Any:
+    """Spans, rows and tails, of whose addresses and numbers there are six int64 at ``address``."""
+    listed = integers_at(address, 1, 6)[0]
+    spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], listed[3], 3)
+    return spans, rows, integers_at(listed[4], 1, listed[5])[0]
+
+
+@inlined
+def terms_of(scale: float, softcap: float, window: int, sinks_at: int, num_heads: int) -> Any:
+    """The terms of a call, as an entry point is told them."""
+    sinks = floats_at(sinks_at, min(sinks_at, 1), num_heads)
+    return np.float32(scale), np.float32(softcap), window, sinks
 
 
 @inlined

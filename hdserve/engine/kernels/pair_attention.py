@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from hdserve.engine.kernels.attention import attender
-from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call, lists_at, terms_of
 from hdserve.engine.kernels.attention_numbers import Numbers
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
@@ -81,22 +79,20 @@ def attend_in_pairs(
     Args:
         queries_at: of bfloat16, keys a multiple of ``NUM_PAIRED``.
     """
-    stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
+    stored = integers_at(stored_at, 1, 6)[0]
     num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    num_rows = listed[3]
+    spans, rows, tails = lists_at(listed_at)
+    num_rows = rows.shape[0]
     call = Call(
         bfloat_matrices_at(queries_at, num_rows, num_heads, key_size),
         bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
         bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
         float_matrices_at(attended_at, num_rows, num_heads, value_size),
-        integers_at(listed[0], listed[1], 3),
-        integers_at(listed[2], num_rows, 3),
-        integers_at(listed[4], 1, listed[5])[0],
+        spans,
+        rows,
+        tails,
         floats_at(scores_at, QUERIES_PER_TILE, scores_size),
         words_at(scores_at, QUERIES_PER_TILE, scores_size),
-        np.float32(scale),
-        np.float32(softcap),
-        window,
-        floats_at(sinks_at, min(sinks_at, 1), num_heads),
+        *terms_of(scale, softcap, window, sinks_at, num_heads),
     )
     _attend(call, first_item, stop_item)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
+from hdserve.engine.kernels.attention_call import lists_at, terms_of
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -340,9 +341,10 @@ def attend_by_tiles(
         room_at: room for :func:`room_floats`, zeros at first.
         configuration: of the tiles.
     """
-    stored, listed = integers_at(stored_at, 1, 6)[0], integers_at(listed_at, 1, 6)[0]
+    stored = integers_at(stored_at, 1, 6)[0]
     num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    num_rows = listed[3]
+    spans, rows, tails = lists_at(listed_at)
+    num_rows = rows.shape[0]
     turned_at = room_at + key_size // 2 * NUM_LANES * 4
     weights_at = turned_at + TILE_ROWS * NUM_LANES * 4
     paired_at = weights_at + _LEFT_BYTES
@@ -352,9 +354,9 @@ def attend_by_tiles(
         bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
         bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
         float_matrices_at(attended_at, num_rows, num_heads, value_size),
-        integers_at(listed[0], listed[1], 3),
-        integers_at(listed[2], num_rows, 3),
-        integers_at(listed[4], 1, listed[5])[0],
+        spans,
+        rows,
+        tails,
         floats_at(scores_at, TILE_ROWS, scores_size),
         words_at(room_at, key_size // 2, NUM_LANES),
         floats_at(turned_at, TILE_ROWS, NUM_LANES),
@@ -362,10 +364,7 @@ def attend_by_tiles(
         bfloats_at(paired_at, NUM_SUMS * TILE_ROWS, PAIRED),
         floats_at(sums_at, TILE_ROWS, NUMBERS_AT_ONCE),
         floats_at(sums_at + TILE_ROWS * NUMBERS_AT_ONCE * 4, TILE_ROWS, _MAX_LAST),
-        np.float32(scale),
-        np.float32(softcap),
-        window,
-        floats_at(sinks_at, min(sinks_at, 1), num_heads),
+        *terms_of(scale, softcap, window, sinks_at, num_heads),
     )
     tiles.configure(configuration, (0,))
     _attend(call, first_item, stop_item)
