@@ -11,9 +11,14 @@ from hdserve.bench.contenders import Contender, EngineContender, GenerateContend
 from hdserve.bench.prompts import EncodedPrompt, encode_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
+from hdserve.bench.replay_setup import open_statistics
 from hdserve.config import ModelConfig, checked
 from hdserve.engine.host import ModelHost
+from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow, read_prompts
+
+MAX_STATISTICS_BYTES = 2 << 30
+"""Of statistics that are counted from recorded requests."""
 
 
 def make_host(
@@ -32,6 +37,23 @@ def make_host(
     }
     config = checked(ModelConfig, values)
     return ModelHost(config) if random_weights is None else random_host(config, random_weights)
+
+
+def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -> None:
+    """Have engines that are made from now on draft from ``paths`` and no other statistics.
+
+    Args:
+        is_replay: whether the choices are recorded ones, so that ids are of no tokenizer of ours.
+
+    Raises:
+        ConfigError: the statistics are of another tokenizer than the prompts will be.
+        DatabaseError: see :func:`open_statistics`.
+    """
+    corpus = open_statistics(paths, MAX_STATISTICS_BYTES)
+    assert corpus is not None, "there are paths"
+    if not is_replay and corpus.info.tokenizer != host.tokenizer.fingerprint:
+        raise ConfigError("--statistics: these are of another tokenizer than the model's")
+    host.statistics = corpus
 
 
 def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:

@@ -10,8 +10,9 @@ from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.config.strict_yaml import read_yaml
 from hdserve.databases.ngram import MAX_TOKEN_ID
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import INFO_NAME, StatisticsBuilder, StatisticsDatabase
 from hdserve.errors import ConfigError, DatabaseError
+from hdserve.journal import file_digest
 
 UNKNOWN_TOKENIZER = "unknown"
 
@@ -83,3 +84,8 @@ def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase
     if not builder.corpora:
         raise DatabaseError("the statistics files hold no text")
     return builder.finish()
+
+
+def source_digest(path: Path) -> str | None:
+    """Of a replay file, or of what names the checksum of a statistics database."""
+    return file_digest(path / INFO_NAME if path.is_dir() else path)

@@ -53,6 +53,13 @@ class EngineOptions:
             help="Whose answers warm the model database: a file as of --prompts, or of --replay.",
         ),
     ] = None
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Statistics, instead of those that ship: directories made by `statistics build`, "
+            "or with --replay recorded requests.",
+        ),
+    ] = None
     limit: Limit = None
     rounds: Annotated[int, typer.Option(help="How often all is measured.", min=1)] = 9
     exact: Annotated[bool, typer.Option(help="As `engine.exact: true` of a server.")] = False

@@ -15,9 +15,11 @@ from hdserve.bench.engine_setup import (
     make_host,
     prompt_tasks,
     replay_tasks,
+    use_statistics,
 )
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.replay_files import read_replay
+from hdserve.bench.replay_setup import source_digest
 from hdserve.cli.progress import progress
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.host import ModelHost
@@ -42,6 +44,8 @@ class EngineJob:
         self._options = options
         compiles = can_compile() if options.compile_ is None else options.compile_
         self._host = _make_host(options, compiles=compiles)
+        if options.statistics:
+            use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
         self._shown = _shown(options, self._host, compiles=compiles)
         self.journal = Journal(result_path, self._shown | _unshown(options))
         state = cast("State", options.state)
@@ -118,6 +122,7 @@ def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[s
         "exact": options.exact,
         "compiled": compiles,
         "state": options.state,
+        "statistics": _statistics_name(options, host),
         "commit": commit(),
         "dtype": str(host.model.dtype).removeprefix("torch."),
         "num_threads": host.num_threads,
@@ -125,10 +130,16 @@ def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[s
     }
 
 
+def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
+    shipped = "none" if host.statistics is None else "shipped"
+    return ", ".join(path.name for path in options.statistics or ()) or shipped
+
+
 def _unshown(options: EngineOptions) -> dict[str, Any]:
     """The rest of what the results depend on."""
     files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
+        "statistics": [source_digest(path) for path in options.statistics or ()],
         "max_tokens": options.max_tokens,
         "batch_sizes": options.sizes,
         "compare": options.compare,

@@ -20,6 +20,7 @@ from hdserve.bench.replay_setup import (
     largest_id,
     load_drafting,
     open_statistics,
+    source_digest,
     with_min_score,
 )
 from hdserve.cli.interruption import how_to_go_on, interruptible
@@ -28,11 +29,11 @@ from hdserve.cli.options import takes
 from hdserve.cli.progress import progress
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import INFO_NAME, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.errors import ConfigError
-from hdserve.journal import Journal, file_digest
+from hdserve.journal import Journal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +145,7 @@ def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]
     """The rest of what the result depends on."""
     files = (options.evaluate, *(options.fill or ()), *(options.statistics or ()))
     return {
-        "digests": [_digest(path) for path in files],
+        "digests": [source_digest(path) for path in files],
         "drafting": drafting.model_dump(mode="json"),
         "limit": options.limit,
         "database_mib": options.database_mib,
@@ -190,11 +191,6 @@ def _make_drafters(
     for each in drafters:
         each.warm_up()
     return drafters
-
-
-def _digest(path: Path) -> str | None:
-    """Of a replay file, or of what names the checksum of a statistics database."""
-    return file_digest(path / INFO_NAME if path.is_dir() else path)
 
 
 def _table(result: ReplayResult, title: str) -> Table:

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from hdserve.bench.contenders import EngineContender, GenerateContender, Measurement, Run, Task
 from hdserve.bench.engine import Runs, filling, run_rounds
-from hdserve.bench.engine_setup import replay_tasks
+from hdserve.bench.engine_setup import replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.cli import app
 from hdserve.config import ModelConfig
+from hdserve.core import Source
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
@@ -86,6 +87,27 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path) -> None:
     (task,) = replay_tasks(path, None, make_host(), 8)
     assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
     assert task.recorded == [(6, 7)]
+
+
+def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:
+    """A copy of no request and of nothing generated before is accepted from them alone."""
+    answer = [50 + (7 * index) % 97 for index in range(60)]
+    row = {"id": "a", "task": "qa", "prompt": [5, 6], "response": answer}
+    path = tmp_path / "replay.jsonl"
+    path.write_text(3 * (json.dumps(row) + "\n"), encoding="utf-8")
+    host = make_host()
+    use_statistics(host, [path], is_replay=True)
+    hierarchy = EngineContender("hierarchy", host, is_drafting=True, state="cold")
+    (task,) = replay_tasks(path, 1, host, len(answer))
+    measured = to_the_end(hierarchy.run(task, 1, len(answer), {"temperature": 0.0}))
+    assert measured.drafts.accepted_by_source[Source.STATISTICS] > len(answer) // 2
+
+
+def test_statistics_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replay.jsonl"
+    path.write_text('{"id": "a", "prompt": [5, 6], "response": [7]}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        use_statistics(make_host(), [path], is_replay=False)
 
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
