@@ -87,6 +87,7 @@ class ReplicaMetrics:
         stats = engine.stats
         yield Sample("vllm:num_requests_running", stats.num_running)
         yield Sample("vllm:num_requests_waiting", stats.num_waiting)
+        yield Sample("vllm:num_preemptions", stats.num_preemptions)
         yield Sample("vllm:kv_cache_usage_perc", stats.kv_cache_usage)
         yield Sample("vllm:prompt_tokens", stats.num_prompt_tokens)
         yield Sample("vllm:prefix_cache_queries", stats.num_queried_tokens)

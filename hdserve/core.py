@@ -281,6 +281,8 @@ class Sequence:
         request_id: unique among the running sequences of an engine.
         token_ids: the prompt, then the output so far.
         num_reused_tokens: tokens of the prompt that an earlier sequence had left in the KV cache.
+        num_prefilled_tokens: tokens of the prompt that have been in the KV cache; when they are
+            computed again, they are not counted again.
         num_unobserved_tokens: the last ones, which drafters have not been told of yet.
         max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
             model's context.
@@ -304,6 +306,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_cached_tokens: int = 0
     num_reused_tokens: int = 0
+    num_prefilled_tokens: int = 0
     num_unobserved_tokens: int = 0
     max_total_tokens: int = 0
     admitted_s: float | None = None

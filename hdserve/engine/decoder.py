@@ -52,6 +52,11 @@ class SequenceDecoder:
     def __post_init__(self) -> None:
         self._noise_key = sequence_key(self.seq.params.seed, self.seq.choice_index)
 
+    def set_aside(self) -> None:
+        """Take no memory of the device until the next choice."""
+        if self.history is not None:
+            self.history.set_aside()
+
     def score(self, prompt_logits: torch.Tensor) -> None:
         """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``.
 

@@ -179,7 +179,7 @@ class Engine:
             if seq.request_id == request_id:
                 self._scheduler.waiting.remove(seq)
                 seq.finish_reason = FinishReason.ABORT
-                self._forget(seq)
+                self._finish(seq)
                 return
         for slot in self._scheduler.running:
             if slot.seq.request_id == request_id:
@@ -220,12 +220,12 @@ class Engine:
         started = time.perf_counter()
         if self._faster is not None and self._faster.done():
             self._change_over(self._faster)
+        for seq in self._scheduler.make_room():
+            self._decoders[seq.request_id].set_aside()
+            self._stats.num_preemptions += 1
         for seq in self._scheduler.admit():
-            seq.admitted_s = time.monotonic()
-            self._stats.num_prompt_tokens += seq.num_reused_tokens
-            if not seq.scores_prompt:
-                self._stats.num_queried_tokens += seq.num_prompt_tokens
-            self._stats.num_reused_tokens += seq.num_reused_tokens
+            if seq.admitted_s is None:  # else it was preempted
+                self._count_admitted(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return []
@@ -271,10 +271,7 @@ class Engine:
         chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
-            if not work.slot.is_plain:  # else they were counted before they were tried again
-                self._stats.num_prompt_tokens += max(
-                    0, min(work.num_tokens, seq.num_prompt_tokens - seq.num_cached_tokens)
-                )
+            self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             output = self._decide(work, tree, outputs, moves, chosen.get(seq.request_id))
             if output is None:
                 continue
@@ -364,15 +361,26 @@ class Engine:
     def _finish(self, seq: core.Sequence) -> None:
         if self._drafters.has_started(seq):
             self._drafters.finish(seq)
-        self._forget(seq)
-
-    def _forget(self, seq: core.Sequence) -> None:
         del self._decoders[seq.request_id]
         assert seq.finish_reason is not None
         counts = self._stats.num_finished
         counts[seq.finish_reason] = counts.get(seq.finish_reason, 0) + 1
         if self._on_finish is not None:
             self._drafters.run("engine", "on_finish", self._on_finish, seq)
+
+    def _count_admitted(self, seq: core.Sequence) -> None:
+        seq.admitted_s = time.monotonic()
+        seq.num_reused_tokens = seq.num_cached_tokens
+        self._count_prefilled(seq, seq.num_reused_tokens)
+        if not seq.scores_prompt:
+            self._stats.num_queried_tokens += seq.num_prompt_tokens
+        self._stats.num_reused_tokens += seq.num_reused_tokens
+
+    def _count_prefilled(self, seq: core.Sequence, num_tokens: int) -> None:
+        """The first ``num_tokens`` tokens are in the KV cache now."""
+        before = seq.num_prefilled_tokens
+        seq.num_prefilled_tokens = max(before, min(num_tokens, seq.num_prompt_tokens))
+        self._stats.num_prompt_tokens += seq.num_prefilled_tokens - before
 
     def _count_step(
         self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]

@@ -42,6 +42,15 @@ class Segment:
         return self.start + self.num_rows
 
 
+class Owned(NamedTuple):
+    """A segment, of whose first columns ``num_used`` hold something, and which is to have
+    ``num_rows`` rows, aligned and no fewer than it has."""
+
+    segment: Segment
+    num_used: int
+    num_rows: int
+
+
 class LayerShape(NamedTuple):
     """What one token stores in a layer: ``num_heads`` keys of ``key_size`` and values of
     ``value_size`` numbers."""
@@ -174,24 +183,33 @@ class KVCache:
         for stored in self._stored:
             stored.narrow(2, segment.start, segment.num_rows).zero_()
 
-    def compact(self, owned: Sequence[tuple[Segment, int]]) -> list[Segment]:
-        """Move all segments to the beginning, so that the free rows lie together.
+    def compact(self, owned: Sequence[Owned]) -> list[Segment]:
+        """Move all segments to the beginning, so that the free rows lie together, and let them
+        grow.
 
         Args:
-            owned: every segment, and how many of its first columns hold something.
+            owned: every segment; there are free rows enough for those that grow.
 
         Returns:
             Where each of them is now.
         """
-        moved = {}
-        next_row = 0
-        for segment, num_used in sorted(owned, key=lambda pair: pair[0].start):
-            self.copy(segment.start, next_row, num_used)
-            moved[segment] = Segment(next_row, segment.num_rows)
-            next_row += segment.num_rows
+        in_order = sorted(owned, key=lambda one: one.segment.start)
+        starts, next_row = [], 0
+        for one in in_order:
+            self.copy(one.segment.start, next_row, one.num_used)
+            starts.append(next_row)
+            next_row += one.segment.num_rows
         assert next_row + self.num_free_rows == self.num_rows, "a segment was forgotten"
-        self._free = [Segment(next_row, self.num_free_rows)] if self.num_free_rows else []
-        return [moved[segment] for segment, _ in owned]
+        moved: dict[Segment, Segment] = {}
+        end = num_taken = sum(one.num_rows for one in in_order)
+        assert num_taken <= self.num_rows, "there is no room to grow"
+        for one, start in zip(reversed(in_order), reversed(starts), strict=True):
+            end -= one.num_rows
+            self.copy(start, end, one.num_used)
+            moved[one.segment] = Segment(end, one.num_rows)
+        gap = Segment(num_taken, self.num_rows - num_taken)
+        self._free = [gap] if gap.num_rows else []
+        return [moved[one.segment] for one in owned]
 
     def copy(self, source: int, target: int, num_rows: int) -> None:
         """Copy ``num_rows`` rows from row ``source`` to row ``target`` in all layers, as if

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
-from hdserve.engine.kv_cache import KVCache, Segment, align
+from hdserve.engine.kv_cache import KVCache, Owned, Segment, align
 
 BLOCK_TOKENS = 32
 """Prefixes are found by whole blocks of this many tokens, then extended token by token."""
@@ -97,30 +97,57 @@ class PrefixCache:
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return align(num_rows) <= self.cache.num_free_rows + num_idle_rows
 
-    def compact(self, running: Sequence[tuple[Segment, int]], num_rows: int) -> list[Segment]:
-        """Put all free rows together; of what ended sequences left the oldest goes, until there are
-        ``num_rows``.
+    def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
+        """``num_rows`` rows for a running sequence, more than it has: behind its own where they are
+        free, else elsewhere, where what its first ``num_used`` columns hold is moved.
+
+        Returns:
+            Where it is now; ``None`` when there is no gap of that size, and then nothing has
+            changed.
+        """
+        num_more = align(num_rows) - segment.num_rows
+        if self.cache.allocate_at(segment.end, num_more) is not None:
+            grown = Segment(segment.start, segment.num_rows + num_more)
+        elif self.cache.has_room(num_rows, [entry.segment for entry in self._idle()]):
+            grown = self._allocate_anywhere(num_rows)
+            self.cache.copy(segment.start, grown.start, num_used)
+            self.cache.free(segment)
+        else:
+            return None
+        self._move({segment.start: grown})
+        return grown
+
+    def compact(self, running: Sequence[Owned], num_rows: int = 0) -> list[Segment]:
+        """Put all free rows together, and let running sequences grow; of what ended sequences left
+        the oldest goes, until there are ``num_rows`` beside.
 
         Args:
-            running: the segments of all running sequences, and how many of their first columns
-                hold something.
+            running: the segments of all running sequences.
 
         Returns:
             Where each of them is now.
         """
+        num_more = sum(one.num_rows - one.segment.num_rows for one in running)
         for entry in [*self._idle()]:
-            if self.cache.num_free_rows >= align(num_rows):
+            if self.cache.num_free_rows >= align(num_rows) + num_more:
                 break
             self._evict(entry)
-        owned = [*running, *((entry.segment, len(entry.token_ids)) for entry in self._idle())]
+        idle = [
+            Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
+            for entry in self._idle()
+        ]
+        owned = [*running, *idle]
         moved = self.cache.compact(owned)
-        now = {old.start: segment for (old, _), segment in zip(owned, moved, strict=True)}
-        entries = [*self._entries.values()]
+        self._move({one.segment.start: now for one, now in zip(owned, moved, strict=True)})
+        return moved[: len(running)]
+
+    def _move(self, moved: Mapping[int, Segment]) -> None:
+        """Find entries in the segments they are in now, by where they began."""
+        entries = [entry for entry in self._entries.values() if entry.segment.start in moved]
         for entry in entries:
             self._remove(entry)
         for entry in entries:
-            self._insert(replace(entry, segment=now[entry.segment.start]))
-        return moved[: len(running)]
+            self._insert(replace(entry, segment=moved[entry.segment.start]))
 
     def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
         """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
@@ -171,6 +198,10 @@ class PrefixCache:
                 return segment
         if source is not None and source.segment.start in self._entries:
             self._entries.move_to_end(source.segment.start)
+        return self._allocate_anywhere(num_rows)
+
+    def _allocate_anywhere(self, num_rows: int) -> Segment:
+        """There is room where what ended sequences left goes, the oldest first."""
         segment = self.cache.allocate(num_rows)
         while segment is None:
             self._evict(next(self._idle()))

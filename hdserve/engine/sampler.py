@@ -160,7 +160,8 @@ class HistoryTerms:
     Args:
         token_ids: the prompt.
         ending_token_ids: tokens that ``min_tokens`` forbids at first.
-        device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on.
+        device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on
+            until they are set aside.
     """
 
     BYTES_PER_TOKEN: ClassVar = 9
@@ -174,7 +175,7 @@ class HistoryTerms:
         device: torch.device,
     ) -> None:
         self._params = params
-        self._num_output_tokens = 0
+        self._chosen: list[int] = []
         self._seen = sorted(set(token_ids))
         self._ending = sorted(ending_token_ids)
         self._vocab_size, self._device = vocab_size, device
@@ -183,13 +184,16 @@ class HistoryTerms:
     def _terms(self) -> _Terms:
         size, device, params = self._vocab_size, self._device, self._params
         is_seen = torch.zeros(size, dtype=torch.bool, device=device)
+        chosen = torch.tensor(self._chosen, dtype=torch.int64)
         is_seen[torch.tensor(self._seen, dtype=torch.int64)] = True
+        is_seen[chosen] = True
+        counts = torch.bincount(chosen, minlength=size).to(device, torch.float32)
         bias = torch.zeros(size, device=device)
         biases = [float(each) for each in params.logit_bias.values()]
         biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
         bias[biased] = torch.tensor(biases, device=device)
         ending = torch.tensor(self._ending, dtype=torch.int64, device=device)
-        return _Terms(is_seen, torch.zeros(size, device=device), bias, ending)
+        return _Terms(is_seen, counts, bias, ending)
 
     def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
         """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
@@ -205,15 +209,20 @@ class HistoryTerms:
         logits = logits - params.frequency_penalty * terms.counts
         logits = logits - params.presence_penalty * (terms.counts > 0)
         logits = logits + terms.bias
-        if self._num_output_tokens < params.min_tokens and not may_end:
+        if len(self._chosen) < params.min_tokens and not may_end:
             logits[:, terms.ending] = -torch.inf
         return logits
 
     def push(self, token_id: int) -> None:
         """``token_id`` was chosen and is now part of the history."""
-        self._num_output_tokens += 1
-        self._terms.is_seen[token_id] = True
-        self._terms.counts[token_id] += 1
+        terms = self._terms
+        terms.is_seen[token_id] = True
+        terms.counts[token_id] += 1
+        self._chosen.append(token_id)
+
+    def set_aside(self) -> None:
+        """Give the memory on the device back until the next use."""
+        self.__dict__.pop("_terms", None)
 
 
 def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hdserve.core import Sequence
-from hdserve.engine.kv_cache import Segment
+from hdserve.engine.kv_cache import Owned, Segment, align
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 
 _MAX_CHUNK_SCORES = 1 << 22
 """Tokens of a chunk times tokens they attend to: 16 MiB of mask in float32."""
+
+GROWTH_TOKENS = 256
+_GROWTH_SHARE = 8
+"""A sequence gets room for so many tokens at a time, or for this part of those it has: to move one
+costs as much as it has, so each token is moved a bounded number of times."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,17 +67,27 @@ class Scheduled:
 class Scheduler:
     """Admits sequences in the order of arrival and splits prompts into chunks.
 
-    A sequence is admitted when there are a slot and rows for all tokens it may ever have, so memory
-    never runs out later; where the rows are not in one place, running sequences move together.
-    Every decoding sequence takes part in every step; prompts share as many rows of it as ``pace``
-    gives, oldest first, so a long prompt does not stall the others; deep inside a very long one a
-    chunk is shorter, so that memory stays bounded.
+    A sequence is admitted when there are a slot and rows for the tokens it has and some more; it
+    grows as it is decoded.  When no rows are left the youngest is preempted: it waits, the first of
+    those that do, and goes on later with the tokens it has, some of whose keys and values may still
+    be there then.  So memory never runs out, the oldest always goes on, and what a request might
+    generate but does not takes no room from others::
+
+        rows   |aaaaaaa++ |bbbb++    |ccccccc++ |    + room to grow
+               |aaaaaaaaaaaaa++ |bbbbbb++       |    a has moved c out of the way
+
+    Where the rows are not in one place, running sequences move together.  Every decoding sequence
+    takes part in every step; prompts share as many rows of it as ``pace`` gives, oldest first, so a
+    long prompt does not stall the others; deep inside a very long one a chunk is shorter, so that
+    memory stays bounded.
 
     Args:
         prefixes: gives the segments.
-        num_extra_rows: rows a segment has beyond the sequence's longest length, for its drafts.
+        num_extra_rows: rows a segment has beyond the tokens it has room for, for drafts.
         max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
             bounded.
+        growth_tokens: what a sequence has room for beyond the tokens it has, at least, unless it
+            ends before.
     """
 
     def __init__(
@@ -83,12 +98,14 @@ class Scheduler:
         pace: PrefillPace,
         num_extra_rows: int,
         max_scored_tokens: int,
+        growth_tokens: int = GROWTH_TOKENS,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._pace = pace
         self._num_extra_rows = num_extra_rows
         self._max_scored_tokens = max_scored_tokens
+        self._growth_tokens = growth_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
 
@@ -112,6 +129,28 @@ class Scheduler:
         assert fits, "a sequence larger than the cache was queued"
         self.waiting.append(seq)
 
+    def make_room(self) -> list[Sequence]:
+        """Let sequences grow that could not hold the drafts of a step, the oldest first.
+
+        Returns:
+            Those that were preempted for it.
+        """
+        preempted: list[Sequence] = []
+        for slot in [*self.running]:
+            num_needed = len(slot.seq.token_ids) + self._num_extra_rows
+            while slot.segment.num_rows < num_needed and slot in self.running:
+                if not self._grow(slot):
+                    preempted.append(self._preempt_youngest())
+        return preempted
+
+    def _preempt_youngest(self) -> Sequence:
+        """Of those that can go on later; its rows are for others as soon as they are needed."""
+        slot = next(slot for slot in reversed(self.running) if not slot.seq.scores_prompt)
+        self.release(slot)
+        slot.seq.num_cached_tokens = 0
+        self.waiting.appendleft(slot.seq)
+        return slot.seq
+
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to slots as far as there is room.
 
@@ -125,7 +164,7 @@ class Scheduler:
                 break
             if self._waits_for_choice(seq):
                 continue
-            num_rows = seq.max_total_tokens + self._num_extra_rows
+            num_rows = self._num_rows(seq)
             placed = self._place(seq, num_rows)
             if placed is None and self._prefixes.has_room_in_parts(num_rows):
                 self._compact(num_rows)
@@ -133,11 +172,31 @@ class Scheduler:
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
-            seq.num_reused_tokens = seq.num_cached_tokens
             self.waiting.remove(seq)
             self.running.append(Slot(seq, segment))
             admitted.append(seq)
         return admitted
+
+    def _num_rows(self, seq: Sequence) -> int:
+        """Rows for the tokens that ``seq`` has, some more, and drafts; all it may ever need where
+        its prompt is scored, which cannot begin anew."""
+        num_tokens = seq.max_total_tokens
+        if not seq.scores_prompt:
+            num_known = len(seq.token_ids)
+            room = max(self._growth_tokens, num_known // _GROWTH_SHARE)
+            num_tokens = min(num_tokens, num_known + room)
+        return num_tokens + self._num_extra_rows
+
+    def _grow(self, slot: Slot) -> bool:
+        num_rows = self._num_rows(slot.seq)
+        grown = self._prefixes.grow(slot.segment, slot.seq.num_cached_tokens, num_rows)
+        if grown is not None:
+            slot.segment = grown
+            return True
+        if not self._prefixes.has_room_in_parts(align(num_rows) - slot.segment.num_rows):
+            return False
+        self._compact(growing=slot)
+        return True
 
     def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
         prompt = () if seq.scores_prompt else seq.token_ids  # a row that is reused has no logits
@@ -167,10 +226,18 @@ class Scheduler:
         self.running.clear()
         self._prefixes.reset()
 
-    def _compact(self, num_rows: int) -> None:
-        """Move the sequences so that ``num_rows`` free rows lie together."""
-        running = [(slot.segment, slot.seq.num_cached_tokens) for slot in self.running]
-        moved = self._prefixes.compact(running, num_rows)
+    def _compact(self, num_rows: int = 0, growing: Slot | None = None) -> None:
+        """Move the sequences so that ``num_rows`` free rows lie together, and ``growing`` has more
+        room."""
+        owned = [
+            Owned(
+                slot.segment,
+                slot.seq.num_cached_tokens,
+                align(self._num_rows(slot.seq)) if slot is growing else slot.segment.num_rows,
+            )
+            for slot in self.running
+        ]
+        moved = self._prefixes.compact(owned, num_rows)
         for slot, segment in zip(self.running, moved, strict=True):
             slot.segment = segment
 
@@ -214,7 +281,7 @@ class Scheduler:
         slot.is_offered = True
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a sequence that has ended; its segment as soon as it is needed."""
+        """Free the slot of a sequence that goes no further; its segment as soon as it is needed."""
         self.running.remove(slot)
         seq = slot.seq
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing

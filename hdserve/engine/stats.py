@@ -71,6 +71,7 @@ class EngineStats:
     Attributes:
         num_queried_tokens: prompt tokens that were looked for in the KV cache.
         num_reused_tokens: those that were found.
+        num_preemptions: how often a running sequence had to wait for room.
         num_drafter_failures: by ``drafter.call``.
         drafter_times_s: by drafter and call.
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget.
@@ -82,6 +83,7 @@ class EngineStats:
     num_queried_tokens: int = 0
     num_reused_tokens: int = 0
     num_output_tokens: int = 0
+    num_preemptions: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     times: StepTimes = field(default_factory=StepTimes)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hdserve.engine.kv_cache import ROW_ALIGNMENT, KVCache, KVShape, Segment, align
+from hdserve.engine.kv_cache import ROW_ALIGNMENT, KVCache, KVShape, Owned, Segment, align
 
 SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=3, key_size=4, value_size=5)
 CPU = torch.device("cpu")
@@ -44,13 +44,18 @@ class CacheMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.segments) - 1))
         self.cache.free(self.segments.pop(index))
 
-    @rule()
-    def compact(self) -> None:
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
         num_free_rows = self.cache.num_free_rows
-        moved = self.cache.compact([(segment, 0) for segment in self.segments])
-        sizes = [segment.num_rows for segment in self.segments]
-        assert [segment.num_rows for segment in moved] == sizes
-        self.segments = moved
+        wanted = []
+        for segment in self.segments:
+            num_more = data.draw(st.integers(0, num_free_rows // ROW_ALIGNMENT)) * ROW_ALIGNMENT
+            wanted.append(segment.num_rows + num_more)
+            num_free_rows -= num_more
+        self.segments = self.cache.compact(
+            [Owned(segment, 0, rows) for segment, rows in zip(self.segments, wanted, strict=True)]
+        )
+        assert [segment.num_rows for segment in self.segments] == wanted
         assert self.largest_gap() == num_free_rows
 
     def owned(self) -> list[int]:
@@ -204,6 +209,14 @@ def test_a_forgotten_segment_is_our_own_fault() -> None:
     cache.allocate(64)
     with pytest.raises(AssertionError):
         cache.compact([])
+
+
+def test_growing_beyond_the_rows_is_our_own_fault() -> None:
+    cache = make_cache()
+    segment = cache.allocate(64)
+    assert segment is not None
+    with pytest.raises(AssertionError, match="no room to grow"):
+        cache.compact([Owned(segment, 0, cache.num_rows + ROW_ALIGNMENT)])
 
 
 def test_freeing_twice_is_our_own_fault() -> None:

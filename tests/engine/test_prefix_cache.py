@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hdserve.core import PromptScores, SpeculationParams
 from hdserve.engine.engine import Engine
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import KVCache, KVShape, Owned, Segment, align
 from hdserve.engine.prefix_cache import BLOCK_TOKENS, PrefixCache
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
@@ -148,7 +148,7 @@ def test_running_sequences_are_found_where_they_moved() -> None:
     assert model.prefixes.place([1], "a", 160) is None
     assert model.prefixes.has_room_in_parts(160)
     assert not model.prefixes.has_room_in_parts(161)
-    assert model.prefixes.compact([(segment, len(prompt))], 160) == [Segment(0, 160)]
+    assert model.prefixes.compact([Owned(segment, len(prompt), 160)], 160) == [Segment(0, 160)]
     assert model.serve([*prompt, 3], num_rows=160) == len(prompt)
     assert model.serve(ended, num_rows=160) == 0
 
@@ -167,10 +167,30 @@ def test_what_ended_moves_along() -> None:
     model.prefixes.release(ended[1], texts[2], "a")
     model.prefixes.release(ended[0], texts[1], None)
     model.prefixes.release(ended[2], texts[3], "a")
-    model.prefixes.compact([(running, LONG)], 128)
+    model.prefixes.compact([Owned(running, LONG, running.num_rows)], 128)
     assert model.cache.has_room(128)
     assert model.serve([*texts[3], 1], num_rows=128) == LONG
     assert model.serve([*texts[2], 1], num_rows=128) == 0
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_what_grows_can_still_be_copied_from(is_blocked: bool) -> None:
+    """Behind its own rows, or elsewhere if another sequence is there."""
+    model = Model(num_rows=640)
+    prompt = make_prompt(LONG)
+    placed = model.prefixes.place(prompt, "a", 128)
+    assert placed is not None
+    segment, _ = placed
+    model.write(segment, prompt)
+    model.prefixes.offer(segment, prompt, "a")
+    if is_blocked:
+        assert model.prefixes.place([1], "a", 32) is not None
+    grown = model.prefixes.grow(segment, LONG, 256)
+    assert grown is not None
+    assert (grown.num_rows, grown.start > segment.start) == (256, is_blocked)
+    assert model.serve([*prompt, 3], num_rows=160) == LONG
+    assert model.read(grown, LONG) == contents(prompt)
+    model.prefixes.release(grown, prompt, None)
 
 
 def test_the_oldest_goes_first() -> None:
@@ -236,15 +256,31 @@ class PrefixMachine(RuleBasedStateMachine):
         self.model.write(segment, tokens, num_reused)
         self.running.append((segment, tokens, namespace))
 
-    @rule(num_rows=st.integers(0, 512))
-    def compact(self, num_rows: int) -> None:
-        moved = self.model.prefixes.compact(
-            [(segment, len(tokens)) for segment, tokens, _ in self.running], num_rows
-        )
+    @rule(num_rows=st.integers(0, 512), num_more=st.integers(0, 100))
+    def compact(self, num_rows: int, num_more: int = 0) -> None:
+        """The oldest grows, if it may."""
+        owned = [Owned(s, len(tokens), s.num_rows) for s, tokens, _ in self.running]
+        if owned and self.model.prefixes.has_room_in_parts(num_more):
+            first = owned[0]
+            owned[0] = first._replace(num_rows=first.num_rows + align(num_more))
+        moved = self.model.prefixes.compact(owned, num_rows)
+        assert [s.num_rows for s in moved] == [one.num_rows for one in owned]
         self.running = [
             (segment, tokens, namespace)
             for segment, (_, tokens, namespace) in zip(moved, self.running, strict=True)
         ]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_more=st.integers(1, 200))
+    def grow(self, data: st.DataObject, num_more: int) -> None:
+        """Where there is no gap, nothing changes; what others may reuse of it, they still do."""
+        index = data.draw(st.integers(0, len(self.running) - 1))
+        segment, tokens, namespace = self.running[index]
+        num_rows = segment.num_rows + num_more
+        grown = self.model.prefixes.grow(segment, len(tokens), num_rows)
+        if grown is not None:
+            assert grown.num_rows == align(num_rows)
+            self.running[index] = grown, tokens, namespace
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), offers=st.booleans(), is_kept=st.booleans())

@@ -261,6 +261,8 @@ def test_history_terms_equal_their_definitions(name: str) -> None:
         assert torch.equal(logits, before), "the model's logits are for others, too"
         if num_output < len(output):
             history.push(output[num_output])
+        if num_output == 2:
+            history.set_aside()
 
 
 def test_repetition_penalty_equals_that_of_transformers() -> None:

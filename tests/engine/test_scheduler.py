@@ -20,7 +20,10 @@ MAX_SCORED_TOKENS = 6
 
 
 def make_scheduler(
-    num_rows: int = 320, max_num_sequences: int = 3, prefill_chunk_tokens: int = 10
+    num_rows: int = 320,
+    max_num_sequences: int = 3,
+    prefill_chunk_tokens: int = 10,
+    growth_tokens: int = 256,
 ) -> tuple[Scheduler, KVCache]:
     cache = KVCache(
         KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu")
@@ -31,6 +34,7 @@ def make_scheduler(
         pace=PrefillPace(prefill_chunk_tokens, 2.0),
         num_extra_rows=NUM_EXTRA_ROWS,
         max_scored_tokens=MAX_SCORED_TOKENS,
+        growth_tokens=growth_tokens,
     )
     return scheduler, cache
 
@@ -59,6 +63,7 @@ def process(scheduled: list[Scheduled], num_accepted: int = 0) -> None:
 
 def step(scheduler: Scheduler) -> list[str]:
     """One whole step; the names of the sequences that took part."""
+    scheduler.make_room()
     scheduler.admit()
     scheduled = scheduler.schedule()
     process(scheduled)
@@ -199,8 +204,9 @@ def test_no_more_than_the_slots() -> None:
     assert cache.usage == 0.0
 
 
-def test_room_is_reserved_for_everything_a_sequence_may_need() -> None:
-    """A segment holds prompt, longest output and drafts; what fits exactly is taken."""
+def test_what_fits_exactly_is_taken() -> None:
+    """The longest sequence leaves room for its drafts and nothing else; a longer one is our own
+    fault."""
     scheduler, cache = make_scheduler(num_rows=64)
     assert scheduler.max_total_tokens == cache.num_rows - NUM_EXTRA_ROWS
     largest = make_sequence("a", 40, scheduler.max_total_tokens - 40)
@@ -211,20 +217,64 @@ def test_room_is_reserved_for_everything_a_sequence_may_need() -> None:
     assert scheduler.running[0].segment.num_rows >= largest.max_total_tokens + NUM_EXTRA_ROWS
 
 
+def test_what_may_be_generated_takes_no_room_yet() -> None:
+    """Sequences that may become as long as the cache run together while they are short."""
+    scheduler, _ = make_scheduler(num_rows=320, growth_tokens=16)
+    for name in "abc":
+        scheduler.add(make_sequence(name, 30, 250))
+    assert [seq.request_id for seq in scheduler.admit()] == ["a", "b", "c"]
+
+
+def test_the_youngest_makes_room() -> None:
+    """It waits in front of those that came after it, and goes on with the tokens it has."""
+    scheduler, _ = make_scheduler(192, prefill_chunk_tokens=64, growth_tokens=16)
+    for name in "abc":
+        scheduler.add(make_sequence(name, 20, 100))
+    scheduler.add(make_sequence("late", 3))
+    while not (preempted := scheduler.make_room()):
+        scheduler.admit()
+        process(scheduler.schedule())
+    (third,) = preempted
+    assert third.num_output_tokens > 30
+    assert third.num_cached_tokens == 0
+    assert [slot.seq.request_id for slot in scheduler.running] == ["a", "b"]
+    assert [seq.request_id for seq in scheduler.waiting] == ["c", "late"]
+    while scheduler.has_work:
+        step(scheduler)
+    assert third.num_output_tokens == 100
+
+
+def test_a_prompt_that_is_scored_is_never_preempted() -> None:
+    """Its log probabilities cannot begin anew, so it has room for all it may need."""
+    scheduler, _ = make_scheduler(num_rows=256, growth_tokens=16)
+    scheduler.add(make_sequence("a", 20, 200))
+    scored = make_sequence("scored", 90, 20, prompt_logprobs=0)
+    scheduler.add(scored)
+    scheduler.admit()
+    assert scheduler.running[1].segment.num_rows >= 90 + 20 + NUM_EXTRA_ROWS
+    while not (preempted := scheduler.make_room()):
+        scheduled = [work for work in scheduler.schedule() if work.slot.seq is not scored]
+        process(scheduled)
+    assert [seq.request_id for seq in preempted] == ["a"]
+    assert [slot.seq for slot in scheduler.running] == [scored]
+
+
 @settings(max_examples=40)
 @given(
     sequences=st.lists(
-        st.tuples(st.integers(1, 80), st.integers(1, 12), st.integers(0, 12)), max_size=12
+        st.tuples(st.integers(1, 80), st.integers(1, 70), st.integers(0, 12)), max_size=12
     ),
     chunk=st.integers(1, 40),
     num_slots=st.integers(1, 5),
+    growth_tokens=st.sampled_from([1, 20, 256]),
 )
 def test_everything_finishes(
-    sequences: list[tuple[int, int, int]], chunk: int, num_slots: int
+    sequences: list[tuple[int, int, int]], chunk: int, num_slots: int, growth_tokens: int
 ) -> None:
     """Whatever arrives and when: all finish, start in the order of arrival, take part in steps
-    with no more prompt tokens than the chunk, and leave the cache empty."""
-    scheduler, cache = make_scheduler(160, num_slots, chunk)
+    with no more prompt tokens than the chunk and room for their drafts, and leave the cache
+    empty."""
+    scheduler, cache = make_scheduler(160, num_slots, chunk, growth_tokens)
     arriving = [
         (at, make_sequence(str(number), prompt, output))
         for number, (prompt, output, at) in enumerate(sequences)
@@ -234,7 +284,11 @@ def test_everything_finishes(
     for now in range(2000):
         while pending and pending[0][0] <= now:
             scheduler.add(pending.pop(0)[1])
-        started += [seq.request_id for seq in scheduler.admit()]
+        scheduler.make_room()
+        admitted = [seq.request_id for seq in scheduler.admit()]
+        started += [name for name in admitted if name not in started]
+        for slot in scheduler.running:
+            assert slot.segment.num_rows >= len(slot.seq.token_ids) + NUM_EXTRA_ROWS
         scheduled = scheduler.schedule()
         num_idle = 0 if scheduled else num_idle + 1
         assert not scheduler.has_work or scheduled, "there is work, but nothing is done"
