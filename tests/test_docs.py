@@ -11,12 +11,21 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from deployments.gateway import Gateway
-from deployments.protocol import ChatBody, CompletionBody, Speculation, StreamOptions
+from deployments.messages import MAX_MESSAGES
+from deployments.protocol import (
+    MAX_CHOICES,
+    ChatBody,
+    CompletionBody,
+    Speculation,
+    StreamOptions,
+)
 from deployments.responses_protocol import ResponsesBody
 from deployments.routes import build_api
+from deployments.sequence_builder import MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
 from hdserve.cli import app as command
 from hdserve.config import default_config
+from hdserve.core import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from tests.documents import ROOT, texts
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
@@ -105,6 +114,20 @@ def test_every_route_is_documented() -> None:
 @pytest.mark.parametrize("model", [ChatBody, CompletionBody, Speculation, StreamOptions])
 def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
     assert undocumented(model, read(ROOT / "docs/http.md")) == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        f"are at most {MAX_PROMPT_LOGPROBS:,} in a request",
+        f"answers per prompt, up to {MAX_CHOICES};",
+        f"up to {MAX_MESSAGES} of `system`",
+        f"up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_CHARACTERS} characters",
+        f"`top_logprobs` (up to {MAX_TOP_LOGPROBS})",
+    ],
+)
+def test_limits_of_requests_are_documented(limit: str) -> None:
+    assert limit in read(ROOT / "docs/http.md").replace("\n", " ")
 
 
 def test_every_parameter_of_the_responses_api_is_documented() -> None:
