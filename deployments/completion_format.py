@@ -18,7 +18,7 @@ class CompletionFormat:
 
     Args:
         echoes: per prompt the text that comes before the answer; empty without ``echo``.
-        num_logprobs: how many of the likeliest tokens each token of an echo has at most.
+        num_logprobs: how many of the likeliest tokens each token has beside itself at most.
         num_prompt_logprobs: how many of them a choice of a whole answer shows at each place of its
             prompt; ``None`` shows nothing of it.
     """
@@ -85,12 +85,16 @@ class CompletionFormat:
         return {
             "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                None if token.logprob is None else _by_text(token.top[: self._num_logprobs])
-                for token in tokens
-            ],
+            "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _top(self, token: TokenInfo) -> dict[str, float] | None:
+        """By text: as many of the likeliest as were asked for, and the token itself."""
+        if token.logprob is None:
+            return None
+        own = Alternative(token.data, token.logprob, token.token_id)
+        return _by_text((*token.top[: self._num_logprobs], own))
 
 
 def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:

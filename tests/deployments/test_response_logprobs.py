@@ -50,7 +50,7 @@ def test_completion_logprobs() -> None:
     assert logprobs is not None
     assert logprobs.tokens == ["é", "yz"]
     assert logprobs.token_logprobs == [-0.5, -0.25]
-    assert logprobs.top_logprobs == [{"é": -0.5, "b": -1.0}, {}]
+    assert logprobs.top_logprobs == [{"é": -0.5, "b": -1.0}, {"yz": -0.25}]
     assert logprobs.text_offset == [0, 1]
     made = builder(CompletionFormat())
     chunks = [made.add(item)[0]["choices"][0]["logprobs"] for item in parts]
@@ -76,7 +76,14 @@ def test_an_echo_has_logprobs() -> None:
         assert body["logprobs"] == {
             "tokens": ["<s>", "bytes:\\xc3", "bytes:\\xa9", "on", "yz", "é"],
             "token_logprobs": [None, -1.5, -0.25, -0.75, -0.25, -0.5],
-            "top_logprobs": [None, {"a": -0.5}, {}, {}, {}, {"é": -0.5, "b": -1.0}],
+            "top_logprobs": [
+                None,
+                {"a": -0.5, "bytes:\\xc3": -1.5},
+                {"bytes:\\xa9": -0.25},
+                {"on": -0.75},
+                {"yz": -0.25},
+                {"é": -0.5, "b": -1.0},
+            ],
             "text_offset": offsets,
         }
         made = builder(CompletionFormat((f"{bos}éon",)))
@@ -138,7 +145,12 @@ def test_prompt_logprobs_are_no_echo() -> None:
     assert "prompt_logprobs" not in choice
     form = CompletionFormat(("a\ufffd",), num_logprobs=1, num_prompt_logprobs=2)
     (choice,) = collected(form, part)["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"b": -0.5}, {}]
+    assert choice["logprobs"]["top_logprobs"] == [
+        None,
+        {"b": -0.5, "a": -1.5},
+        {"b": -0.5, "bytes:\\xc3": -3.0},
+        {"yz": -0.25},
+    ]
     assert choice["prompt_logprobs"][1] == {"5": A, "6": B}
 
 
@@ -176,9 +188,21 @@ def test_an_echo_alone_has_no_logprobs() -> None:
 def test_of_two_tokens_with_one_text_the_likelier_is_shown() -> None:
     """So that the largest value stays that of the likeliest token."""
     twins = (Alternative(b"\n", -0.5), Alternative(b"\n", -3.0))
-    part = delta("x", logprobs=(TokenInfo(b"x", -1.0, twins),))
-    (choice,) = collected(CompletionFormat(), part)["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [{"\n": -0.5}]
+    tokens = (TokenInfo(b"x", -1.0, twins), TokenInfo(b"\n", -3.0, twins))
+    (choice,) = collected(CompletionFormat(), delta("x\n", logprobs=tokens))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"\n": -0.5, "x": -1.0}, {"\n": -0.5}]
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_the_chosen_token_is_beside_the_likeliest(num: int) -> None:
+    """As many as were asked for, and one more where it is none of them."""
+    top = (Alternative(b"a", -0.5), Alternative(b"b", -1.0))[:num]
+    tokens = (TokenInfo(b"c", -4.0, top), TokenInfo(b"a", -0.5, top))
+    (choice,) = collected(CompletionFormat(num_logprobs=num), delta("ca", logprobs=tokens))[
+        "choices"
+    ]
+    likeliest = {"a": -0.5} if num else {}
+    assert choice["logprobs"]["top_logprobs"] == [{**likeliest, "c": -4.0}, {"a": -0.5}]
 
 
 def test_offsets_are_counted_per_choice() -> None:
