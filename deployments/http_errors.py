@@ -13,7 +13,7 @@ from starlette.routing import Match
 
 from deployments.openai_objects import error_body
 from deployments.own_path import own_path, root_of
-from hdserve.errors import HdserveError, Overloaded, RequestError, RequestTimeout
+from hdserve.errors import HdserveError, ModelNotFound, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
@@ -31,8 +31,12 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, _on_unexpected)
 
 
-async def _on_error(_request: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HdserveError)
+    if isinstance(error, ModelNotFound):  # perhaps because of slashes around its name in the path
+        moved = _without_slashes(request)
+        if moved is not None:
+            return moved
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
@@ -45,11 +49,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
-        path = own_path(request.scope)
-        without_slashes = re.sub("/+", "/", path).rstrip("/")
-        if without_slashes != path and _is_served(request, without_slashes):
-            return _redirect(request, without_slashes)
-        message = _no_route(request, path)
+        moved = _without_slashes(request)
+        if moved is not None:
+            return moved
+        message = _no_route(request, own_path(request.scope))
     body = error_body(RequestError(message))
     body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
     headers = {**(error.headers or {})}
@@ -58,11 +61,15 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
-def _redirect(request: Request, path: str) -> RedirectResponse:
-    """To another path here.  Neither scheme nor host are in it: the server does not know by which
-    ones a proxy in front of it is asked."""
+def _without_slashes(request: Request) -> RedirectResponse | None:
+    """To the path without slashes too many, if that is another one, and served.  Neither scheme nor
+    host are in it: the server does not know by which ones a proxy in front of it is asked."""
+    path = own_path(request.scope)
+    meant = re.sub("/+", "/", path).rstrip("/")
+    if meant == path or not _is_served(request, meant):
+        return None
     query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(f"{root_of(request.scope)}{path}{query}")
+    return RedirectResponse(f"{root_of(request.scope)}{meant}{query}")
 
 
 def _no_route(request: Request, path: str) -> str:

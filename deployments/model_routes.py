@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 
 from deployments.generation_route import GENERATION_ERRORS
 
@@ -45,8 +44,6 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
         """One model and what its replica runs on."""
-        if not name:  # a slash too many behind the list
-            raise HTTPException(404)
         found = entry(name)
         info = await gateway.deadline().wait(gateway.describe(name))
         return {

@@ -80,6 +80,8 @@ def test_messages_about_unknown_routes_are_bounded() -> None:
         ("POST", "/v1/chat/completions/?a=b%20c", "/v1/chat/completions?a=b%20c"),
         ("GET", "/v1/models/", "/v1/models"),
         ("GET", "//v1//models", "/v1/models"),
+        ("GET", "/v1/models/hdserve-tiny/", "/v1/models/hdserve-tiny"),
+        ("HEAD", "/v1//models//hdserve-tiny", "/v1/models/hdserve-tiny"),
         ("HEAD", "/health/", "/health"),
         ("GET", "//elsewhere.example/health/", None),
         ("GET", "/v1/chat/completions/", None),
