@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from deployments.gateway import Gateway
 from deployments.messages import MAX_MESSAGES
 from deployments.protocol import (
+    MAX_ANSWERS,
     MAX_CHOICES,
     ChatBody,
     CompletionBody,
@@ -25,7 +26,12 @@ from deployments.sequence_builder import MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
 from hdserve.cli import app as command
 from hdserve.config import default_config
-from hdserve.core import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from hdserve.core import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+)
 from tests.documents import ROOT, texts
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
@@ -120,7 +126,8 @@ def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
     "limit",
     [
         f"are at most {MAX_PROMPT_LOGPROBS:,} in a request",
-        f"answers per prompt, up to {MAX_CHOICES};",
+        f"answers per prompt, up to {MAX_CHOICES}, and {MAX_ANSWERS} to all prompts",
+        f"up to {MAX_LOGIT_BIASES} token ids",
         f"up to {MAX_MESSAGES} of `system`",
         f"up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_CHARACTERS} characters",
         f"`top_logprobs` (up to {MAX_TOP_LOGPROBS})",
