@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
-_SHOWN_HEADERS = ("retry-after", "x-hdserve-ignored", "x-request-id")
+_SHOWN_HEADERS = ("retry-after", "x-hdserve-ignored", "x-request-id", "x-should-retry")
 
 
 def allow_origins(api: FastAPI, origins: Collection[str]) -> None:

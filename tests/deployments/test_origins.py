@@ -58,7 +58,7 @@ def test_pages_may_ask_where_their_origin_is_named(
         assert name in preflight.headers["access-control-allow-headers"]
     for answer in (preflight, health):
         assert "access-control-allow-credentials" not in answer.headers
-    for name in ("x-request-id", "x-hdserve-ignored", "retry-after"):
+    for name in ("x-request-id", "x-hdserve-ignored", "retry-after", "x-should-retry"):
         assert name in health.headers["access-control-expose-headers"]
 
 
