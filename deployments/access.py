@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.openai_objects import error_body
-from deployments.own_path import own_path
+from deployments.own_path import own_path, without_slashes
 from hdserve.access import Identity
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import Forbidden, Unauthorized
@@ -71,5 +71,5 @@ def require_admin(request: Request) -> None:
 
 
 def is_open(path: str) -> bool:
-    """Whether everybody may ask for it."""
-    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)
+    """Whether everybody may ask for it, or for the path it leads to."""
+    return without_slashes(path) in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)

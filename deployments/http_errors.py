@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from deployments.openai_objects import error_body
-from deployments.own_path import own_path, root_of
+from deployments.own_path import own_path, root_of, without_slashes
 from hdserve.errors import HdserveError, ModelNotFound, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
@@ -34,7 +33,7 @@ def add_error_handlers(api: FastAPI) -> None:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HdserveError)
     if isinstance(error, ModelNotFound):  # perhaps because of slashes around its name in the path
-        moved = _without_slashes(request)
+        moved = _moved(request)
         if moved is not None:
             return moved
     headers = {}
@@ -49,7 +48,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
-        moved = _without_slashes(request)
+        moved = _moved(request)
         if moved is not None:
             return moved
         message = _no_route(request, own_path(request.scope))
@@ -61,11 +60,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
-def _without_slashes(request: Request) -> RedirectResponse | None:
+def _moved(request: Request) -> RedirectResponse | None:
     """To the path without slashes too many, if that is another one, and served.  Neither scheme nor
     host are in it: the server does not know by which ones a proxy in front of it is asked."""
     path = own_path(request.scope)
-    meant = re.sub("/+", "/", path).rstrip("/")
+    meant = without_slashes(path)
     if meant == path or not _is_served(request, meant):
         return None
     query = f"?{request.url.query}" if request.url.query else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,3 +19,8 @@ def own_path(scope: Scope) -> str:
     """The path of a request below it."""
     path: str = scope["path"]
     return path.removeprefix(root_of(scope))
+
+
+def without_slashes(path: str) -> str:
+    """``path`` without slashes too many."""
+    return re.sub("/+", "/", path).rstrip("/") or "/"

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from deployments.body_limit import BodyLimit
 from deployments.gateway import Gateway
 from deployments.routes import build_api
+from hdserve.access import Access, ApiKey
 from hdserve.config import GatewayConfig, default_config
 
 
@@ -83,6 +84,7 @@ def test_messages_about_unknown_routes_are_bounded() -> None:
         ("GET", "/v1/models/hdserve-tiny/", "/v1/models/hdserve-tiny"),
         ("HEAD", "/v1//models//hdserve-tiny", "/v1/models/hdserve-tiny"),
         ("HEAD", "/health/", "/health"),
+        ("GET", "//", "/"),
         ("GET", "//elsewhere.example/health/", None),
         ("GET", "/v1/chat/completions/", None),
     ],
@@ -94,6 +96,18 @@ def test_slashes_too_many_lead_to_the_route(method: str, path: str, location: st
         answer = client.request(method, f"http://hdserve{path}", follow_redirects=False)
     assert answer.headers.get("location") == location
     assert answer.status_code == (404 if location is None else 307)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/health/", 307), ("//metrics", 307), ("/v1/models/", 401), ("/nowhere/", 401)],
+)
+def test_what_leads_to_an_open_route_needs_no_key(path: str, status: int) -> None:
+    """As the route itself needs none."""
+    access = Access(keys=(ApiKey(b"digest", "default"),))
+    with TestClient(build_api(Gateway(default_config(), {}, access))) as client:
+        answer = client.get(f"http://hdserve{path}", follow_redirects=False)
+    assert answer.status_code == status
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/version", "/docs", "/page/main.js"])
