@@ -124,7 +124,8 @@ class _Patience:
     to half a step, and after a long pause few of the times before it.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
-    loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.
+    loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
+    drafters catch up with: without it nobody would have told them of the sequences since.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -140,6 +141,8 @@ class _Patience:
         self._pause = 0
         self._num_steps_to_skip = 0
         self.was_looking = True
+        self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        """In looks at the end of a pause."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
     def is_looking(self) -> bool:
@@ -148,8 +151,10 @@ class _Patience:
         self._num_steps_to_skip -= 1
         return self.was_looking
 
-    def took(self, seconds: float, *, beside_prompts: bool) -> None:
-        """Learn what the last step took beside its forward."""
+    def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
+        """Learn what the last step took beside its forward and to have drafters catch up."""
+        if self.was_looking and self._pause:
+            self._catching_up_s.append(catching_up_s)
         times = self._beside_prompts if beside_prompts else self._alone
         if self.was_looking and self._pause >= _NUM_TIMED_STEPS:
             while len(times.looking_s) > _NUM_KEPT_TIMES:
@@ -187,7 +192,8 @@ class _Patience:
         elif gain_s > -self._gain_s:  # it may be about to pay again
             self._pause //= 2
         else:
-            loss = -min(gain_s, self._gain_s) / self._step_s
+            loss_s = _median(self._catching_up_s) - min(gain_s, self._gain_s)
+            loss = loss_s / self._step_s
             longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
         self._num_steps_to_skip = self._pause
@@ -249,9 +255,12 @@ class DraftBudget:
         """Whether to look for drafts in this step; to be asked once per step."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
-    def took(self, step_s: float, forward_s: float) -> None:
-        """Learn what the step took, from its beginning to its end, whose trees were cut last, and
-        its forward.
+    def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
+        """Learn what the step took whose trees were cut last, and its forward.
+
+        Args:
+            step_s: from its beginning to its end, but for what follows.
+            catching_up_s: to tell drafters of sequences and tokens that they had not heard of.
 
         A forward that takes longer than it should counts as part of the price of drafts, but for
         those with rows of prompts.
@@ -259,7 +268,11 @@ class DraftBudget:
         if self._last is not None:
             patience, num_sequences, expected_s = self._last
             beside_s = step_s - (forward_s if expected_s is None else expected_s)
-            patience.took(beside_s / num_sequences, beside_prompts=expected_s is None)
+            patience.took(
+                beside_s / num_sequences,
+                catching_up_s=catching_up_s / num_sequences,
+                beside_prompts=expected_s is None,
+            )
 
     def trim(self, trees: Sequence[DraftTree], num_other_rows: int = 0) -> None:
         """Truncate each of ``trees`` in place.

@@ -133,5 +133,5 @@ class StepDrafts:
         """
         own_s = step_s - self._catching_up_s
         if self._budget is not None:
-            self._budget.took(own_s, forward_s)
+            self._budget.took(own_s, forward_s, self._catching_up_s)
         return own_s

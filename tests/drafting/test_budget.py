@@ -152,20 +152,26 @@ def test_rows_of_more_sequences_have_a_price_of_their_own() -> None:
 
 
 def steps_with_drafts(
-    budget: DraftBudget, num_steps: int, looking_s: float, *, plain_s: float = 0.0
+    budget: DraftBudget,
+    num_steps: int,
+    looking_s: float,
+    *,
+    plain_s: float = 0.0,
+    catching_up_s: float = 0.0,
 ) -> list[int]:
     """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
     for.
 
     Args:
         looking_s, plain_s: what a step takes beside its forward, with drafts and without.
+        catching_up_s: of a step with drafts.
     """
     found = []
     for step in range(num_steps):
         if budget.wants_drafts(1):
             found.append(step)
             budget.trim([make_tree([0.5])])
-            budget.took(1.0 + looking_s, 1.0)
+            budget.took(1.0 + looking_s, 1.0, catching_up_s)
         else:
             budget.trim([DraftTree(0, 0)])
             budget.took(1.0 + plain_s, 1.0)
@@ -196,6 +202,16 @@ def test_looking_costs_next_to_nothing_where_it_never_pays(looking_s: float) -> 
     seconds = num_steps + looking_s * num_looks
     assert num_looks >= num_steps / 130
     assert num_tokens / seconds >= 0.985
+
+
+def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:
+    """Where they begin with many sequences at the end of a pause, pauses are longer; what they
+    begin with while drafts pay is no reason to pause."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 100, looking_s=0.4, catching_up_s=5.0) == list(range(100))
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6, catching_up_s=0.3)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
+    assert pauses[-3:] == [80, 80, 80], "(0.1 + 0.3) / 0.005"
 
 
 def test_a_pause_ends_when_drafts_pay() -> None:
