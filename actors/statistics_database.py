@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ CHUNK_BYTES = 8 * 2**20
 CALL_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
+_NUM_CPUS = 0.1
 _CHOICE_TIMEOUT_S = 10.0
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
@@ -71,24 +72,12 @@ class Choice(NamedTuple):
         return self._replace(number=f"{order}{_ORDER_MARK}{self.number}")
 
 
-LookUp = Callable[[Sequence[Sequence[int]]], list[Any]]
-"""Answers a batch of contexts."""
-
-OpenLookUp = Callable[[Path], LookUp]
-
-
 class StatisticsDatabaseActor:
-    """The catalogue; a plain class, so that tests can call it without Ray.
+    """The catalogue; a plain class, so that tests can call it without Ray."""
 
-    Args:
-        open_look_up: makes a batched look-up of a directory, for ``look_up``.
-    """
-
-    def __init__(self, open_look_up: OpenLookUp | None = None) -> None:
-        self._open_look_up = open_look_up
+    def __init__(self) -> None:
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
-        self._look_ups: dict[str, LookUp] = {}
         self._choices: dict[str, Choice] = {}
 
     def register(self, fingerprint: str, directory: str) -> Corpus:
@@ -141,19 +130,6 @@ class StatisticsDatabaseActor:
         except OSError as error:
             raise DatabaseError(f"{name!r} of {corpus.directory} cannot be read") from error
 
-    def look_up(self, corpus_id: str, contexts: Sequence[Sequence[int]]) -> list[Any]:
-        """One answer for each context; for tools and tests.
-
-        Raises:
-            DatabaseError: unknown corpus, or the actor was started without a look-up.
-        """
-        corpus = self._known(corpus_id)
-        if self._open_look_up is None:
-            raise DatabaseError("this statistics actor was started without a look-up")
-        if corpus_id not in self._look_ups:
-            self._look_ups[corpus_id] = self._open_look_up(Path(corpus.directory))
-        return self._look_ups[corpus_id](contexts)
-
     def choose(self, model: str, choice: Choice) -> None:
         """The administrator wants the replicas of ``model`` to draft from this."""
         self._choices[model] = choice.after(self._choices.get(model))
@@ -171,8 +147,8 @@ class StatisticsDatabaseActor:
         return kept
 
     def _forget(self, corpus_id: str) -> None:
-        for known in (self._corpora, self._checksums, self._look_ups):
-            known.pop(corpus_id, None)
+        del self._corpora[corpus_id]
+        self._checksums.pop(corpus_id, None)
 
     def _known(self, corpus_id: str) -> Corpus:
         try:
@@ -181,11 +157,8 @@ class StatisticsDatabaseActor:
             raise DatabaseError(f"no corpus {corpus_id} is registered") from None
 
 
-def get_or_create(open_look_up: OpenLookUp | None = None, num_cpus: float = 0.1) -> Any:
+def get_or_create() -> Any:
     """A handle of the cluster's statistics actor, which is started if there is none.
-
-    Args:
-        open_look_up: an importable function; see :class:`StatisticsDatabaseActor`.
 
     Raises:
         RayError: the cluster cannot be reached.
@@ -197,9 +170,9 @@ def get_or_create(open_look_up: OpenLookUp | None = None, num_cpus: float = 0.1)
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=0,
-        num_cpus=num_cpus,
+        num_cpus=_NUM_CPUS,
     )
-    return options.remote(open_look_up)
+    return options.remote()
 
 
 def stop() -> None:

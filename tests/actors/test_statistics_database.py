@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -108,20 +107,6 @@ def test_choices_of_an_earlier_version() -> None:
     assert found.directory == "d"
 
 
-@pytest.fixture
-def open_sums() -> Any:
-    """A look-up that answers with the name of the corpus and the sum of a context.
-
-    A local function, so that it travels by value to an actor that cannot import this file.
-    """
-
-    def open_directory(directory: Path) -> Any:
-        name = json.loads((directory / "info.json").read_text())["name"]
-        return lambda contexts: [(name, sum(context)) for context in contexts]
-
-    return open_directory
-
-
 def test_a_corpus_is_described_by_its_content_not_its_place(corpus, tmp_path):
     copy = make_corpus(tmp_path / "copy", seed=0)
     other = make_corpus(tmp_path / "other", seed=1)
@@ -183,22 +168,12 @@ def test_a_directory_is_offered_as_it_was_registered_last(corpus):
         actor.checksums(before.corpus_id)
 
 
-def test_look_ups_go_through_what_the_actor_was_given(corpus, open_sums):
-    actor = StatisticsDatabaseActor(open_sums)
-    corpus_id = actor.register("f", str(corpus)).corpus_id
-    assert actor.look_up(corpus_id, [[1, 2], [3]]) == [("a corpus", 3), ("a corpus", 3)]
-    without = StatisticsDatabaseActor()
-    without.register("f", str(corpus))
-    with pytest.raises(DatabaseError, match="without a look-up"):
-        without.look_up(corpus_id, [[1]])
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestInRay:
     @pytest.fixture(autouse=True)
-    def _actor(self, open_sums: Any) -> Iterator[None]:
-        statistics_database.get_or_create(open_sums)
+    def _actor(self) -> Iterator[None]:
+        statistics_database.get_or_create()
         yield
         statistics_database.stop()
 
@@ -294,11 +269,3 @@ class TestInRay:
             )
         assert "file" in str(caught.value)
         assert "Traceback" not in str(caught.value)
-
-    def test_look_ups_are_batched(self, corpus, fingerprint):
-        actor = statistics_database.get_or_create()
-        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
-        assert ray.get(actor.look_up.remote(entry.corpus_id, [[1], [2, 3]])) == [
-            ("a corpus", 1),
-            ("a corpus", 5),
-        ]

@@ -48,7 +48,7 @@ def test_stop(ray_cluster: None, tmp_path: Path) -> None:
         model_database.get_or_create(key, ModelDatabaseConfig(num_cpus=0))
     shard = Shard(1, 2)
     model_database.get_or_create(KEYS[1], ModelDatabaseConfig(num_cpus=0), shard=shard)
-    statistics_database.get_or_create(num_cpus=0)
+    statistics_database.get_or_create()
     names = list(map(model_database.actor_name, KEYS))
     sharded = model_database.actor_name(KEYS[1], shard)
     assert set(stop("--model", "org/b:c")) == {names[1], sharded}
