@@ -79,7 +79,7 @@ def read_chunk(path: Path, key: DatabaseKey) -> RestoredFile:
     Raises:
         SnapshotError: the file cannot be used.
     """
-    payload = snapshot.read_file(path, kind="chunk", fingerprint=key.fingerprint, model=key.model)
+    payload = snapshot.read_file(path, kind="chunk", key=key)
     namespace = _checked_namespace(payload, path)
     try:
         return RestoredFile(namespace, Segment.from_wire(payload.get("outputs")))
@@ -141,7 +141,7 @@ def read_state(path: Path, key: DatabaseKey) -> tuple[str, int, bytes]:
     Raises:
         SnapshotError: the file cannot be used.
     """
-    state = snapshot.read_file(path, kind="state", fingerprint=key.fingerprint, model=key.model)
+    state = snapshot.read_file(path, kind="state", key=key)
     namespace = _checked_namespace(state, path)
     flushed_version, calibration = state.get("flushed_version"), state.get("calibration")
     if not isinstance(flushed_version, int) or not isinstance(calibration, bytes):

@@ -314,12 +314,7 @@ class OutputStore:
         generation, epochs = 0, []
         if path.exists():
             try:
-                payload = snapshot.read_file(
-                    path,
-                    kind="generation",
-                    fingerprint=self._key.fingerprint,
-                    model=self._key.model,
-                )
+                payload = snapshot.read_file(path, kind="generation", key=self._key)
                 generation, epochs = int(payload["generation"]), list(payload["epochs"])
             except (SnapshotError, KeyError, TypeError, ValueError) as error:
                 self._set_aside(path, error)

@@ -162,24 +162,23 @@ def write_file(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def read_file(
-    path: Path,
-    *,
-    kind: str,
-    fingerprint: str,
-    model: str | None = None,
-    max_bytes: int = MAX_FILE_BYTES,
-) -> Any:
-    """The payload of the envelope in ``path``; arguments as in :func:`decode`.
+def read_file(path: Path, *, kind: str, key: DatabaseKey) -> Any:
+    """The payload of the envelope in ``path``, at most ``MAX_FILE_BYTES``.
 
     Raises:
-        SnapshotError: the file cannot be read or used; the message names it and says why.
+        SnapshotError: the file cannot be read, or is not of this kind and database; the message
+            names it and says why.
     """
     try:
-        if path.stat().st_size > max_bytes:
-            raise SnapshotError(f"the file is larger than the {max_bytes} bytes allowed")
-        data = path.read_bytes()
-        return decode(data, kind=kind, fingerprint=fingerprint, model=model, max_bytes=max_bytes)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SnapshotError(f"the file is larger than the {MAX_FILE_BYTES} bytes allowed")
+        return decode(
+            path.read_bytes(),
+            kind=kind,
+            fingerprint=key.fingerprint,
+            model=key.model,
+            max_bytes=MAX_FILE_BYTES,
+        )
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     except SnapshotError as error:

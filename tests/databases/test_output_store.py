@@ -419,5 +419,5 @@ def test_the_snapshot_of_a_chunk_is_an_envelope_like_any_other(tmp_path):
     database.append("n", *range(40))
     database.sync()
     path = database.files(".chunk")[0]
-    payload = snapshot.read_file(path, kind="chunk", fingerprint=KEY.fingerprint)
+    payload = snapshot.read_file(path, kind="chunk", key=KEY)
     assert payload["namespace"] == "n"

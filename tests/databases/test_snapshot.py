@@ -168,15 +168,16 @@ def test_any_model_of_the_tokenizer_can_be_asked_for(envelope):
 def test_a_file_comes_back_and_its_errors_name_it(tmp_path, envelope):
     path = tmp_path / "file"
     snapshot.write_file(path, envelope)
-    payload = snapshot.read_file(path, kind="test", fingerprint=KEY.fingerprint)
+    payload = snapshot.read_file(path, kind="test", key=KEY)
     assert payload["tokens"].tolist() == list(range(200))
     path.write_bytes(envelope[:-1])
     with pytest.raises(SnapshotError, match=rf"{path}: truncated or corrupt"):
-        snapshot.read_file(path, kind="test", fingerprint=KEY.fingerprint)
-    with pytest.raises(SnapshotError, match="larger than the 10 bytes"):
-        snapshot.read_file(path, kind="test", fingerprint=KEY.fingerprint, max_bytes=10)
+        snapshot.read_file(path, kind="test", key=KEY)
+    os.truncate(path, snapshot.MAX_FILE_BYTES + 1)
+    with pytest.raises(SnapshotError, match="larger than the"):
+        snapshot.read_file(path, kind="test", key=KEY)
     with pytest.raises(SnapshotError, match="cannot read"):
-        snapshot.read_file(tmp_path / "none", kind="test", fingerprint=KEY.fingerprint)
+        snapshot.read_file(tmp_path / "none", kind="test", key=KEY)
 
 
 def test_a_crash_between_write_and_rename_leaves_the_old_file(tmp_path):
