@@ -12,12 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import ray
 from ray.util import list_named_actors
 
@@ -147,11 +145,6 @@ class ModelDatabaseActor:
                 if len(data) <= MAX_REPLY_BYTES or room < _MIN_REPLY_ROOM:
                     return data
                 room = room * 3 // 4
-
-    def count(self, namespace: str, token_ids: Sequence[int]) -> int:
-        """How often outputs of ``namespace`` contain ``token_ids``; for tools and tests."""
-        with self._lock:
-            return self._log.count(namespace, np.asarray(token_ids, np.uint32))
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``: here, on disk, and in each mirror with its next poll.

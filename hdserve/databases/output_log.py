@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hdserve.databases.partition import Appended, Partition
 from hdserve.databases.seen_outputs import OriginRanges
 from hdserve.databases.segment import Segment
@@ -264,10 +261,6 @@ class OutputLog:
     def missing_from(self, namespace: str, seen: OriginRanges) -> Segment:
         """What is kept here of ``namespace`` and not among ``seen`` elsewhere."""
         return self.partition(namespace).missing_from(seen)
-
-    def count(self, namespace: str, ngram: NDArray[np.uint32]) -> int:
-        """How often the outputs kept of ``namespace`` contain ``ngram``; scans all of them."""
-        return self._partitions[namespace].count(ngram) if namespace in self._partitions else 0
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and tell its readers to."""

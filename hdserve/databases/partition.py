@@ -211,10 +211,6 @@ class Partition:
         elsewhere = SeenOutputs(seen)
         return concatenate([elsewhere.add(segment) for _, segment in self.segments()])
 
-    def count(self, ngram: NDArray[np.uint32]) -> int:
-        """How often the outputs kept contain ``ngram``; scans all of them."""
-        return sum(_count_ngram(segment, ngram) for _, segment in self.segments())
-
 
 def _window(
     segment: Segment, start: int, exclude_origin: str | None, room: int, *, takes_one: bool
@@ -230,16 +226,3 @@ def _window(
         stop += 1
     keep[stop:] = False
     return keep, max(stop, start)
-
-
-def _count_ngram(segment: Segment, ngram: NDArray[np.uint32]) -> int:
-    num_starts = segment.num_tokens - len(ngram) + 1
-    if num_starts <= 0 or not len(ngram):
-        return 0
-    is_match = np.ones(num_starts, np.bool_)
-    for offset, token_id in enumerate(ngram):
-        is_match &= segment.token_ids[offset : offset + num_starts] == token_id
-    starts = np.flatnonzero(is_match)
-    offsets = segment.offsets()
-    output = np.searchsorted(offsets, starts, side="right") - 1
-    return int((starts + len(ngram) <= offsets[output + 1]).sum())

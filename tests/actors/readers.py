@@ -52,6 +52,12 @@ def message(
     return Publish(sender, {namespace: segment}).encode(key)
 
 
+def count_token(exported: bytes, token_id: int) -> int:
+    """How often it is in what an actor exported, of any model."""
+    published = Publish.decode(exported, KEY.fingerprint, model=None)
+    return sum(int((part.token_ids == token_id).sum()) for part in published.outputs.values())
+
+
 def restarted(actor: ModelDatabaseActor, config: ModelDatabaseConfig) -> ModelDatabaseActor:
     """As after ``kill -9``: nothing more is written."""
     actor._store.close()

@@ -16,6 +16,7 @@ from actors.mirror import Mirror
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.snapshot import DatabaseKey
+from tests.actors.readers import count_token
 from tests.actors.replicas import Brittle, Replica, quick_config
 from tests.waiting import WAIT_S, eventually
 
@@ -49,6 +50,11 @@ class Cluster:
 
     def pid(self) -> int:
         return ray.get(self.actor().info.remote(), timeout=WAIT_S)["pid"]
+
+    def count(self, namespace: str, token_id: int) -> int:
+        """How often the actor has a token."""
+        exported, _, _ = ray.get(self.actor().export.remote(namespace), timeout=WAIT_S)
+        return count_token(exported, token_id)
 
     def kill(self) -> None:
         """Kill the actor's process; Ray starts it again.  Returns when the new one answers."""
@@ -287,8 +293,7 @@ def test_what_ended_before_a_flush_is_not_published_after_it(cluster, is_heard_o
     one.close(WAIT_S)
     counts = [("n", 1, 0), ("other", 2, 1), ("n", 3, int(is_heard_of))]
     for namespace, token_id, count in counts:
-        found = cluster.actor().count.remote(namespace, [token_id])
-        assert ray.get(found, timeout=WAIT_S) == count
+        assert cluster.count(namespace, token_id) == count
 
 
 def test_what_was_forgotten_in_the_queue_is_not_given_back_later(cluster, tmp_path):
@@ -309,7 +314,7 @@ def test_what_was_forgotten_in_the_queue_is_not_given_back_later(cluster, tmp_pa
     ray.kill(cluster.actor(), no_restart=True)
     eventually(lambda: cluster.pid() != before)
     eventually(lambda: one.stats().num_refilled_outputs >= 16)
-    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 0
+    assert cluster.count("n", 1) == 0
 
 
 def test_a_replica_that_has_not_asked_yet_hears_of_a_flush(cluster):
@@ -326,7 +331,7 @@ def test_a_replica_that_has_not_asked_yet_hears_of_a_flush(cluster):
     assert cluster.mirror(idle, "n").wait_until_current(WAIT_S)
     assert idle.forgotten == []
     one.close(WAIT_S)
-    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 0
+    assert cluster.count("n", 1) == 0
 
 
 def test_an_output_nobody_has_read_survives_a_log_that_lost_its_end(cluster, tmp_path):
@@ -341,8 +346,7 @@ def test_an_output_nobody_has_read_survives_a_log_that_lost_its_end(cluster, tmp
     log.write_bytes(log.read_bytes()[:-1])
     cluster.kill()
     assert one.wait_until_current(WAIT_S)
-    counts = [cluster.actor().count.remote("n", [number]) for number in range(3)]
-    assert ray.get(counts, timeout=WAIT_S) == [20, 20, 20]
+    assert [cluster.count("n", number) for number in range(3)] == [20, 20, 20]
 
 
 def test_calibration_reaches_the_others(cluster):
@@ -407,7 +411,7 @@ def test_close_publishes_what_is_queued(cluster):
     one.close(WAIT_S)
     assert one.stats().num_published_outputs == 200
     one.publish("n", [1])
-    assert ray.get(cluster.actor().count.remote("n", [199]), timeout=WAIT_S) == 1
+    assert cluster.count("n", 199) == 1
 
 
 def test_a_mirror_can_be_closed_at_any_moment(cluster):
@@ -463,4 +467,4 @@ def test_stop_ends_the_actor_and_leaves_its_disk(cluster):
     with pytest.raises(ValueError, match=r"Failed to look up actor|not found"):
         model_database.get(cluster.key)
     model_database.stop(cluster.key)
-    assert ray.get(cluster.actor().count.remote("n", [1]), timeout=WAIT_S) == 1
+    assert cluster.count("n", 1) == 1

@@ -21,6 +21,7 @@ from hdserve.databases.messages import Publish, Standing
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
+from tests.actors.readers import count_token
 
 KEY = DatabaseKey("a-model", "f" * 32)
 
@@ -73,7 +74,7 @@ class Replica:
         asyncio.run(self.publisher.publish_all())
 
     def count(self, token_id: int) -> int:
-        return self.link.actor.count("n", [token_id])
+        return count_token(self.link.actor.export("n")[0], token_id)
 
 
 def outputs(origin: str, num: int = 3) -> Segment:
@@ -179,8 +180,8 @@ def test_what_was_not_followed_when_it_was_lost_is_given_back_later(actor):
     replica.poll()
     replica.used = ["n", "flushed"]
     replica.poll()
-    assert actor.count("n", [2]) == 5
-    assert actor.count("flushed", [2]) == 0
+    assert count_token(actor.export("n")[0], 2) == 5
+    assert count_token(actor.export("flushed")[0], 2) == 0
     assert replica.forgotten == ["flushed"]
 
 
@@ -203,7 +204,7 @@ def test_what_was_flushed_is_not_sent_to_an_actor_that_lost_its_disk(actor):
     actor = replica.link.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
     replica.publish(3)
     assert [replica.count(number) for number in (1, 3)] == [0, 1]
-    assert actor.count("m", [2]) == 1
+    assert count_token(actor.export("m")[0], 2) == 1
 
 
 def test_a_replica_forgets_what_it_no_longer_follows(actor):

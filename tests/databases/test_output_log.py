@@ -336,20 +336,6 @@ def test_refill_is_what_is_missing_elsewhere():
     assert len(here.missing_from("n", there.partition("n").seen())) == 0
 
 
-@given(
-    outputs=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=8),
-    ngram=st.lists(st.integers(0, 3), min_size=1, max_size=4),
-)
-def test_count_finds_ngrams_within_outputs_only(outputs, ngram):
-    log = OutputLog(10**6, 10**6, chunk_bytes=64)
-    log.append("n", Segment.from_outputs("a", 0, [output(*ids) for ids in outputs]))
-    expected = sum(
-        ids[start : start + len(ngram)] == ngram for ids in outputs for start in range(len(ids))
-    )
-    assert log.count("n", output(*ngram)) == expected
-    assert log.count("other", output(*ngram)) == 0
-
-
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=40))
 def test_sequence_ranges_are_a_set_of_integers(additions):
     ranges, reference = SequenceRanges(), set()
