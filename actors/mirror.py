@@ -60,10 +60,8 @@ class MirrorStats:
     """
 
     num_published_outputs: int
-    num_published_tokens: int
     num_dropped_outputs: int
     num_received_outputs: int
-    num_received_tokens: int
     num_refilled_outputs: int
     num_failures: int
     num_dropped_calibrations: int
@@ -198,10 +196,8 @@ class Mirror:
         last_s = self._started_s if own.last_poll_s is None else own.last_poll_s
         return MirrorStats(
             num_published_outputs=self._publisher.num_outputs,
-            num_published_tokens=self._publisher.num_tokens,
             num_dropped_outputs=self._queue.num_dropped + self._publisher.num_refused,
             num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
-            num_received_tokens=sum(item.num_tokens for item in self._subscriptions),
             num_refilled_outputs=own.num_refilled_outputs,
             num_failures=sum(link.num_failures for link in links) + self._num_crashes,
             num_dropped_calibrations=self._num_dropped_calibrations,

@@ -50,7 +50,6 @@ class Publisher:
     ) -> None:
         self.is_due = asyncio.Event()
         self.num_outputs = 0
-        self.num_tokens = 0
         self.num_refused = 0
         self._link = link
         self._key = key
@@ -90,7 +89,6 @@ class Publisher:
                 self.num_refused += message.num_outputs
             else:
                 self.num_outputs += message.num_outputs
-                self.num_tokens += message.num_tokens
                 self._subscription.was_published(message)
             self._unsent = None
 

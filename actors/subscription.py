@@ -69,7 +69,6 @@ class Subscription:
         self.key = key
         self.link = link
         self.num_outputs = 0
-        self.num_tokens = 0
         self.num_refilled_outputs = 0
         self.num_receiver_failures = 0
         self.last_poll_s: float | None = None
@@ -206,7 +205,6 @@ class Subscription:
         segment = concatenate([item.segment for item in appended])
         if len(segment):
             self.num_outputs += len(segment)
-            self.num_tokens += segment.num_tokens
             outputs = segment.outputs()
             self._tell(lambda: self._receiver.deliver(self.key.model, namespace, outputs))
         calibration = change.calibration

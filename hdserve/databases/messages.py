@@ -76,11 +76,6 @@ class Publish:
         """Of all namespaces."""
         return sum(len(segment) for segment in self.outputs.values())
 
-    @property
-    def num_tokens(self) -> int:
-        """Of all outputs."""
-        return sum(segment.num_tokens for segment in self.outputs.values())
-
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
             "sender": self.sender,

@@ -95,8 +95,7 @@ def test_two_replicas_see_each_others_outputs_and_not_their_own(cluster):
     assert (first.texts(), second.texts()) == ([[6, 7]], [[1, 2, 3], [4, 5]])
     eventually(lambda: one.stats().num_published_outputs == 2)
     stats = one.stats()
-    assert stats.num_published_tokens == 5
-    assert (stats.num_received_outputs, stats.num_received_tokens) == (1, 2)
+    assert stats.num_received_outputs == 1
     assert 0 < stats.last_poll_age_s < WAIT_S
 
 
