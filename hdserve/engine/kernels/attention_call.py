@@ -18,15 +18,16 @@ class Call(NamedTuple):
     """The arrays and the terms of one call.
 
     Attributes:
-        queries: ``[num_rows, num_heads, key_size]``, float32, or bfloat16 seen as uint16 where
-            they are multiplied in pairs.
+        queries: ``[num_rows, num_heads, key_size]``, float32, or bfloat16: seen as uint16 where
+            they are multiplied in pairs, and two as one uint32 where they are in tiles.
         keys: ``[num_kv_heads, num_kv_rows, key_size]``, float32, or bfloat16 seen as uint16.
         values: ``[num_kv_heads, num_kv_rows, value_size]``, likewise.
         attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
         spans: int64 ``[num_sequences, 3]``: first row, number of rows, first KV row.
         rows: int64 ``[num_rows, 3]``: prefix, first tail, visible.
         tails: int64, columns.
-        scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``.
+        scores: float32 ``[QUERIES_PER_TILE, at least the most visible + 2 * NUM_LANES]``; in tiles
+            ``[TILE_ROWS, at least the columns of a sequence + 2 * PAIRED]``.
         words: the memory of the scores, as uint32.
         scale, softcap, window: as :func:`~hdserve.engine.kernels.attention.attend` takes them, the
             first two in float32.

@@ -16,13 +16,13 @@ in another one than there:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
-from hdserve.engine.kernels.attention_call import lists_at, terms_of
+from hdserve.engine.kernels.attention_call import Call, lists_at, terms_of
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -74,42 +74,24 @@ def room_floats(key_size: int) -> int:
     )
 
 
-class _Call(NamedTuple):
-    """The arrays and the terms of one call.
+class _Room(NamedTuple):
+    """What a thread works in.
 
     Attributes:
-        queries: bfloat16 ``[num_rows, num_heads, key_size]``, two numbers as one uint32.
-        keys, values: bfloat16 ``[num_kv_heads, num_kv_rows, size]``, seen as uint16.
-        attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
-        spans, rows, tails: as in :class:`~hdserve.engine.kernels.attention_call.Call`.
-        scores: float32 ``[TILE_ROWS, at least the columns of a sequence + 2 * PAIRED]``.
         asked: uint32 ``[key_size / 2, 16]``, the queries of a tile as columns.
         turned: float32 ``[16, 16]``, scores of 16 keys.
         weights: uint16 ``[16, 32]``, of 16 queries for 32 positions.
         paired: uint16 ``[4 * 16, 32]``, values of these.
         sums: float32 ``[16, 64]``.
         last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
-        scale, softcap, window, sinks: as in :class:`~hdserve.engine.kernels.attention_call.Call`.
     """
 
-    queries: npt.NDArray[np.uint32]
-    keys: npt.NDArray[np.uint16]
-    values: npt.NDArray[np.uint16]
-    attended: npt.NDArray[np.float32]
-    spans: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    tails: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float32]
     asked: npt.NDArray[np.uint32]
     turned: npt.NDArray[np.float32]
     weights: npt.NDArray[np.uint16]
     paired: npt.NDArray[np.uint16]
     sums: npt.NDArray[np.float32]
     last: npt.NDArray[np.float32]
-    scale: Any
-    softcap: Any
-    window: int
-    sinks: npt.NDArray[np.float32]
 
 
 class _Tile(NamedTuple):
@@ -137,7 +119,7 @@ def _head(tile: _Tile, place: int) -> int:
 
 
 @inlined
-def _bound(call: _Call, tile: _Tile, place: int) -> int:
+def _bound(call: Call, tile: _Tile, place: int) -> int:
     """From where on, counted from the origin, values are added one by one."""
     row = _row(tile, place)
     bound: int = min(call.rows[row, 0], call.rows[row, 2] - TAIL)
@@ -145,15 +127,15 @@ def _bound(call: _Call, tile: _Tile, place: int) -> int:
 
 
 @inlined
-def _ask(call: _Call, tile: _Tile) -> None:
+def _ask(call: Call, room: _Room, tile: _Tile) -> None:
     for place in range(tile.num_queries):
         row, head = _row(tile, place), _head(tile, place)
         for word in range(call.queries.shape[2]):
-            call.asked[word, place] = call.queries[row, head, word]
+            room.asked[word, place] = call.queries[row, head, word]
 
 
 @inlined
-def _score(call: _Call, tile: _Tile) -> None:
+def _score(call: Call, room: _Room, tile: _Tile) -> None:
     """The scores of all columns, of the queries of the tile and whatever fills it."""
     stride = call.keys.shape[2] * 2
     for column in range(tile.origin, tile.end, TILE_ROWS):
@@ -164,18 +146,18 @@ def _score(call: _Call, tile: _Tile) -> None:
                 for ahead in range(row + _ROWS_AHEAD, row + _ROWS_AHEAD + TILE_ROWS):
                     prefetch(call.keys, (tile.kv_head, ahead, number))
             tiles.load_left(call.keys, (tile.kv_head, row, number), stride)
-            tiles.load_right(call.asked, (number // 2, 0), _ROW_BYTES)
+            tiles.load_right(room.asked, (number // 2, 0), _ROW_BYTES)
             tiles.add_to_scores()
-        tiles.store_scores(call.turned, (0, 0), _ROW_BYTES)
+        tiles.store_scores(room.turned, (0, 0), _ROW_BYTES)
         if tile.num_queries == 1:
             for key in range(TILE_ROWS):
-                call.scores[0, column - tile.origin + key] = call.turned[key, 0]
+                call.scores[0, column - tile.origin + key] = room.turned[key, 0]
         else:
-            tiles.store_turned(call.turned, call.scores, column - tile.origin)
+            tiles.store_turned(room.turned, call.scores, column - tile.origin)
 
 
 @inlined
-def _weigh(call: _Call, tile: _Tile) -> None:
+def _weigh(call: Call, room: _Room, tile: _Tile) -> None:
     """Scores to weights by position; those of the last positions go to ``last``, each divided by
     the sum, which is kept behind the others, and leave zeros."""
     scores, shares = call.scores, call.scores.shape[1] - 1
@@ -192,13 +174,13 @@ def _weigh(call: _Call, tile: _Tile) -> None:
         scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap, sink)
         bound = _bound(call, tile, place)
         for index in range(high - bound):
-            call.last[place, index] = scores[place, bound + index]
+            room.last[place, index] = scores[place, bound + index]
         for column in range(bound, max(stop, high)):
             scores[place, column] = _ZERO
 
 
 @inlined
-def _most(call: _Call, tile: _Tile) -> int:
+def _most(call: Call, tile: _Tile) -> int:
     """The last of the bounds."""
     found = 0
     for place in range(tile.num_queries):
@@ -207,12 +189,12 @@ def _most(call: _Call, tile: _Tile) -> int:
 
 
 @inlined
-def _add_block(call: _Call, tile: _Tile, block: int, first: int) -> None:
+def _add_block(call: Call, room: _Room, tile: _Tile, block: int, first: int) -> None:
     """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``."""
     for place in range(tile.num_queries):
         for column in range(0, PAIRED, NUM_LANES):
             weights = load(call.scores, (place, block + column))
-            tiles.store_rounded(call.weights, (place, column), weights)
+            tiles.store_rounded(room.weights, (place, column), weights)
     key = tile.first_key + tile.origin + block
     for pair in range(TILE_ROWS):
         if tile.first_query == 0:
@@ -222,45 +204,45 @@ def _add_block(call: _Call, tile: _Tile, block: int, first: int) -> None:
         for n in range(NUM_SUMS):
             number = first + n * NUM_LANES
             tiles.store_paired(
-                call.paired,
+                room.paired,
                 (n * TILE_ROWS + pair, 0),
                 call.values,
                 (tile.kv_head, key + 2 * pair, number),
                 (tile.kv_head, key + 2 * pair + 1, number),
             )
-    tiles.load_left(call.weights, (0, 0), _ROW_BYTES)
-    tiles.load_right(call.paired, (0, 0), _ROW_BYTES)
+    tiles.load_left(room.weights, (0, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (0, 0), _ROW_BYTES)
     _add_to_0()
-    tiles.load_right(call.paired, (TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (TILE_ROWS, 0), _ROW_BYTES)
     _add_to_1()
-    tiles.load_right(call.paired, (2 * TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (2 * TILE_ROWS, 0), _ROW_BYTES)
     _add_to_2()
-    tiles.load_right(call.paired, (3 * TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (3 * TILE_ROWS, 0), _ROW_BYTES)
     _add_to_3()
 
 
 @inlined
-def _add_blocks(call: _Call, tile: _Tile, first: int) -> None:
+def _add_blocks(call: Call, room: _Room, tile: _Tile, first: int) -> None:
     stride = NUMBERS_AT_ONCE * 4
     _clear_0()
     _clear_1()
     _clear_2()
     _clear_3()
     for block in range(0, _most(call, tile), PAIRED):
-        _add_block(call, tile, block, first)
-    _store_0(call.sums, (0, 0), stride)
-    _store_1(call.sums, (0, NUM_LANES), stride)
-    _store_2(call.sums, (0, 2 * NUM_LANES), stride)
-    _store_3(call.sums, (0, 3 * NUM_LANES), stride)
+        _add_block(call, room, tile, block, first)
+    _store_0(room.sums, (0, 0), stride)
+    _store_1(room.sums, (0, NUM_LANES), stride)
+    _store_2(room.sums, (0, 2 * NUM_LANES), stride)
+    _store_3(room.sums, (0, 3 * NUM_LANES), stride)
 
 
 @inlined
-def _add_last(call: _Call, tile: _Tile, place: int, first: int) -> None:
+def _add_last(call: Call, room: _Room, tile: _Tile, place: int, first: int) -> None:
     """Add the values of the last positions one by one, and divide by the sum of the weights."""
     row, head, kv_head = _row(tile, place), _head(tile, place), tile.kv_head
     n0, n1, n2, n3 = 0, NUM_LANES, 2 * NUM_LANES, 3 * NUM_LANES
-    a, b = load(call.sums, (place, n0)), load(call.sums, (place, n1))
-    c, d = load(call.sums, (place, n2)), load(call.sums, (place, n3))
+    a, b = load(room.sums, (place, n0)), load(room.sums, (place, n1))
+    c, d = load(room.sums, (place, n2)), load(room.sums, (place, n3))
     prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
     bound = _bound(call, tile, place) + tile.origin
     for position in range(bound, visible):
@@ -268,7 +250,7 @@ def _add_last(call: _Call, tile: _Tile, place: int, first: int) -> None:
         if position >= prefix:
             column = call.tails[first_tail + position - prefix]
         key = tile.first_key + column
-        weight = spread(call.last[place, position - bound])
+        weight = spread(room.last[place, position - bound])
         a = fused(weight, load(call.values, (kv_head, key, first + n0)), a)
         b = fused(weight, load(call.values, (kv_head, key, first + n1)), b)
         c = fused(weight, load(call.values, (kv_head, key, first + n2)), c)
@@ -281,7 +263,7 @@ def _add_last(call: _Call, tile: _Tile, place: int, first: int) -> None:
 
 
 @inlined
-def _tile(call: _Call, span: int, kv_head: int, first_query: int) -> _Tile:
+def _tile(call: Call, span: int, kv_head: int, first_query: int) -> _Tile:
     first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
     num_groups = call.queries.shape[1] // call.keys.shape[0]
     num_queries = min(TILE_ROWS, num_rows * num_groups - first_query)
@@ -299,20 +281,20 @@ def _tile(call: _Call, span: int, kv_head: int, first_query: int) -> _Tile:
 
 
 @inlined
-def _attend(call: _Call, first_item: int, stop_item: int) -> None:
+def _attend(call: Call, room: _Room, first_item: int, stop_item: int) -> None:
     num_kv_heads = call.keys.shape[0]
     num_groups = call.queries.shape[1] // num_kv_heads
     for item in range(first_item, stop_item):
         span, kv_head = item // num_kv_heads, item % num_kv_heads
         for first_query in range(0, call.spans[span, 1] * num_groups, TILE_ROWS):
             tile = _tile(call, span, kv_head, first_query)
-            _ask(call, tile)
-            _score(call, tile)
-            _weigh(call, tile)
+            _ask(call, room, tile)
+            _score(call, room, tile)
+            _weigh(call, room, tile)
             for first in range(0, call.values.shape[2], NUMBERS_AT_ONCE):
-                _add_blocks(call, tile, first)
+                _add_blocks(call, room, tile, first)
                 for place in range(tile.num_queries):
-                    _add_last(call, tile, place, first)
+                    _add_last(call, room, tile, place, first)
 
 
 @entry_point
@@ -349,7 +331,7 @@ def attend_by_tiles(
     weights_at = turned_at + TILE_ROWS * NUM_LANES * 4
     paired_at = weights_at + _LEFT_BYTES
     sums_at = paired_at + NUM_SUMS * _LEFT_BYTES
-    call = _Call(
+    call = Call(
         word_matrices_at(queries_at, num_rows, num_heads, key_size // 2),
         bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
         bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
@@ -358,14 +340,17 @@ def attend_by_tiles(
         rows,
         tails,
         floats_at(scores_at, TILE_ROWS, scores_size),
+        words_at(scores_at, TILE_ROWS, scores_size),
+        *terms_of(scale, softcap, window, sinks_at, num_heads),
+    )
+    room = _Room(
         words_at(room_at, key_size // 2, NUM_LANES),
         floats_at(turned_at, TILE_ROWS, NUM_LANES),
         bfloats_at(weights_at, TILE_ROWS, PAIRED),
         bfloats_at(paired_at, NUM_SUMS * TILE_ROWS, PAIRED),
         floats_at(sums_at, TILE_ROWS, NUMBERS_AT_ONCE),
         floats_at(sums_at + TILE_ROWS * NUMBERS_AT_ONCE * 4, TILE_ROWS, _MAX_LAST),
-        *terms_of(scale, softcap, window, sinks_at, num_heads),
     )
     tiles.configure(configuration, (0,))
-    _attend(call, first_item, stop_item)
+    _attend(call, room, first_item, stop_item)
     tiles.release()
