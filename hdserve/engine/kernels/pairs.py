@@ -21,6 +21,7 @@ from hdserve.engine.kernels.vectors import (
     BFLOAT16_SHIFT,
     VECTOR,
     four_totals,
+    in_all_lanes,
     pointer_to,
 )
 
@@ -121,16 +122,9 @@ def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], *args)
         word = builder.load(builder.bitcast(pointer, _WORD.as_pointer()), align=2)
-        lanes = ir.VectorType(_WORD, NUM_LANES)
-        empty = ir.Constant(lanes, ir.Undefined)
-        first = builder.insert_element(empty, word, ir.Constant(_WORD, 0))
-        return builder.bitcast(builder.shuffle_vector(first, empty, _in_all_lanes(0)), _HALVES)
+        return builder.bitcast(in_all_lanes(builder, word), _HALVES)
 
     return _pairs(array, indices), codegen
-
-
-def _in_all_lanes(value: int) -> Any:
-    return ir.Constant(ir.VectorType(_WORD, NUM_LANES), [value] * NUM_LANES)
 
 
 def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:

@@ -23,7 +23,7 @@ from hdserve.engine.kernels.registers import NUM_LANES
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
-_INTEGERS = ir.VectorType(_INT32, NUM_LANES)
+INTEGERS = ir.VectorType(_INT32, NUM_LANES)
 _EXPONENT_SHIFT, _EXPONENT_BIAS = 23, 127
 _NUM_TOTALS = 4
 BFLOAT16_SHIFT = 16
@@ -43,8 +43,16 @@ class _VectorModel(PrimitiveModel):
         super().__init__(manager, kind, VECTOR)  # type: ignore[no-untyped-call]
 
 
-def _integers(value: int) -> Any:
-    return ir.Constant(_INTEGERS, [value] * NUM_LANES)
+def integers(value: int) -> Any:
+    """For the code of intrinsics: the constant in all lanes, of 32 bits."""
+    return ir.Constant(INTEGERS, [value] * NUM_LANES)
+
+
+def in_all_lanes(builder: Any, number: Any) -> Any:
+    """For the code of intrinsics: a number of 32 bits in all lanes."""
+    empty = ir.Constant(ir.VectorType(number.type, NUM_LANES), ir.Undefined)
+    first = builder.insert_element(empty, number, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(first, empty, integers(0))
 
 
 def call_llvm(builder: Any, name: str, *vectors: Any) -> Any:
@@ -74,7 +82,7 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
             return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
         halves = ir.VectorType(ir.IntType(16), NUM_LANES)
         upper = builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
-        words = builder.shl(builder.zext(upper, _INTEGERS), _integers(BFLOAT16_SHIFT))
+        words = builder.shl(builder.zext(upper, INTEGERS), integers(BFLOAT16_SHIFT))
         return builder.bitcast(words, VECTOR)
 
     return vector_type(array, indices), codegen
@@ -112,9 +120,7 @@ def _spread(typing_context: Any, number: Any) -> Any:
     """``number`` in all lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        empty = ir.Constant(VECTOR, ir.Undefined)
-        first = builder.insert_element(empty, args[0], ir.Constant(_INT32, 0))
-        return builder.shuffle_vector(first, empty, _integers(0))
+        return in_all_lanes(builder, args[0])
 
     return vector_type(types.float32), codegen
 
@@ -137,8 +143,8 @@ def _named(name: str, num_arguments: int) -> Any:
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
     """``2 ** exponent`` of whole numbers from -126 to 127."""
-    whole = builder.add(builder.fptosi(exponent, _INTEGERS), _integers(_EXPONENT_BIAS))
-    return builder.bitcast(builder.shl(whole, _integers(_EXPONENT_SHIFT)), VECTOR)
+    whole = builder.add(builder.fptosi(exponent, INTEGERS), integers(_EXPONENT_BIAS))
+    return builder.bitcast(builder.shl(whole, integers(_EXPONENT_SHIFT)), VECTOR)
 
 
 def _halves_added(builder: Any, vector: Any, width: int) -> Any:
@@ -187,8 +193,8 @@ def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
         for offset in (0, NUM_LANES):
             low += [offset + group + lane for lane in range(width)]
             high += [offset + group + width + lane for lane in range(width)]
-    lows = builder.shuffle_vector(first, second, ir.Constant(_INTEGERS, low))
-    highs = builder.shuffle_vector(first, second, ir.Constant(_INTEGERS, high))
+    lows = builder.shuffle_vector(first, second, ir.Constant(INTEGERS, low))
+    highs = builder.shuffle_vector(first, second, ir.Constant(INTEGERS, high))
     return builder.fadd(lows, highs)
 
 
