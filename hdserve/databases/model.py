@@ -64,7 +64,7 @@ class NamespaceTables:
         version: changes whenever one of the arrays was replaced.
     """
 
-    def __init__(self, max_bytes: int, orders: Sequence[int] = MODEL_ORDERS) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._max_log_tokens = _log_tokens(max_bytes)
         table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
@@ -76,7 +76,7 @@ class NamespaceTables:
         self.num_tokens = 0
         self.num_texts = 0
         self.prompt_blocks: set[int] = set()
-        self._orders = np.array([*orders, -1], np.int64)
+        self._orders = np.array([*MODEL_ORDERS, -1], np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -184,23 +184,14 @@ class ModelDatabase:
             text are forgotten first, those of the largest namespace, see
             :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
-        orders: context lengths in tokens, ascending.
 
     Attributes:
         version: changes whenever an array of any namespace came, went or was replaced.
     """
 
-    def __init__(
-        self,
-        max_bytes: int = 256 << 20,
-        *,
-        share_prompts: bool = False,
-        orders: Sequence[int] = MODEL_ORDERS,
-    ) -> None:
+    def __init__(self, max_bytes: int = 256 << 20, *, share_prompts: bool = False) -> None:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
-        self._orders = tuple(orders)
-        self._longest_order = max(orders)
         self.version = 0
         recycled_bytes = max_bytes // RECYCLED_SHARE
         self._partitions: Room[NamespaceTables] = Room(
@@ -310,7 +301,7 @@ class ModelDatabase:
         num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
         if not seq.speculation.is_output_shared or num_counted is None:
             return
-        first = max(0, num_counted - self._longest_order)
+        first = max(0, num_counted - MODEL_ORDERS[-1])
         text = seq.token_ids[seq.num_prompt_tokens + first :]
         begin = num_counted - first
         if len(text) <= begin or min(text) < 0 or max(text) > MAX_TOKEN_ID:
@@ -350,14 +341,11 @@ class ModelDatabase:
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, made if there is none, to be fed."""
-        partition = self._partitions.use(namespace, self._new_partition)
+        partition = self._partitions.use(namespace, NamespaceTables)
         version = partition.version
         yield partition
         self.version += partition.version - version
         self._partitions.note(namespace)
-
-    def _new_partition(self, max_bytes: int) -> NamespaceTables:
-        return NamespaceTables(max_bytes, self._orders)
 
 
 def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
