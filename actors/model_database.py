@@ -42,6 +42,7 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "hdserve"
+_NAME_BEGIN = "model-database-"
 
 MAX_POLLS_PER_S = 200.0
 """Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
@@ -376,7 +377,13 @@ def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
     upgrade, each with an actor it understands.
     """
     label = f"-{shard.label}" if shard.label else ""
-    return f"model-database-v{FORMAT_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
+    return f"{_NAME_BEGIN}v{FORMAT_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
+
+
+def model_of(name: str) -> str | None:
+    """Whose database an actor of that name keeps, of any version; ``None`` if it keeps none."""
+    kind, _, whose = name.partition(":")
+    return whose.rpartition(":")[0] if kind.startswith(_NAME_BEGIN) else None
 
 
 def get_or_create(

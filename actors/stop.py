@@ -10,11 +10,10 @@ from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from actors.model_database import RAY_NAMESPACE
+from actors.model_database import RAY_NAMESPACE, model_of
 from hdserve.errors import DatabaseError
 
 _CLOSE_TIMEOUT_S = 30.0
-_MODEL_DATABASE = "model-database-"
 
 
 class Stopped(NamedTuple):
@@ -47,7 +46,7 @@ def stop_actors(address: str | None = None, model: str | None = None) -> Stopped
         names = [
             actor["name"]
             for actor in list_named_actors(all_namespaces=True)
-            if actor["namespace"] == RAY_NAMESPACE and _is_meant(actor["name"], model)
+            if actor["namespace"] == RAY_NAMESPACE and model in (None, model_of(actor["name"]))
         ]
         for name in names:
             _stop(name)
@@ -70,16 +69,10 @@ def _check_is_one() -> None:
         )
 
 
-def _is_meant(name: str, model: str | None) -> bool:
-    if model is None:
-        return True
-    return name.startswith(_MODEL_DATABASE) and name.split(":", 1)[1].rsplit(":", 1)[0] == model
-
-
 def _stop(name: str) -> None:
     with contextlib.suppress(ValueError):  # it has ended since
         actor = ray.get_actor(name, namespace=RAY_NAMESPACE)
-        if name.startswith(_MODEL_DATABASE):
+        if model_of(name) is not None:
             with contextlib.suppress(RayError):
                 ray.get(actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)
         ray.kill(actor)
