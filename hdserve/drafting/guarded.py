@@ -34,9 +34,9 @@ engine's own listener."""
 class GuardedDrafters:
     """Fills one tree from several drafters in order; the one place where their errors end.
 
-    An exception, an id outside the vocabulary or a score that is no probability costs that
-    drafter's guess of this step: it is counted, and logged the first time for each drafter and
-    call.
+    An exception, an id outside the vocabulary, a node out of its place or a score that is no
+    probability costs that drafter's guess of this step: it is counted, and logged the first time
+    for each drafter and call.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
@@ -81,12 +81,7 @@ class GuardedDrafters:
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> bool:
         first_new = len(tree)
         drafter.propose(seq, tree)
-        for token_id in tree.token_ids[first_new:]:
-            if not 0 <= token_id < self._vocab_size:
-                raise ValueError(f"token id {token_id} is not in the vocabulary")
-        for score in tree.scores[first_new:]:
-            if not 0.0 <= score <= 1.0:
-                raise ValueError(f"score {score} is not a probability")
+        _check_nodes(tree, first_new, self._vocab_size)
         return True
 
     def observe(
@@ -164,3 +159,24 @@ class GuardedDrafters:
             return None
         finally:
             self.times_s[name, call] += time.perf_counter() - started
+
+
+def _check_nodes(tree: DraftTree, first_new: int, vocab_size: int) -> None:
+    """
+    Raises:
+        ValueError: of the nodes from ``first_new`` on one is not as :class:`DraftTree` has them.
+    """
+    if tree.num_draft_tokens > tree.capacity:
+        raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
+    depths = tree.depths
+    columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
+    nodes = zip(*(column[first_new:] for column in columns), strict=True)
+    for node, (token_id, parent, depth, source, score) in enumerate(nodes, first_new):
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id} is not in the vocabulary")
+        if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
+            raise ValueError(f"node {node} has parent {parent} and depth {depth}")
+        if not isinstance(source, core.Source):
+            raise ValueError(f"{source!r} is no source")
+        if not 0.0 <= score <= 1.0:
+            raise ValueError(f"score {score} is not a probability")

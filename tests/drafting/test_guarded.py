@@ -79,7 +79,32 @@ ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
     "negative score": lambda tree: tree.add_node(0, 3, Source.OTHER, -0.1),
     "score that is no number": lambda tree: tree.add_node(0, 3, Source.OTHER, float("nan")),
     "exception": lambda tree: 1 // 0,
+    "too many nodes": lambda tree: tree.token_ids.extend([5] * 20),
+    "name of a source": lambda tree: tree.add_node(0, 3, "other"),  # type: ignore[arg-type]
 }
+
+BULK_ODDITIES: dict[str, dict[str, Any]] = {
+    "parents before the root": {"parents": [-1, 1]},
+    "parents behind their children": {"parents": [2, 1], "depths": [1, 2]},
+    "wrong depths": {"depths": [1, 1]},
+    "too few depths": {"depths": [1]},
+    "too few parents": {"parents": [0]},
+    "too few sources": {"sources": [Source.OTHER]},
+    "too few scores": {"scores": [0.5]},
+}
+
+
+class BulkDrafter(Drafter):
+    """Adds two nodes at once, but for what ``columns`` say a path."""
+
+    name = "odd"
+
+    def __init__(self, **columns: Any) -> None:
+        right = {"parents": [0, 1], "sources": [Source.OTHER] * 2, "scores": [0.5] * 2}
+        self._columns = {**right, **columns}
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        tree.add_nodes([3, 4], **self._columns)
 
 
 def make_sequence() -> Sequence:
@@ -103,6 +128,19 @@ def test_odd_guesses_are_dropped(name: str) -> None:
         assert tree.token_ids == [4, 7, 8, 9]
         assert tree.parents == [-1, 0, 1, 0]
         assert drafters.num_failures == {("odd", "propose"): step}
+
+
+@pytest.mark.parametrize("name", BULK_ODDITIES)
+def test_odd_trees_are_dropped(name: str) -> None:
+    """Nodes that are added at once are looked at one by one: a model that is told wrong parents or
+    depths would say wrong tokens, and a column that is short would end all requests."""
+    odd = BulkDrafter(**BULK_ODDITIES[name])
+    drafters = GuardedDrafters([odd, PathDrafter(9)], VOCAB_SIZE)
+    tree = DraftTree(4, 10)
+    drafters.propose(make_sequence(), tree)
+    assert [tree.token_ids, tree.parents, tree.depths] == [[4, 9], [-1, 0], [0, 1]]
+    assert [tree.sources, tree.scores] == [[Source.PLAIN, Source.CONTEXT], [1.0, 1.0]]
+    assert drafters.num_failures == {("odd", "propose"): 1}
 
 
 def test_every_method_may_raise() -> None:
