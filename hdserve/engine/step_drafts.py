@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from operator import index
 
 from hdserve import core
 from hdserve.drafting.budget import DraftBudget
@@ -72,7 +73,7 @@ class StepDrafts:
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
-            capacity = min(capacity, seq.speculation.max_draft_tokens)
+            capacity = min(capacity, index(seq.speculation.max_draft_tokens))
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
         if max_depth <= 0 or self._starts_later(seq):
             capacity = 0

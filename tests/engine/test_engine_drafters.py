@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,28 @@ def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) ->
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=8).token_ids
     assert seq.token_ids == wanted[: len(seq.token_ids)]
     assert engine.stats.kv_cache_usage == 0.0
+
+
+class IndexOnly:
+    """An integer as far as Python needs one, and no more."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("most", [np.uint8(2), IndexOnly()])
+def test_bounds_of_requests_are_numbers(most: SupportsIndex) -> None:
+    """Whatever integer a request names, drafters are given Python's, which kernels were compiled
+    for, and nobody's request ends."""
+    drafter = RecordingDrafter({name: make_prompt(40) for name in "ab"})
+    speculation = SpeculationParams(max_draft_tokens=most)  # type: ignore[arg-type]
+    sequences = [
+        make_sequence("a", make_prompt(5), speculation, max_tokens=4),
+        make_sequence("b", make_prompt(6), max_tokens=4),
+    ]
+    run(make([drafter]), sequences)
+    assert {type(tree.capacity) for tree, *_ in drafter.observed} == {int}
+    assert [seq.num_output_tokens for seq in sequences] == [4, 4]
 
 
 def test_learning_is_a_part_of_what_drafting_costs() -> None:
