@@ -102,7 +102,7 @@ class StepDrafts:
         """Let drafters know the text, whose last tokens may have been decoded without them."""
         number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
         if not self._drafters.has_started(seq):
-            self._num_started_tokens += len(seq.token_ids)
+            self._num_started_tokens += len(seq.speculation.prediction) + len(seq.token_ids)
             self._drafters.start(seq)
             return
         if not number:

@@ -156,8 +156,10 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     assert len(seq.token_ids) - len(text) <= period
 
 
-def test_drafters_begin_with_few_texts_in_a_step() -> None:
-    """After a pause others go on meanwhile; all have begun some steps later."""
+@pytest.mark.parametrize("num_expected", [0, 200])
+def test_drafters_begin_with_few_texts_in_a_step(num_expected: int) -> None:
+    """After a pause others go on meanwhile; all have begun some steps later.  What a request
+    expects is text, too."""
 
     class Starting(TellingDrafter):
         def start(self, seq: core.Sequence) -> None:
@@ -167,8 +169,10 @@ def test_drafters_begin_with_few_texts_in_a_step() -> None:
     engine = make(
         [Starting()], max_num_sequences=40, kv_cache_tokens=16384, prefill_chunk_tokens=16384
     )
+    speculation = SpeculationParams(prediction=(3,) * num_expected)
+    prompt = make_prompt(240 - num_expected)
     for number in range(40):
-        engine.add(make_sequence(str(number), make_prompt(240), **GREEDY, max_tokens=5))
+        engine.add(make_sequence(str(number), prompt, speculation, **GREEDY, max_tokens=5))
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)
         engine.step()
