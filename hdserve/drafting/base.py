@@ -106,7 +106,8 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``."""
+        """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``; only from sources
+        that ``seq.speculation`` allows."""
 
     def observe(  # noqa: B027 - optional
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None

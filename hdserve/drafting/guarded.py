@@ -34,9 +34,9 @@ engine's own listener."""
 class GuardedDrafters:
     """Fills one tree from several drafters in order; the one place where their errors end.
 
-    An exception, an id outside the vocabulary, a node out of its place or a score that is no
-    probability costs that drafter's guess of this step: it is counted, and logged the first time
-    for each drafter and call.
+    An exception, an id outside the vocabulary, a node out of its place, a score that is no
+    probability or a source that the request does not allow costs that drafter's guess of this step:
+    it is counted, and logged the first time for each drafter and call.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
@@ -82,6 +82,7 @@ class GuardedDrafters:
         first_new = len(tree)
         drafter.propose(seq, tree)
         _check_nodes(tree, first_new, self._vocab_size)
+        _check_sources(tree, first_new, seq.speculation)
         return True
 
     def observe(
@@ -171,12 +172,23 @@ def _check_nodes(tree: DraftTree, first_new: int, vocab_size: int) -> None:
     depths = tree.depths
     columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
     nodes = zip(*(column[first_new:] for column in columns), strict=True)
-    for node, (token_id, parent, depth, source, score) in enumerate(nodes, first_new):
+    for node, (token_id, parent, depth, _, score) in enumerate(nodes, first_new):
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id} is not in the vocabulary")
         if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
             raise ValueError(f"node {node} has parent {parent} and depth {depth}")
-        if not isinstance(source, core.Source):
-            raise ValueError(f"{source!r} is no source")
         if not 0.0 <= score <= 1.0:
             raise ValueError(f"score {score} is not a probability")
+
+
+def _check_sources(tree: DraftTree, first_new: int, speculation: core.SpeculationParams) -> None:
+    """
+    Raises:
+        ValueError: of the nodes from ``first_new`` on one is from no source, or from one that the
+            request may not be drafted for from.
+    """
+    for source in {*tree.sources[first_new:]}:
+        if not isinstance(source, core.Source):
+            raise ValueError(f"{source!r} is no source")
+        if not speculation.allows(source):
+            raise ValueError(f"the request does not allow the source {source.label}")

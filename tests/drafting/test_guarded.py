@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hdserve.core import SamplingParams, Sequence, Source
+from hdserve.core import SamplingParams, Sequence, Source, SpeculationParams
 from hdserve.drafting.base import Drafter, Forward
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.states import pack_states
@@ -141,6 +141,16 @@ def test_odd_trees_are_dropped(name: str) -> None:
     assert [tree.token_ids, tree.parents, tree.depths] == [[4, 9], [-1, 0], [0, 1]]
     assert [tree.sources, tree.scores] == [[Source.PLAIN, Source.CONTEXT], [1.0, 1.0]]
     assert drafters.num_failures == {("odd", "propose"): 1}
+
+
+def test_only_what_the_request_allows_drafts() -> None:
+    """Whether or not a drafter asks."""
+    drafters = GuardedDrafters([JunkDrafter(VOCAB_SIZE), PathDrafter(9)], VOCAB_SIZE)
+    speculation = SpeculationParams(databases=frozenset({"context"}))
+    tree = DraftTree(4, 10)
+    drafters.propose(Sequence("a", [3, 4], SamplingParams(), speculation), tree)
+    assert tree.sources == [Source.PLAIN, Source.CONTEXT]
+    assert drafters.num_failures == {("junk", "propose"): 1}
 
 
 def test_every_method_may_raise() -> None:
