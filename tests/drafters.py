@@ -153,3 +153,13 @@ class ForeignTokenDrafter(Drafter):
 
     def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
         tree.add_path([0, self._vocab_size], Source.OTHER)
+
+
+class UnmergedDrafter(JunkDrafter):
+    """Learns, and fails to make one of two states."""
+
+    name = "mine"
+
+    @classmethod
+    def merge_states(cls, kept: bytes, new: bytes) -> bytes:
+        raise KeyError(kept)

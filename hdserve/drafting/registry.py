@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -20,7 +21,9 @@ from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.drafting.recycled import RecycledDrafter
 from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
 from hdserve.drafting.statistics import StatisticsDrafter
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, SnapshotError
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "hdserve.drafters"
 
@@ -81,7 +84,8 @@ def check_drafters(config: DraftingConfig) -> None:
 
 
 def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
-    """One message of two from :meth:`GuardedDrafters.states`; drafters unknown here take the newer.
+    """One message of two from :meth:`GuardedDrafters.states`; drafters that are unknown here, or
+    fail, take the newer.
 
     What ``new`` says nothing of, as of drafters that are no longer configured, is kept where there
     is room for it.
@@ -92,9 +96,23 @@ def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
     before, known = unpack_states(kept), known_drafters()
     merged = unpack_states(new)
     for name in merged.keys() & before.keys() & known.keys():
-        merged[name] = known[name].merge_states(before[name], merged[name])
+        merged[name] = _merged(known[name], before[name], merged[name])
     others = {name: state for name, state in before.items() if name not in merged}
     return pack_states(fitting_states(fit_states(merged, known) | others))
+
+
+def _merged(drafter: type[Drafter], kept: bytes, new: bytes) -> bytes:
+    """
+    Raises:
+        SnapshotError: one of them is corrupt or foreign.
+    """
+    try:
+        return drafter.merge_states(kept, new)
+    except SnapshotError:
+        raise
+    except Exception as error:
+        logger.warning("drafter %s failed in merge_states: %r", drafter.name, error)
+        return new
 
 
 def _build(

@@ -90,6 +90,24 @@ def test_broken_entry_points_are_reported(monkeypatch: pytest.MonkeyPatch, value
         build_drafters(_config("hierarchy"), make_resources())
 
 
+def test_a_drafter_that_cannot_merge_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its newer state is kept, as if it merged none, and what they have learned is merged."""
+    points = _entry_points("tests.drafters:UnmergedDrafter")
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    one, other = (Calibration.prior(100) for _ in range(2))
+    one.count_tokens(1000)
+    other.count_tokens(2000)
+    messages = [
+        pack_states({"hierarchy": each.to_bytes(), "mine": name})
+        for each, name in ((one, b"kept"), (other, b"new"))
+    ]
+    merged = unpack_states(merge_drafter_states(*messages))
+    assert merged["mine"] == b"new"
+    assert Calibration.from_bytes(merged["hierarchy"]).num_tokens == 3000
+
+
 LARGE_VOCAB_SIZE = 32_000
 
 
