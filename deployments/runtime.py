@@ -4,7 +4,8 @@ Ray Serve reads these from the environment of each process, so each deployment b
 default it gives the user's code and the router an event loop in a thread each, so that code that
 blocks does not hold up health checks.  Nothing of ours blocks, and every message would change
 threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a message
-between two processes has 4 MiB, and what is larger fails.
+between two processes has 4 MiB, and what is larger fails.  And a process that reserves no GPU sees
+all of its node, those of others among them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 _VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
 }
 
 _MESSAGE_VARIABLE = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"

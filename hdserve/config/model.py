@@ -55,7 +55,7 @@ class EngineConfig(StrictModel):
     """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
 
     device: Device = "auto"
-    """``auto``: a GPU where there is one."""
+    """``auto``: a GPU where there is one, a replica's being what ``num_gpus`` reserves."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""

@@ -277,6 +277,7 @@ def test_every_process_has_one_event_loop(application: ServedApplication) -> Non
         variables = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
         assert "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0" in variables
         assert "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0" in variables
+        assert "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1" in variables
 
 
 def test_disconnect_frees_the_slot(application: ServedApplication) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ray._private.accelerators import RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR
 from ray.serve.config import AutoscalingConfig as RayAutoscalingConfig
 
 from deployments.gateway import gateway_deployment
@@ -45,6 +46,15 @@ def test_whatever_the_gateway_takes_can_be_passed_on(max_body_bytes: int, num_by
         options = application._bound_deployment.ray_actor_options
         found = options["runtime_env"]["env_vars"]["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]
         assert found == str(num_bytes)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 0.5, 1])
+def test_who_reserves_no_gpu_sees_none(num_gpus: float) -> None:
+    """By default Ray shows it all GPUs of its node, of which ``device: auto`` would take the first
+    one, whose memory may be another replica's."""
+    options = deployment(num_gpus=num_gpus).ray_actor_options
+    assert options["num_gpus"] == num_gpus
+    assert options["runtime_env"]["env_vars"][RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR] == "1"
 
 
 NOT_OFFERED = {"metrics_interval_s"} | {
