@@ -7,7 +7,6 @@ from typing import Any, Final, cast
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from hdserve.engine.batch import Span
 from hdserve.engine.kv_cache import KVCache
@@ -19,9 +18,12 @@ ATTENTION_NAME: Final = "hdserve_packed"
 
 
 def register_attention() -> None:
-    """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times."""
+    """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times.
+
+    Not as something that has masks: to make one, a model looks for packed sequences in its
+    positions, and waits for a GPU to find some.
+    """
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
 def number_layers(module: torch.nn.Module) -> None:
@@ -31,10 +33,6 @@ def number_layers(module: torch.nn.Module) -> None:
     for each in module.modules():
         if isinstance(getattr(each, "layer_idx", None), int):
             each.layer_number = torch.tensor(each.layer_idx)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The step plan says what each row sees; the model's own mask is not built."""
 
 
 def packed_attention(
