@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -15,11 +16,11 @@ logger = logging.getLogger(__name__)
 MAX_GRAPH_ROWS: Final = 256
 """Larger forwards take longer than launching their kernels does."""
 
-_NUM_WARM_UPS: Final = 2
-"""Forwards before a graph is made: what is compiled or chosen by trying is, then."""
-
 _ERROR_MODE: Final = "thread_local"
 """What other threads tell the device meanwhile, such as another engine's, spoils no graph."""
+
+_WAITING: Final = "called a synchronizing CUDA operation"
+"""PyTorch's warning."""
 
 Forward = Callable[[ForwardBatch], torch.Tensor]
 
@@ -29,45 +30,77 @@ class ForwardGraphs:
 
     Where no graph can be made, as for models that branch on what they compute, it says so once, and
     the model runs without.
-
-    Args:
-        forward: the logits ``[n, vocab_size]`` of the batch's ``n`` logit rows.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self) -> None:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None
         self._stream: Any = None
         self._has_failed = False
 
-    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """As ``forward``, in a tensor that the next batch overwrites: graphs share their memory."""
+    def __call__(self, forward: Forward, batch: ForwardBatch) -> torch.Tensor:
+        """As ``forward``, in a tensor that the next batch overwrites: graphs share their memory.
+
+        Args:
+            forward: the logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; the same each
+                time.  Not kept: it would keep its owner, and with it the KV cache, from being freed
+                at once.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for a graph.
+        """
         num_rows = batch.token_ids.shape[1]
         if not batch.is_fixed or self._has_failed or num_rows > MAX_GRAPH_ROWS:
-            return self._forward(batch)
-        if num_rows not in self._graphs and not self._capture(batch, num_rows):
-            return self._forward(batch)
+            return forward(batch)
+        if num_rows not in self._graphs and not self._capture(forward, batch, num_rows):
+            return forward(batch)
         graph, logits = self._graphs[num_rows]
         graph.replay()
         return logits
 
-    def _capture(self, batch: ForwardBatch, num_rows: int) -> bool:
+    def _capture(self, forward: Forward, batch: ForwardBatch, num_rows: int) -> bool:
         """Make the graph of ``num_rows``; whether it could be made."""
         beside = self._stream = self._stream or cast("Any", torch.cuda).Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            for _ in range(_NUM_WARM_UPS):
-                self._forward(batch)
+            forward(batch)  # what is compiled or chosen by trying is, then
+            is_waiting = _waits(forward, batch)
         torch.cuda.current_stream().wait_stream(beside)
+        if is_waiting:
+            return self._do_without("the model waits for what it has computed")
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_ERROR_MODE):
-                logits = self._forward(batch)
+            with (
+                torch.cuda.stream(beside),  # sets the stream back, which a failed graph does not
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_ERROR_MODE),
+            ):
+                logits = forward(batch)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            logger.warning("forwards run without CUDA graphs: %s", str(error).splitlines()[0])
-            self._has_failed = True
-            return False
+            return self._do_without(str(error).splitlines()[0])
         self._pool = self._pool or graph.pool()
         self._graphs[num_rows] = graph, logits
         return True
+
+    def _do_without(self, reason: str) -> bool:
+        logger.warning("forwards run without CUDA graphs: %s", reason)
+        self._has_failed = True
+        return False
+
+
+def _waits(forward: Forward, batch: ForwardBatch) -> bool:
+    """Whether a forward waits for the device, as far as PyTorch can tell.
+
+    A graph cannot, and one that fails leaves PyTorch's allocator as if it were still being made:
+    from then on it gives no memory back to find room for more.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            forward(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    return any(_WAITING in str(each.message) for each in found)

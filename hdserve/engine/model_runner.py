@@ -130,7 +130,7 @@ class ModelRunner:
             self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
-        self._graphs = ForwardGraphs(self._logits) if self._fixed and is_gpu else None
+        self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
         self.shapes = shapes or Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
@@ -143,7 +143,7 @@ class ModelRunner:
         self.compiled = compiled
         self.shapes = Shapes() if compiled is None else compiled.shapes
         if self._graphs is not None:
-            self._graphs = ForwardGraphs(self._logits)
+            self._graphs = ForwardGraphs()
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
@@ -222,7 +222,8 @@ class ModelRunner:
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.needs_hidden or self.compiled is not None:
             graphs = self._graphs
-            return (self._logits if graphs is None else graphs)(batch), None
+            logits = self._logits(batch) if graphs is None else graphs(self._logits, batch)
+            return logits, None
         output = self._output(batch)
         return output.logits[0].float(), output.hidden_states[-1][0, batch.logit_rows]
 
