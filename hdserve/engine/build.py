@@ -74,7 +74,7 @@ def build_engine(
         uses_blocks: see :class:`~hdserve.engine.model_runner.ModelRunner`.
 
     Raises:
-        ConfigError: the KV cache is too small, or does not fit into memory.
+        ConfigError: the KV cache is too small, or does not fit into memory, or forwards beside it.
         UnsupportedModel: the model gives other results in packed forwards.
     """
     drafting = config.drafting
@@ -133,6 +133,7 @@ def _prepare(
         max_rows: of the largest forward.
 
     Raises:
+        ConfigError: a GPU has no memory for that one.
         UnsupportedModel: it gives other results in packed forwards.
     """
     if compiled is not None and runner.needs_hidden:

@@ -24,6 +24,7 @@ from hdserve.engine.step_context import running
 from hdserve.engine.top import topk
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
 from hdserve.engine.workers import Workers
+from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,11 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
         """Compile what forwards of up to ``max_rows`` need, and make their graphs, on a GPU; where
-        that fails, sequences attend one by one from now on."""
+        that fails, sequences attend one by one from now on.
+
+        Raises:
+            ConfigError: there is no memory for such a forward.
+        """
         if self._fixed is None:
             return
         try:
@@ -160,6 +165,12 @@ class ModelRunner:
                 if num_rows >= max_rows:
                     break
             self._wait()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"beside a KV cache of {self.cache.num_rows} tokens a forward of {max_rows} rows "
+                "does not fit; lower kv_cache_tokens, prefill_chunk_tokens or max_num_sequences: "
+                + str(error).partition("\n")[0]
+            ) from error
         except Exception as error:  # of a compiler, any
             self.attend_one_by_one(str(error))
 

@@ -17,6 +17,7 @@ from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.row_buffers import WORD_BITS
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.workers import Workers
+from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
@@ -116,6 +117,33 @@ def test_large_forwards_warm_up_without_all_their_logits() -> None:
     handle.remove()
     assert seen == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1, 1]
     assert runner.attends_by_blocks
+
+
+def warm_up_until(error: Exception) -> ModelRunner:
+    """At 64 rows of 600 it is raised."""
+    runner = make_runner("llama", torch.float32, uses_blocks=True)
+
+    def fail(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        if options["input_ids"].shape[1] == 64:
+            raise error
+
+    handle = runner.model.module.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        runner.warm_up(600)
+    finally:
+        handle.remove()
+    return runner
+
+
+def test_what_cannot_be_compiled_is_done_without() -> None:
+    """Whatever a compiler raises."""
+    assert not warm_up_until(RuntimeError("no code for this GPU")).attends_by_blocks
+
+
+def test_forwards_that_do_not_fit_are_a_user_error() -> None:
+    """Sequences that attend one by one would be served slowly, and would not fit either."""
+    with pytest.raises(ConfigError, match=r"a forward of 600 rows .* lower kv_cache_tokens"):
+        warm_up_until(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
 
 
 @pytest.mark.parametrize(
