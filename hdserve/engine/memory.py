@@ -21,10 +21,13 @@ _NAMES = {
 
 def free_bytes(device: torch.device, gpu_share: float = 1.0) -> float:
     """Free memory of ``device``; of the CPU's no more than the container's limit leaves, of a GPU's
-    no more than is left of this process's share."""
+    no more than is left of this process's share.  What PyTorch keeps for later of what was freed,
+    such as another engine's KV cache, is free."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return free_bytes_of_share(free, total, torch.cuda.memory_reserved(device), gpu_share)
+        num_own = torch.cuda.memory_allocated(device)
+        num_kept = torch.cuda.memory_reserved(device) - num_own
+        return free_bytes_of_share(free + num_kept, total, num_own, gpu_share)
     return min(free_bytes_of_machine(), free_bytes_of_group())
 
 
