@@ -55,28 +55,29 @@ def _llama(**options: Any) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**{**_GROUPED, **options}))
 
 
-def _qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, num_key_value_heads=2))
+def _qwen2(**options: Any) -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**{**_SIZES, "num_key_value_heads": 2, **options}))
 
 
-def _qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**_GROUPED))
+def _qwen3(**options: Any) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**{**_GROUPED, **options}))
 
 
-def _mistral() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=11))
+def _mistral(**options: Any) -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**{**_GROUPED, **options}, sliding_window=11))
 
 
-def _gemma3() -> PreTrainedModel:
+def _gemma3(**options: Any) -> PreTrainedModel:
     layers = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**_GROUPED, sliding_window=9, layer_types=layers)
+    config = Gemma3TextConfig(**{**_GROUPED, **options}, sliding_window=9, layer_types=layers)
     return Gemma3ForCausalLM(config)
 
 
-def _gemma4() -> PreTrainedModel:
+def _gemma4(**options: Any) -> PreTrainedModel:
     """With eyes, which text goes past, heads of two sizes, and layers that attend to the keys of
     others."""
-    sizes = {**_GROUPED, "num_hidden_layers": 4, "pad_token_id": 0, "global_head_dim": 16}
+    others = {"num_hidden_layers": 4, "pad_token_id": 0, "global_head_dim": 16}
+    sizes = {**_GROUPED, **others, **options}
     inputs = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 4}
     layers = ["sliding_attention", "full_attention"] * 2
     text = Gemma4TextConfig(
@@ -89,11 +90,11 @@ def _gemma4() -> PreTrainedModel:
     return Gemma4ForConditionalGeneration(config)
 
 
-def _gpt_oss() -> PreTrainedModel:
+def _gpt_oss(**options: Any) -> PreTrainedModel:
     layers = ["sliding_attention", "full_attention"]
     experts = {"num_local_experts": 2, "num_experts_per_tok": 2}  # so that rounding chooses none
     model = GptOssForCausalLM(
-        GptOssConfig(**_GROUPED, **experts, sliding_window=9, layer_types=layers)
+        GptOssConfig(**{**_GROUPED, **options}, **experts, sliding_window=9, layer_types=layers)
     )
     model.set_experts_implementation("eager")  # the others know no float64
     for name, parameter in model.named_parameters():
@@ -102,20 +103,20 @@ def _gpt_oss() -> PreTrainedModel:
     return model
 
 
-def _deepseek() -> PreTrainedModel:
+def _deepseek(**options: Any) -> PreTrainedModel:
     """Its own cache would hold what keys and values are made of."""
     ranks = {"q_lora_rank": 16, "kv_lora_rank": 12}
     heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
-    sizes = {**_SIZES, **ranks, **heads, "num_key_value_heads": 4}
+    sizes = {**_SIZES, **ranks, **heads, "num_key_value_heads": 4, **options}
     return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, first_k_dense_replace=2))
 
 
-def _gpt_neox() -> PreTrainedModel:
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES))
+def _gpt_neox(**options: Any) -> PreTrainedModel:
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**{**_SIZES, **options}))
 
 
-def _stablelm() -> PreTrainedModel:
-    return StableLmForCausalLM(StableLmConfig(**_SIZES, num_key_value_heads=2))
+def _stablelm(**options: Any) -> PreTrainedModel:
+    return StableLmForCausalLM(StableLmConfig(**{**_SIZES, "num_key_value_heads": 2, **options}))
 
 
 ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
@@ -141,7 +142,7 @@ def make_model(
     """A random model whose logits are spread enough that its greedy output is not constant.
 
     Args:
-        options: of the configuration of a Llama, instead of those here.
+        options: of its configuration, instead of those here.
     """
     torch.manual_seed(seed)
     model = ARCHITECTURES[architecture](**options).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, load_model, prepare_model
+from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
@@ -39,8 +41,30 @@ _TOLERANCE = 2e-3
 """Of float32 logits, which other kernels round otherwise."""
 
 
+_WIDE_HEADS = {
+    "qwen2": {"hidden_size": 64},
+    "gemma4": {"head_dim": 16, "global_head_dim": 32},
+    "deepseek": {"v_head_dim": 16},
+    "gpt_neox": {"hidden_size": 64},
+    "stablelm": {"hidden_size": 64},
+}
+"""A GPU multiplies no fewer than 16 numbers at a time, so FlexAttention takes no smaller heads."""
+
+_BRANCHING = {"gpt_oss"}
+"""Those that call their experts, as they are set here, by what they computed."""
+
+
+@pytest.fixture(autouse=True)
+def _may_compile_often() -> Iterator[None]:
+    """Attention of each runner is compiled anew; PyTorch leaves a function as it is that was
+    compiled 256 times in one process."""
+    with torch._dynamo.config.patch(accumulated_recompile_limit=1 << 20):
+        yield
+
+
 def load(architecture: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return prepare_model(make_model(architecture, dtype).to("cuda"), EngineConfig())
+    options = _WIDE_HEADS.get(architecture, {"head_dim": 16})
+    return prepare_model(make_model(architecture, dtype, **options).to("cuda"), EngineConfig())
 
 
 def make_runner(
@@ -83,10 +107,13 @@ def has_graphs(runner: ModelRunner) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_graphs_give_what_sequences_give_one_by_one(architecture: str, dtype: torch.dtype) -> None:
-    """Several times, since a graph reads what lies in the same place each time."""
+    """Several times, since a graph reads what lies in the same place each time.  A model of which
+    none can be made runs without, on the stream it ran on before."""
     model = load(architecture, dtype)
     plain, graphs = make_runner(model, uses_blocks=False), make_runner(model)
-    assert has_graphs(graphs)
+    assert graphs.attends_by_blocks
+    assert has_graphs(graphs) == (architecture not in _BRANCHING)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     tolerance = _TOLERANCE if dtype == torch.float32 else 0.25
     for number in (1, 3, 2, 3):
         wanted = logits_of(plain, make_work(plain, number))
@@ -193,6 +220,19 @@ def test_the_cache_leaves_room_where_nobody_says_how_large_it_is() -> None:
     run(engine, [seq])
     assert seq.num_output_tokens == 24
     assert torch.cuda.mem_get_info()[0] > 0
+
+
+def test_an_engine_leaves_its_memory_to_the_next() -> None:
+    """At once, KV cache and graphs; what PyTorch keeps of it is free for others."""
+    model = load()
+    make_gpu_engine(model)
+    num_used = torch.cuda.memory_allocated()
+    num_free = free_bytes(model.device)
+    engine = make_gpu_engine(model, kv_cache_tokens=1 << 20)
+    assert torch.cuda.memory_allocated() > num_used + 2**28
+    del engine
+    assert torch.cuda.memory_allocated() <= num_used + 2**27
+    assert free_bytes(model.device) > num_free - 2**28
 
 
 def test_a_model_that_does_not_fit_is_a_user_error(tmp_path: Path) -> None:
