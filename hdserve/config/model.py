@@ -219,7 +219,7 @@ class ModelConfig(StrictModel):
     """What Ray reserves for a replica; says nothing about its threads."""
 
     num_gpus: Reserved = 0
-    """What Ray reserves for a replica: whole GPUs, or a part of one."""
+    """What Ray reserves for a replica: a GPU, or a part of one."""
 
     resources: dict[str, Annotated[Reserved, Field(strict=True)]] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
@@ -270,8 +270,8 @@ class ModelConfig(StrictModel):
     @field_validator("num_gpus")
     @classmethod
     def _check_gpus(cls, num_gpus: float) -> float:
-        if num_gpus > 1 and not num_gpus.is_integer():
-            raise ValueError("a whole number, or a part of one GPU, is expected")
+        if num_gpus > 1:
+            raise ValueError("a replica runs on one GPU: 1, or a part of it, is expected")
         return num_gpus
 
     @model_validator(mode="after")

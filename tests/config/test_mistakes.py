@@ -61,6 +61,7 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         ("resources: {rack: -1.0}", "resources.rack: at least 0 is expected, not -1"),
         ("num_cpus: 0.00001", f"num_cpus: {TOO_LITTLE}"),
         ("num_gpus: 0.00001", f"num_gpus: {TOO_LITTLE}"),
+        ("num_gpus: 2", "num_gpus: a replica runs on one GPU: 1, or a part of it, is expected"),
         ("resources: {rack: 0.00001}", f"resources.rack: {TOO_LITTLE}"),
         ("resources: {'': 1.0}", "resources: a custom resource has a name"),
         *(

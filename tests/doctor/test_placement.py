@@ -102,7 +102,7 @@ def test_how_much_of_a_gpu_would_fit() -> None:
 
 def test_whole_gpus_or_a_part_of_one() -> None:
     """As Ray has it, which would say so when the first replica starts."""
-    with pytest.raises(ConfigError, match="a whole number, or a part of one GPU"):
+    with pytest.raises(ConfigError, match="a replica runs on one GPU"):
         configured({"num_gpus": 1.5})
     for number in (0, 0.25, 1, 2.0):
         assert configured({"num_gpus": number}).models[0].num_gpus == number
