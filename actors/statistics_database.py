@@ -41,7 +41,7 @@ CHUNK_BYTES = 8 * 2**20
 CALL_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
-_NUM_CPUS = 0.1
+NUM_CPUS = 0.1
 _CHOICE_TIMEOUT_S = 10.0
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
@@ -170,7 +170,7 @@ def get_or_create() -> Any:
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=0,
-        num_cpus=_NUM_CPUS,
+        num_cpus=NUM_CPUS,
     )
     return options.remote()
 
