@@ -85,6 +85,7 @@ async def _answer(
         generation.request_id,
         generation.num_choices,
         includes_usage=body.includes_usage,
+        counts_in_chunks=body.counts_in_chunks,
     )
     headers = ignored_header(gateway.config.gateway, body)
     messages = gateway.generate(body.model, generation, deadline)

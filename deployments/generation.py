@@ -118,6 +118,7 @@ class Delta(NamedTuple):
     draft: tuple[DraftedToken, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] = ()
     reasoning: str | None = None
+    num_prompt_tokens: int = 0
 
 
 class Summary(NamedTuple):

@@ -31,12 +31,19 @@ def error_body(error: HdserveError) -> dict[str, Any]:
     }
 
 
+def token_counts(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
+    """The beginning of a ``usage`` object."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
+
+
 def usage(summary: Summary) -> dict[str, Any]:
     """The ``usage`` object."""
     found: dict[str, Any] = {
-        "prompt_tokens": summary.num_prompt_tokens,
-        "completion_tokens": summary.num_output_tokens,
-        "total_tokens": summary.num_prompt_tokens + summary.num_output_tokens,
+        **token_counts(summary.num_prompt_tokens, summary.num_output_tokens),
         "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
     }
     details = {}

@@ -52,6 +52,10 @@ class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Whether the chunks before the last one say how many tokens there are so far; as vLLM has it,
+    only beside ``include_usage``."""
+
     include_obfuscation: bool | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
@@ -126,6 +130,13 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     def includes_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_in_chunks(self) -> bool:
+        """Whether each chunk of a stream says how many tokens its choice has so far."""
+        return self.includes_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
     @property
     def includes_sources(self) -> bool:

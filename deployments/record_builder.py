@@ -99,6 +99,7 @@ class RecordBuilder:
             draft=self._draft(output) if includes_sources else (),
             prompt_logprobs=prompt_logprobs,
             reasoning=split.reasoning if reasoning and reasoning.num_tokens else None,
+            num_prompt_tokens=seq.num_prompt_tokens,
         )
 
     def summary(

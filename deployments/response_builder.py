@@ -9,7 +9,7 @@ from deployments.answer import Answer
 from deployments.chat_format import ChatFormat
 from deployments.completion_format import CompletionFormat
 from deployments.generation import Delta, Summary, TokenInfo
-from deployments.openai_objects import error_body, metrics, usage
+from deployments.openai_objects import error_body, metrics, token_counts, usage
 from hdserve.core import Source
 from hdserve.errors import HdserveError
 
@@ -21,6 +21,7 @@ class ResponseBuilder:
 
     Args:
         includes_usage: whether a stream ends with a chunk of usage, which is null in those before.
+        counts_in_chunks: whether it is the tokens so far instead, of the choice of the chunk.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class ResponseBuilder:
         num_choices: int,
         *,
         includes_usage: bool = False,
+        counts_in_chunks: bool = False,
     ) -> None:
         self._form = form
         self._includes_usage = includes_usage
+        self._counts_in_chunks = counts_in_chunks
         self._num_choices = num_choices
         self._head = {
             "id": f"{form.prefix}-{request_id}",
@@ -54,11 +57,16 @@ class ResponseBuilder:
         if is_first:
             delta = self._with_prompt(delta)
             self._answers[index] = Answer(delta.prompt_index)
+        answer = self._answers[index]
+        answer.num_tokens += len(delta.token_ids)
         choices = self._form.deltas(delta, index, is_first=is_first)
         choices[-1] |= _sources(delta)
-        usage_later = {"usage": None} if self._includes_usage else {}
+        usage_so_far: dict[str, Any] = {}
+        if self._includes_usage:
+            so_far = token_counts(delta.num_prompt_tokens, answer.num_tokens)
+            usage_so_far = {"usage": so_far if self._counts_in_chunks else None}
         return [
-            {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_later}
+            {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
             for choice in choices
         ]
 

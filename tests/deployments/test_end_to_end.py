@@ -65,6 +65,27 @@ def test_stream_equals_whole(client: openai.OpenAI, model: str) -> None:
     assert whole.usage.completion_tokens <= 40
 
 
+def test_chunks_count_their_tokens(client: openai.OpenAI) -> None:
+    """As vLLM's do, if asked; the last count of a choice is that of the whole answer."""
+    asked: Any = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.chat.completions.create(
+        model=MODELS[0],
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=40,
+        stream=True,
+        stream_options=asked,
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    assert last.usage is not None
+    assert counts[-1] == last.usage.completion_tokens
+    assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {
+        last.usage.prompt_tokens
+    }
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_drafts_change_no_token(client: openai.OpenAI, model: str) -> None:
     """With speculation off and on: the same answer, and the statistics say which was which."""

@@ -163,6 +163,20 @@ def test_the_last_chunk_has_usage_and_no_choices() -> None:
     assert body["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 6
 
 
+def test_chunks_say_how_many_tokens_there_are_so_far() -> None:
+    """Of the choice of the chunk and its prompt, for clients that count tokens by chunks, which
+    here may have several."""
+    made = ResponseBuilder(ChatFormat(), "m", "r1", 2, includes_usage=True, counts_in_chunks=True)
+    deltas = [
+        delta("ab", 0, token_ids=(1, 2), sources=(0, 0), num_prompt_tokens=7),
+        delta("c", 1, num_prompt_tokens=7),
+        delta("d", 0, num_prompt_tokens=7, finish_reason="stop"),
+    ]
+    found = [ChatCompletionChunk.model_validate(made.add(each)[0]).usage for each in deltas]
+    counts = [(one.prompt_tokens, one.completion_tokens, one.total_tokens) for one in found if one]
+    assert counts == [(7, 2, 9), (7, 1, 8), (7, 3, 10)]
+
+
 @pytest.mark.parametrize("num_choices", [1, 3])
 def test_choices_are_numbered_over_prompts(num_choices: int) -> None:
     """Choice ``c`` of prompt ``p`` has index ``p * n + c``, in whatever order the ends come."""
