@@ -44,12 +44,15 @@ class Trial:
 
     def missing_outputs(self, indices: Sequence[int]) -> list[int]:
         """The questions whose right answers the model database lacks."""
-        count = self.system.call_database
-        return [
-            index
-            for index in indices
-            if not count("count", self.namespace, list(self.questions[index].token_ids))
-        ]
+        kept = self.system.outputs(self.namespace)
+        return [index for index in indices if not _is_kept(self.questions[index], kept)]
+
+
+def _is_kept(question: Question, outputs: Sequence[Sequence[int]]) -> bool:
+    """Whether one of ``outputs`` begins with the right answer, which it may end with a token of its
+    own."""
+    answer = list(question.token_ids)
+    return any(list(output[: len(answer)]) == answer for output in outputs)
 
 
 class Fault(ABC):

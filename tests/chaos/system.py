@@ -16,6 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import model_database
+from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from tests.chaos import drafter, processes
 from tests.chaos.questions import ENGINE, MODEL
@@ -206,6 +207,21 @@ class System:
         """
         actor = model_database.get(self.key())
         return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
+
+    def outputs(self, namespace: str) -> list[list[int]]:
+        """The token ids of all that the model database has of ``namespace``.
+
+        Raises:
+            RayError: its actor does not answer now.
+        """
+        found: list[list[int]] = []
+        cursor, is_last = 0, False
+        while not is_last:
+            message, cursor, is_last = self.call_database("export", namespace, cursor)
+            received = Publish.decode(message, self.key().fingerprint, model=None)
+            for segment in received.outputs.values():
+                found += [output.tolist() for output in segment.outputs()]
+        return found
 
     def database_info(self) -> dict[str, Any] | None:
         """What the model database says of itself, if it answers."""
