@@ -12,7 +12,6 @@ class Answer:
         self.prompt_index = prompt_index
         self.reasoning: str | None = None
         self.text = ""
-        self.num_tokens = 0
         self.logprobs: list[TokenInfo] | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
         self.finish_reason: str | None = None
@@ -22,7 +21,6 @@ class Answer:
         if delta.reasoning is not None:
             self.reasoning = (self.reasoning or "") + delta.reasoning
         self.text += delta.text
-        self.num_tokens += len(delta.token_ids)
         self.finish_reason = delta.finish_reason
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.logprobs is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from deployments.answer import Answer
@@ -44,6 +45,8 @@ class ResponseBuilder:
             "model": model,
         }
         self._answers: dict[int, Answer] = {}
+        self._num_tokens: Counter[int] = Counter()
+        """Of each choice of a stream, so far."""
         self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
     def begin(self) -> list[dict[str, Any]]:
@@ -57,14 +60,12 @@ class ResponseBuilder:
         if is_first:
             delta = self._with_prompt(delta)
             self._answers[index] = Answer(delta.prompt_index)
-        answer = self._answers[index]
-        answer.num_tokens += len(delta.token_ids)
+        self._num_tokens[index] += len(delta.token_ids)
         choices = self._form.deltas(delta, index, is_first=is_first)
         choices[-1] |= _sources(delta)
-        usage_so_far: dict[str, Any] = {}
-        if self._includes_usage:
-            so_far = token_counts(delta.num_prompt_tokens, answer.num_tokens)
-            usage_so_far = {"usage": so_far if self._counts_in_chunks else None}
+        usage_so_far: dict[str, Any] = {"usage": None} if self._includes_usage else {}
+        if self._counts_in_chunks:
+            usage_so_far["usage"] = token_counts(delta.num_prompt_tokens, self._num_tokens[index])
         return [
             {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
             for choice in choices
