@@ -91,8 +91,7 @@ class CompiledForward:
         self.is_packed, self._is_repeating = is_packed, is_repeating
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
-        uses_native = uses_native and is_cpu and not is_packed
-        self._operators = load_operators() if uses_native else None
+        self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = self._operators is not None and call_natively(module)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from hdserve.databases.cache_lines import address_of
+from hdserve.databases.cache_lines import LINE_WORDS, address_of, new_lines
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernel_choice import max_rows_faster
@@ -28,8 +27,8 @@ from hdserve.engine.kernels.tile_attention import (
     attend_by_tiles,
     room_floats,
 )
-from hdserve.engine.kernels.tiles import PAIRED, TILE_ROWS, make_configuration
-from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
+from hdserve.engine.kernels.tiles import PAIRED
+from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment, align
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
@@ -68,6 +67,7 @@ class TreeAttention:
     Attributes:
         layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
         uses_tiles: whether it does.
+        room_floats: float32 that a thread needs beside its scores.
         max_depth: of drafts, up to which what a row gets does not depend on where they lie.
     """
 
@@ -89,14 +89,15 @@ class TreeAttention:
         self._workers = workers
         self.uses_tiles = uses_tiles and self._fits_tiles()
         self.max_depth = TAIL if self.uses_tiles else UNLIMITED
+        largest = max(layer.key_size for layer in cache.shape.layers)
+        self.room_floats = room_floats(largest) if self.uses_tiles else 0
         self.max_rows = max_rows
         self._takes_pairs = [
             uses_pairs and not self.uses_tiles and _fits_pairs(layer, cache.dtype)
             for layer in cache.shape.layers
         ]
-        self._tiles = make_configuration()
-        self._arrays: list[npt.NDArray[np.float32]] = []
-        self._rooms: list[tuple[Any, ...]] = []
+        self._lines: list[npt.NDArray[np.uint32]] = []
+        self._rooms: list[tuple[int, int]] = []
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
@@ -163,36 +164,29 @@ class TreeAttention:
             return attend_in_pairs, False, ()
         return attend, True, (int(self._cache.dtype == torch.bfloat16),)
 
-    def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[Any, ...]]:
-        """Room to work in, a part each, as the kernel takes it."""
+    def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
+        """Room for scores, a part each: its address and the columns there are."""
         wanted = num_columns + SPARE_COLUMNS
         if len(self._rooms) < num_parts or self._rooms[0][1] < wanted:
-            self._arrays.clear()
-            self._rooms = [self._room(2 * wanted) for _ in range(num_parts)]
+            wanted = align(2 * wanted, LINE_WORDS)
+            num_lines = -(-(QUERIES_PER_TILE * wanted + self.room_floats) // LINE_WORDS)
+            self._lines = [new_lines(num_lines) for _ in range(num_parts)]
+            self._rooms = [(address_of(lines), wanted) for lines in self._lines]
         return self._rooms
-
-    def _room(self, num_columns: int) -> tuple[Any, ...]:
-        if self.uses_tiles:
-            largest = max(layer.key_size for layer in self._shape.layers)
-            more = self._keep(np.zeros(room_floats(largest), np.float32))
-            scores = self._keep(np.empty((TILE_ROWS, num_columns), np.float32))
-            return scores, num_columns, more, self._tiles
-        scores = self._keep(np.empty((QUERIES_PER_TILE, num_columns), np.float32))
-        return scores, num_columns
-
-    def _keep(self, array: npt.NDArray[np.float32]) -> int:
-        """Let an array live as long as its address is known."""
-        self._arrays.append(array)
-        return address_of(array)
 
     def _fits_tiles(self) -> bool:
         """Whether the sizes of keys and values are multiples of what the tiles take."""
-        is_known = HAS_AVX512 and multiplies_tiles(self._cache.device, self._cache.dtype)
         sizes_fit = all(
             layer.key_size % PAIRED == layer.value_size % NUMBERS_AT_ONCE == 0
             for layer in self._shape.layers
         )
-        return is_known and sizes_fit and bool(torch.cpu._init_amx())  # asks the system for them
+        return sizes_fit and self._cache.dtype == torch.bfloat16 and can_attend_by_tiles()
+
+
+def can_attend_by_tiles() -> bool:
+    """Whether the processor has tiles (AMX), and the system lets this process use them."""
+    has_tiles = HAS_AVX512 and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
+    return has_tiles and bool(torch.cpu._init_amx())
 
 
 def _fits_pairs(layer: LayerShape, dtype: torch.dtype) -> bool:

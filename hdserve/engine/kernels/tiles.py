@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -29,17 +27,9 @@ NUM_SUMS: Final = 4
 """Tiles of sums that :data:`add_to_sums` adds to in turns."""
 
 _LEFT, _RIGHT, _SCORES, _SUMS = 0, 1, 2, 4
+_NUM_TILES: Final = 8
 _BYTE, _INT64, _HALF, _WORD = (ir.IntType(bits) for bits in (8, 64, 16, 32))
 _ROW_BYTES = 64
-
-
-def make_configuration() -> npt.NDArray[np.uint8]:
-    """What :data:`configure` takes: eight tiles of full size."""
-    configuration = np.zeros(64, np.uint8)
-    configuration[0] = 1
-    configuration[16:32:2] = _ROW_BYTES
-    configuration[48:56] = TILE_ROWS
-    return configuration
 
 
 def _instruction(builder: Any, name: str, *args: Any) -> None:
@@ -84,16 +74,23 @@ def _on_tiles(name: str, *tiles: int) -> Any:
     return intrinsic(typed)
 
 
-def _configure(_context: Any, array: Any, indices: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _instruction(builder, "ldtilecfg", _byte_pointer(context, builder, signature, args))
+def _configure(_context: Any) -> Any:
+    sizes = bytearray(64)
+    sizes[0] = 1  # the palette
+    sizes[16:32:2] = [_ROW_BYTES] * _NUM_TILES
+    sizes[48:56] = [TILE_ROWS] * _NUM_TILES
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        constant = ir.Constant(ir.ArrayType(_BYTE, len(sizes)), sizes)
+        kept = cgutils.global_constant(builder, "tile_sizes", constant)  # type: ignore[no-untyped-call]
+        _instruction(builder, "ldtilecfg", builder.bitcast(kept, _BYTE.as_pointer()))
         return context.get_dummy_value()
 
-    return types.void(array, indices), codegen
+    return types.void(), codegen
 
 
 configure: Any = intrinsic(_configure)
-"""Take ``array[indices]`` and on for the sizes of this thread's tiles."""
+"""Let this thread have eight tiles of full size."""
 release: Any = _on_tiles("tilerelease")
 load_left: Any = _on_memory("tileloadd64", _LEFT)
 load_right: Any = _on_memory("tileloadd64", _RIGHT)

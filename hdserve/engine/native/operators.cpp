@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -33,19 +34,19 @@ using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t
                         int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
                         double scale, double softcap, int64_t window, int64_t sinks, int64_t first,
                         int64_t stop);
-using AttendInPairs = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
-                               int64_t num_heads, int64_t scores, int64_t scores_size, double scale,
-                               double softcap, int64_t window, int64_t sinks, int64_t first,
-                               int64_t stop);
+using AttendBfloat16 = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
+                                int64_t num_heads, int64_t scores, int64_t scores_size,
+                                double scale, double softcap, int64_t window, int64_t sinks,
+                                int64_t first, int64_t stop);
 using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
 
-// As operators.py fills it.  `multiply_pairs` and `attend_in_pairs` are null where the processor has
-// no such products.
+// As operators.py fills it.  Kernels are null for products that the processor does not have.
 struct Kernels {
   Multiply multiply;
   MultiplyPairs multiply_pairs;
   Attend attend;
-  AttendInPairs attend_in_pairs;
+  AttendBfloat16 attend_in_pairs;
+  AttendBfloat16 attend_by_tiles;
   Parallel parallel;
   int64_t outputs_at_once;
   int64_t num_paired;
@@ -65,6 +66,8 @@ struct Step {
   const int64_t *listed;
   const int64_t (*layers)[6];  // keys, values, heads, rows, size of a key, size of a value
   int64_t item_bytes;
+  int64_t uses_tiles;
+  int64_t room_floats;
   int64_t num_spans;
   int64_t most_visible;
   int64_t num_visible;
@@ -143,6 +146,27 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
   return products.to(rows.scalar_type());
 }
 
+// What a thread keeps scores in, and whatever else the kernel needs behind them.
+class Scratch {
+ public:
+  // The address, that of a cache line, and for how many columns there is room.
+  std::pair<int64_t, int64_t> take(int64_t num_columns, int64_t room_floats) {
+    if (num_columns_ < num_columns || room_floats_ < room_floats) {
+      num_columns_ = std::max(num_columns_, (2 * num_columns + kLine - 1) / kLine * kLine);
+      room_floats_ = std::max(room_floats_, room_floats);
+      floats_.assign(kernels->queries_per_tile * num_columns_ + room_floats_ + kLine, 0.0f);
+    }
+    constexpr int64_t num_bytes = kLine * sizeof(float);
+    const auto start = reinterpret_cast<int64_t>(floats_.data());
+    return {(start + num_bytes - 1) / num_bytes * num_bytes, num_columns_};
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+  std::vector<float> floats_;
+  int64_t num_columns_ = 0, room_floats_ = 0;
+};
+
 // Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
 void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t size) {
   const at::Tensor whole = rows.stride(3) == 1 ? rows : rows.contiguous();
@@ -173,29 +197,28 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
   const bool is_paired =
       kernels->attend_in_pairs && is_bfloat16 && stored[4] % kernels->num_paired == 0;
-  const auto dtype = is_paired ? at::kBFloat16 : at::kFloat;
+  const AttendBfloat16 attend_bfloat16 = step->uses_tiles ? kernels->attend_by_tiles
+                                         : is_paired      ? kernels->attend_in_pairs
+                                                          : nullptr;
+  const auto dtype = attend_bfloat16 ? at::kBFloat16 : at::kFloat;
   const at::Tensor queries = query.transpose(1, 2).to(dtype).contiguous();
   at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)},
                                   queries.options().dtype(at::kFloat));
   const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
-  const auto attend = [&, listed = step->listed](int64_t first, int64_t stop) {
-    thread_local std::vector<float> scores;
-    thread_local int64_t num_columns = 0;
-    if (num_columns < wanted) {
-      num_columns = 2 * wanted;
-      scores.assign(kernels->queries_per_tile * num_columns, 0.0f);
-    }
+  const auto attend = [&, listed = step->listed, room_floats = step->room_floats](int64_t first,
+                                                                                  int64_t stop) {
+    thread_local Scratch scratch;
+    const auto [scores_at, num_columns] = scratch.take(wanted, room_floats);
     const auto stored_at = reinterpret_cast<int64_t>(stored);
     const auto listed_at = reinterpret_cast<int64_t>(listed);
-    const auto scores_at = reinterpret_cast<int64_t>(scores.data());
     const double cap = softcap.value_or(0.0);
     const int64_t window = sliding_window.value_or(kernels->no_window);
     const int64_t sinks_at = sinks ? address(besides) : 0;
-    if (is_paired)
-      kernels->attend_in_pairs(stored_at, listed_at, address(queries), address(attended), num_heads,
-                               scores_at, num_columns, scale, cap, window, sinks_at, first, stop);
+    if (attend_bfloat16)
+      attend_bfloat16(stored_at, listed_at, address(queries), address(attended), num_heads,
+                      scores_at, num_columns, scale, cap, window, sinks_at, first, stop);
     else
       kernels->attend(stored_at, listed_at, address(queries), address(attended), num_heads,
                       scores_at, num_columns, is_bfloat16, scale, cap, window, sinks_at, first,

@@ -15,6 +15,7 @@ from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.linear import multiply_at
 from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
+from hdserve.engine.kernels.tile_attention import attend_by_tiles
 from hdserve.engine.native import operators
 
 SOURCE = re.sub(r"//.*", "", operators._SOURCE.read_text(encoding="utf-8"))
@@ -56,7 +57,8 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
         ("Multiply", multiply_at, operators._MULTIPLY),
         ("MultiplyPairs", multiply_pairs_at, operators._MULTIPLY),
         ("Attend", attend, operators._ATTEND),
-        ("AttendInPairs", attend_in_pairs, operators._ATTEND_IN_PAIRS),
+        ("AttendBfloat16", attend_in_pairs, operators._ATTEND_BFLOAT16),
+        ("AttendBfloat16", attend_by_tiles, operators._ATTEND_BFLOAT16),
     ],
 )
 def test_kernels(alias: str, kernel: Callable[..., None], signature: Any) -> None:

@@ -17,13 +17,12 @@ from hdserve.engine.attention import attend_numbered
 from hdserve.engine.batch import StepPlan, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_compile
-from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.native.operators import NativeOperators, load_operators
 from hdserve.engine.row_linear import multiply_rows_by_plan
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, can_attend_by_tiles
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -33,6 +32,8 @@ CPU = torch.device("cpu")
 NUM_KV_HEADS, NUM_HEADS, KEY_SIZE, VALUE_SIZE = 2, 6, 80, 96
 PAIRED_KEY_SIZE = 96
 """That products of bfloat16 in pairs can take."""
+TILED_SIZES = (64, 64)
+"""Of keys and values, that tiles can take."""
 SEGMENT_ROWS = 256
 NUM_LAYERS = 2
 LAYER = torch.tensor(0)
@@ -48,9 +49,11 @@ def operators() -> NativeOperators:
     return found
 
 
-def make_cache(dtype: torch.dtype, num_sequences: int, key_size: int = KEY_SIZE) -> KVCache:
+def make_cache(
+    dtype: torch.dtype, num_sequences: int, key_size: int = KEY_SIZE, value_size: int = VALUE_SIZE
+) -> KVCache:
     """Full of the same random numbers each time."""
-    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, key_size, VALUE_SIZE)
+    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, key_size, value_size)
     cache = KVCache(shape, num_sequences * SEGMENT_ROWS, dtype, CPU)
     for layer in range(NUM_LAYERS):
         for stored in cache.read_all(layer):
@@ -70,9 +73,11 @@ def make_chunks(num_sequences: int, num_tokens: int, seed: int) -> list[Chunk]:
     return chunks
 
 
-def make_plan(cache: KVCache, chunks: list[Chunk], *, is_exact: bool = False) -> StepPlan:
+def make_plan(
+    cache: KVCache, chunks: list[Chunk], *, is_exact: bool = False, max_rows: int = 20
+) -> StepPlan:
     workers = Workers()
-    kernel = TreeAttention(cache, workers, max_rows=20)
+    kernel = TreeAttention(cache, workers, max_rows)
     return build_batch(chunks, cache, CPU, Shapes(is_exact=is_exact), kernel, workers).plan
 
 
@@ -132,11 +137,11 @@ def test_a_step_they_were_not_told_of_is_left_to_python() -> None:
 
 
 def make_states(
-    dtype: torch.dtype, num_rows: int, key_size: int = KEY_SIZE
+    dtype: torch.dtype, num_rows: int, key_size: int = KEY_SIZE, value_size: int = VALUE_SIZE
 ) -> tuple[torch.Tensor, ...]:
     """Query, key and value as models give them: the heads of one row lie together."""
     generator = torch.Generator().manual_seed(4)
-    sizes = ((NUM_HEADS, key_size), (NUM_KV_HEADS, key_size), (NUM_KV_HEADS, VALUE_SIZE))
+    sizes = ((NUM_HEADS, key_size), (NUM_KV_HEADS, key_size), (NUM_KV_HEADS, value_size))
     return tuple(
         torch.randn(1, num_rows, *size, generator=generator).to(dtype).transpose(1, 2)
         for size in sizes
@@ -152,12 +157,16 @@ def make_states(
     ("scaling", "window", "softcap", "has_sinks"),
     [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False)],
 )
-@pytest.mark.parametrize("key_size", [KEY_SIZE, PAIRED_KEY_SIZE])
+@pytest.mark.parametrize(
+    ("key_size", "value_size"),
+    [(KEY_SIZE, VALUE_SIZE), (PAIRED_KEY_SIZE, VALUE_SIZE), TILED_SIZES],
+)
 @torch.inference_mode()
 def test_attention(
     operators: NativeOperators,
     dtype: torch.dtype,
     key_size: int,
+    value_size: int,
     num_sequences: int,
     num_tokens: int,
     scaling: float | None,
@@ -166,13 +175,14 @@ def test_attention(
     has_sinks: bool,
 ) -> None:
     """What is attended to, and what is in the cache then; sequences of many rows are left to
-    Python."""
+    Python, but where the processor has tiles and the sizes fit them."""
     chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
-    states = make_states(dtype, sum(chunk.num_rows for chunk in chunks), key_size)
+    num_rows = sum(chunk.num_rows for chunk in chunks)
+    states = make_states(dtype, num_rows, key_size, value_size)
     sinks = torch.linspace(-2, 3, NUM_HEADS).to(dtype) if has_sinks else None
     kept: list[Any] = []
     for attend in (attend_numbered, torch.ops.hdserve.packed_attention):
-        cache = make_cache(dtype, num_sequences, key_size)
+        cache = make_cache(dtype, num_sequences, key_size, value_size)
         with natively(operators, make_plan(cache, chunks)):
             found = [
                 attend(*states, torch.tensor(layer), scaling, window, softcap, sinks)
@@ -197,16 +207,19 @@ def test_what_does_not_fit_the_cache_is_refused(
         torch.ops.hdserve.packed_attention(query, odd, value, LAYER, None, None, None, None)
 
 
-@pytest.mark.skipif(not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles")
+@pytest.mark.skipif(not can_attend_by_tiles(), reason="the processor has no tiles")
 @torch.inference_mode()
-def test_tiles_are_left_to_python(operators: NativeOperators) -> None:
-    cache = KVCache(KVShape.of_equal_layers(1, 1, 64, 64), SEGMENT_ROWS, torch.bfloat16, CPU)
-    chunks = make_chunks(1, 4, seed=1)
-    num_rows = chunks[0].num_rows
-    states = [torch.randn(1, 1, num_rows, 64).bfloat16() for _ in range(3)]
-    with natively(operators, make_plan(cache, chunks)):
-        found = torch.ops.hdserve.packed_attention(*states, LAYER, None, None, None, None)
-        assert torch.equal(found, attend_numbered(*states, LAYER, None, None, None, None))
+def test_tiles_attend_without_python(
+    operators: NativeOperators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache(torch.bfloat16, 2, *TILED_SIZES)
+    chunks = make_chunks(2, 60, seed=1)
+    states = make_states(torch.bfloat16, sum(each.num_rows for each in chunks), *TILED_SIZES)
+    arguments = (*states, LAYER, None, None, None, None)
+    with natively(operators, make_plan(cache, chunks, max_rows=UNLIMITED)):
+        wanted = attend_numbered(*arguments)
+        monkeypatch.delattr(TreeAttention, "__call__")
+        assert torch.equal(torch.ops.hdserve.packed_attention(*arguments), wanted)
 
 
 @torch.inference_mode()
