@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
@@ -16,11 +16,24 @@ from hdserve.engine.native.operators import load_operators
 from hdserve.engine.row_linear import call_natively, is_plain
 from hdserve.engine.shapes import Shapes
 
+
+def _watches(guards: Sequence[Any]) -> list[bool]:
+    """Which of the compiler's guards to keep: those of the inputs.
+
+    The modules never change.  What is global may: transformers' table of attention functions grows,
+    and for that a model would be compiled anew beside requests, and without its packed weights.
+    """
+    return [
+        not guard.is_global and not guard.orig_guard.source.is_unspecialized_nn_module()
+        for guard in guards
+    ]
+
+
 _OPTIONS: Final[dict[str, Any]] = {
     "compile_threads": 1,  # no pool of processes beside the replica
-    "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+    "guard_filter_fn": _watches,
 }
-"""Of ``torch.compile``.  The modules never change, so nothing has to watch them."""
+"""Of ``torch.compile``."""
 
 _CPU_OPTIONS: Final[dict[str, Any]] = {
     **_OPTIONS,

@@ -11,6 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._inductor import metrics
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
@@ -22,6 +24,7 @@ from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, prepare_model
+from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.shapes import Shapes
@@ -130,6 +133,19 @@ def test_no_number_of_rows_compiles_again(
             runner.forward([Chunk(segment, 0, make_prompt(length), DraftTree(3, 0))])
         for num_nodes in (0, 5, 30):
             runner.forward(list(make_work(runner, num_nodes, 3)))
+
+
+def test_what_others_register_compiles_nothing_again(
+    model: torch.nn.Module, compiled: CompiledForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that is made anew lacks what it was made with at first: weights in another order."""
+    _, runner = make_runner(model)
+    runner.compiled = compiled
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        monkeypatch.setitem(table._global_mapping, "another", None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        check_packed_forward(runner)
+        runner.forward(list(make_work(runner, 5, 1)))
 
 
 @pytest.mark.parametrize("length", [2, 17, 64])
