@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import torch
@@ -29,16 +30,20 @@ def _watches(guards: Sequence[Any]) -> list[bool]:
     ]
 
 
-_OPTIONS: Final[dict[str, Any]] = {
-    "compile_threads": 1,  # no pool of processes beside the replica
-    "guard_filter_fn": _watches,
-}
+_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "compile_threads": 1,  # no pool of processes beside the replica
+        "guard_filter_fn": _watches,
+    }
+)
 """Of ``torch.compile``."""
 
-_CPU_OPTIONS: Final[dict[str, Any]] = {
-    **_OPTIONS,
-    "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
-}
+_CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **_OPTIONS,
+        "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
+    }
+)
 """A GPU has CUDA graphs instead, and such a wrapper would need CUDA's headers."""
 
 _PACKING: Final[dict[str, Any]] = {
@@ -104,6 +109,7 @@ class CompiledForward:
         self.is_packed, self._is_repeating = is_packed, is_repeating
         self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
+        chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = self._operators is not None and call_natively(module)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
@@ -111,7 +117,7 @@ class CompiledForward:
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            options=_CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS,
+            options={**chosen},  # from which PyTorch takes the filter away
         )
 
     def compiling(self) -> AbstractContextManager[object]:

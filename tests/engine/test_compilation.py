@@ -148,6 +148,15 @@ def test_what_others_register_compiles_nothing_again(
         runner.forward(list(make_work(runner, 5, 1)))
 
 
+@pytest.mark.usefixtures("compiled")
+def test_a_second_model_is_watched_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, runner = make_runner(make_model(num_hidden_layers=1))
+    runner.compiled = compile_model(loaded)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "another", None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        runner.forward(list(make_work(runner, 5, 1)))
+
+
 @pytest.mark.parametrize("length", [2, 17, 64])
 def test_prompts_are_scored_by_the_same_graphs(
     model: torch.nn.Module, compiled: CompiledForward, length: int
