@@ -27,7 +27,8 @@ from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_result import percentiles_us
 from hdserve.core import SamplingParams, Sequence
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.tree import Acceptance, DraftTree

@@ -20,7 +20,8 @@ from hdserve.bench.replay_setup import ending_token_ids, largest_id
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 

@@ -161,9 +161,8 @@ def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float
         "float32, exact": EngineConfig(exact=True, dtype="float32"),
     }
     if multiplies_tiles(CPU, torch.bfloat16):
-        engines["bfloat16 in tiles, exact"] = EngineConfig(
-            exact=True, compile=True, dtype="bfloat16"
-        )
+        tiled = EngineConfig(exact=True, compile=True, dtype="bfloat16")
+        engines |= {"bfloat16 in tiles, exact, Python": tiled, "bfloat16 in tiles, exact": tiled}
     runners = {}
     for name, engine in engines.items():
         loaded = load_model(ModelConfig(name=model, model=model, engine=engine))

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.bench.replay_files import read_replay
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 
 VOCAB_SIZE = 32_000
 PIECE_TOKENS = 1 << 16

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from actors.statistics_database import Choice, current_choice, ensure_local
 from deployments.statistics_state import choice_key
-from hdserve.databases.statistics import INFO_NAME, TABLE_NAMES, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
 from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ from hdserve.bench.replay_setup import ending_token_ids, largest_id
 from hdserve.config import ModelConfig
 from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import PRIOR_NAME, Calibration
 from hdserve.drafting.hierarchy import Hierarchy

@@ -18,8 +18,9 @@ from hdserve.cli.options import Model, takes
 from hdserve.cli.progress import bytes_progress, progress
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
-from hdserve.databases.statistics import StatisticsDatabase, StatisticsInfo
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_info import StatisticsInfo
 from hdserve.databases.statistics_merge import StatisticsMerge
 
 app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_help=True)

@@ -72,7 +72,9 @@ _HASH_MULTIPLY = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT_32 = np.uint64(32)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
-_COUNT_SHIFT = np.uint32(20)
+COUNT_SHIFT = np.uint32(20)
+"""The word of a slot is a token, and its count from this bit on."""
+
 _COUNT_ONE = np.uint32(1 << 20)
 _TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
 _TOTAL_MASK = np.uint32(0xFFFF)
@@ -212,7 +214,7 @@ def halve(rows: Rows, row: int, times: int) -> int:
     kept = FIRST_SLOT
     for slot in range(FIRST_SLOT, ROW_WORDS):
         word = rows[row, slot]
-        count = (word >> _COUNT_SHIFT) >> np.uint32(times)
+        count = (word >> COUNT_SHIFT) >> np.uint32(times)
         rows[row, slot] = _ZERO
         if count > _ZERO:
             rows[row, kept] = count * _COUNT_ONE | (word & _TOKEN_MASK)
@@ -231,18 +233,18 @@ def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> Non
     slot = slot_of(rows, row, token_word)
     if slot < 0:
         slot = ROW_WORDS - 1
-        held = np.int64(rows[row, slot] >> _COUNT_SHIFT)
+        held = np.int64(rows[row, slot] >> COUNT_SHIFT)
         if held > count:
             rows[row, slot] -= np.uint32(count) * _COUNT_ONE
             set_total(rows, row, total + count, stamp)
             return
         rows[row, slot] = token_word
-    new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
+    new_count = np.int64(rows[row, slot] >> COUNT_SHIFT) + count
     if new_count > MAX_COUNT:
         total = halve(rows, row, 1)
         slot = slot_of(rows, row, token_word)
-        new_count = np.int64(rows[row, slot] >> _COUNT_SHIFT) + count
-    while slot > FIRST_SLOT and np.int64(rows[row, slot - 1] >> _COUNT_SHIFT) <= new_count:
+        new_count = np.int64(rows[row, slot] >> COUNT_SHIFT) + count
+    while slot > FIRST_SLOT and np.int64(rows[row, slot - 1] >> COUNT_SHIFT) <= new_count:
         rows[row, slot] = rows[row, slot - 1]
         slot -= 1
     rows[row, slot] = np.uint32(new_count) * _COUNT_ONE | token_word
@@ -392,8 +394,8 @@ def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int
     """How often two rows must be halved to be added without an overflow."""
     total = np.int64(source[source_row, 2] & _TOTAL_MASK)
     total += np.int64(target[target_row, 2] & _TOTAL_MASK)
-    count = np.int64(source[source_row, FIRST_SLOT] >> _COUNT_SHIFT)
-    count += np.int64(target[target_row, FIRST_SLOT] >> _COUNT_SHIFT)
+    count = np.int64(source[source_row, FIRST_SLOT] >> COUNT_SHIFT)
+    count += np.int64(target[target_row, FIRST_SLOT] >> COUNT_SHIFT)
     times = 0
     while count >> times > MAX_COUNT or total >> times > MAX_TOTAL:
         times += 1
@@ -418,7 +420,7 @@ def merge_tables(
         total += np.int64(target[row, 2] & _TOTAL_MASK)
         for back in range(NUM_SLOTS):  # the likeliest last, which puts it before its equals
             word = source[index, ROW_WORDS - 1 - back]
-            count = np.int64(word >> _COUNT_SHIFT) >> times
+            count = np.int64(word >> COUNT_SHIFT) >> times
             if count > 0:
                 count_token(target, row, np.int64(word & _TOKEN_MASK), count, stamp)
         set_total(target, row, total, stamp)

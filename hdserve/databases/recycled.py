@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hdserve.databases.compiled import inlined
 from hdserve.databases.ngram import (
     BUCKET_ROWS,
+    COUNT_SHIFT,
     FIRST_SLOT,
     MAX_COUNT,
     NUM_ADDED,
@@ -36,7 +37,6 @@ NUM_TOP = 8
 """Likeliest tokens kept per context."""
 
 SHARE_UNITS = MAX_COUNT
-_COUNT_SHIFT = np.uint32(20)
 _ZERO = np.uint32(0)
 
 
@@ -55,7 +55,7 @@ def write_top(
     for index in range(NUM_TOP):
         count = np.int64(shares[index] * np.float32(SHARE_UNITS))
         if count > 0:
-            word = np.uint32(tokens[index]) | (np.uint32(count) << _COUNT_SHIFT)
+            word = np.uint32(tokens[index]) | (np.uint32(count) << COUNT_SHIFT)
             rows[row, slot] = word
             slot += 1
     for rest in range(slot, ROW_WORDS):

@@ -9,13 +9,10 @@ from typing import Protocol
 
 from hdserve.config import StrictModel
 from hdserve.databases.corpus import CorpusSegment, read_segments
-from hdserve.databases.statistics import (
-    StatisticsBuilder,
-    StatisticsInfo,
-    check_writable,
-    ends_crc32,
-)
+from hdserve.databases.statistics import ends_crc32
+from hdserve.databases.statistics_builder import StatisticsBuilder, check_writable
 from hdserve.databases.statistics_checkpoint import Checkpoint
+from hdserve.databases.statistics_info import StatisticsInfo
 from hdserve.databases.target_lock import TargetLock
 from hdserve.errors import DatabaseError
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from hdserve.config import StrictModel
 from hdserve.databases.snapshot import sync_directory, write_file
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 

@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hdserve.config import StrictModel
-from hdserve.databases.statistics import (
-    StatisticsBuilder,
-    StatisticsDatabase,
-    StatisticsInfo,
-    check_writable,
-)
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder, check_writable
 from hdserve.databases.statistics_checkpoint import Checkpoint
+from hdserve.databases.statistics_info import StatisticsInfo
 from hdserve.databases.target_lock import TargetLock
 from hdserve.errors import DatabaseError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdserve.config import ModelConfig
-from hdserve.databases.statistics import INFO_NAME, read_info
+from hdserve.databases.statistics_info import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.engine.compiled_forward import can_compile as compiler_exists

@@ -20,6 +20,7 @@ import numpy as np
 from hdserve.databases.compiled import inlined
 from hdserve.databases.history import MATCH_TOKENS, prefetch_places
 from hdserve.databases.ngram import (
+    COUNT_SHIFT,
     FIRST_SLOT,
     HASH_SEED,
     NUM_BUCKETS,
@@ -91,7 +92,6 @@ from hdserve.drafting.vectors import (
 from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 
 _TOKEN_MASK = np.uint32(0xFFFFF)
-_COUNT_SHIFT = np.uint32(20)
 _TOTAL_MASK = np.uint32(0xFFFF)
 
 
@@ -218,7 +218,7 @@ def find_level(
         row = scratch.found[which]
         copy_row(scratch.rows, num_hits, rows, row)
         total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
-        top = np.int64(rows[row, FIRST_SLOT] >> _COUNT_SHIFT)
+        top = np.int64(rows[row, FIRST_SLOT] >> COUNT_SHIFT)
         kind = row_kind(level, which, total_bucket(total), number)
         share = share_bucket(np.float32(top) / np.float32(total))
         index = level * ROWS_PER_LEVEL + number

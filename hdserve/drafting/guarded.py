@@ -42,6 +42,7 @@ class GuardedDrafters:
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
         self._drafters = tuple(drafters)
         self._vocab_size = vocab_size
+        self.needs_hidden = any(drafter.needs_hidden for drafter in self._drafters)
         self.num_failures: Counter[tuple[str, str]] = Counter()
         """By drafter and call."""
         self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -50,10 +51,6 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.times_s |= {(drafter.name, call): 0.0 for call in CALLS}
         self._open: set[str] = set()
-
-    @property
-    def needs_hidden(self) -> bool:
-        return any(drafter.needs_hidden for drafter in self._drafters)
 
     @property
     def num_sequences(self) -> int:

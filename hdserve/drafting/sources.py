@@ -10,7 +10,8 @@ import numpy as np
 from hdserve.databases.model import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import Ints
 from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
-from hdserve.databases.statistics import STATISTICS_ORDERS, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import STATISTICS_ORDERS
 from hdserve.drafting.arrays import (
     CONTEXT,
     MODEL,

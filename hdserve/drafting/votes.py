@@ -12,14 +12,13 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
-from hdserve.databases.ngram import FIRST_SLOT, MAX_TOKEN_ID, ROW_WORDS
+from hdserve.databases.ngram import COUNT_SHIFT, FIRST_SLOT, MAX_TOKEN_ID, ROW_WORDS
 from hdserve.drafting.arrays import NUM_RANKS, SHARE_LIMITS, SHARE_STEPS
 from hdserve.drafting.vectors import FAST, lane_mask, load_row, repeat, row_pointer
 
 _INT = ir.IntType(32)
 _INTS = ir.VectorType(_INT, ROW_WORDS)
 _FLOATS = ir.VectorType(ir.FloatType(), ROW_WORDS)
-_COUNT_SHIFT = 20
 _RANKS = [min(max(0, lane - FIRST_SLOT), NUM_RANKS - 1) for lane in range(ROW_WORDS)]
 _SLOTS = [int(lane >= FIRST_SLOT) for lane in range(ROW_WORDS)]
 
@@ -29,7 +28,7 @@ def _constant(value: int) -> Any:
 
 
 def _counts(builder: Any, words: Any) -> Any:
-    return builder.lshr(words, _constant(_COUNT_SHIFT))
+    return builder.lshr(words, _constant(int(COUNT_SHIFT)))
 
 
 def _note_cells(

@@ -16,7 +16,8 @@ from hdserve import core
 from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.databases.model import ModelDatabase, TokenIds
-from hdserve.databases.statistics import StatisticsDatabase, read_info
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_info import read_info
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
-from hdserve.databases.statistics import (
-    FORMAT_VERSION,
-    INFO_NAME,
-    TABLE_NAME,
-    StatisticsBuilder,
-    StatisticsDatabase,
-)
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import FORMAT_VERSION, INFO_NAME, TABLE_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.interruption import interrupted_at
 

@@ -13,15 +13,15 @@ import pytest
 
 from hdserve.databases.corpus import LONGEST_PIECE, corpus_files, read_segments
 from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
-from hdserve.databases.statistics import (
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
+from hdserve.databases.statistics_info import (
     INFO_NAME,
     MAX_CORPORA,
     MAX_LICENCES,
     OTHERS,
     TABLE_NAME,
-    StatisticsDatabase,
 )
-from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 

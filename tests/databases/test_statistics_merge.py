@@ -12,13 +12,10 @@ from typer.testing import CliRunner
 
 from hdserve.cli import app
 from hdserve.databases.ngram import most_frequent
-from hdserve.databases.statistics import (
-    INFO_NAME,
-    TABLE_NAME,
-    StatisticsBuilder,
-    StatisticsDatabase,
-)
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_checkpoint import PROGRESS_NAME, Checkpoint
+from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError

@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
-from hdserve.databases.statistics import INFO_NAME, StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import StatisticsBuild
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import INFO_NAME
 from hdserve.databases.statistics_merge import StatisticsMerge
 from hdserve.databases.unfinished import is_unfinished
 from hdserve.errors import DatabaseError

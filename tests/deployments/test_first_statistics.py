@@ -15,12 +15,9 @@ import pytest
 
 from deployments.statistics import ChosenStatistics
 from hdserve.config import ModelConfig
-from hdserve.databases.statistics import (
-    INFO_NAME,
-    TABLE_NAME,
-    StatisticsBuilder,
-    StatisticsDatabase,
-)
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import load_tokenizer

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hdserve.databases.statistics import TABLE_NAME, StatisticsBuilder
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import TABLE_NAME
 from hdserve.engine.tokenizer import load_tokenizer
 from tests.serving import ServedApplication
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hdserve.bench.replay import verify_recorded
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import StatisticsBuilder, StatisticsDatabase
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.tree import Acceptance, DraftTree
 

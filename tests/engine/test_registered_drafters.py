@@ -10,7 +10,7 @@ from hdserve import core
 from hdserve.config import DrafterConfig, DraftingConfig, ModelConfig
 from hdserve.core import SpeculationParams
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.statistics import StatisticsBuilder
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.registry import DRAFTERS, build_drafters
 from hdserve.engine.host import ModelHost

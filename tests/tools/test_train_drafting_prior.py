@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hdserve.bench.replay_files import ReplayRow
-from hdserve.databases.statistics import StatisticsBuilder
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from tools.train_drafting_prior import NUM_PROMPTS, choose_prompts, learn_from_sets
 
 FIRST, SECOND = "first tokenizer", "second tokenizer"

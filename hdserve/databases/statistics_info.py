@@ -1,0 +1,113 @@
+"""What ``info.json`` says of a statistics database."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from hdserve.config import StrictModel
+from hdserve.errors import SnapshotError
+
+FORMAT_VERSION = 1
+INFO_NAME, TABLE_NAME = "info.json", "table.bin"
+TABLE_NAMES = (TABLE_NAME, "table-2.bin")
+MAX_CORPORA = 1000
+"""Listed by name; what comes after them is listed together, so that ``info.json`` stays small."""
+
+MAX_LICENCES = 8
+"""Listed of one corpus."""
+
+OTHERS = "others"
+"""The name of all corpora, and of all licences, beyond those."""
+
+
+def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:
+    """Each of them once, the first ones by name."""
+    found = tuple(dict.fromkeys(licences))
+    return found if len(found) <= MAX_LICENCES else (*found[: MAX_LICENCES - 1], OTHERS)
+
+
+class CorpusInfo(StrictModel):
+    """What one corpus contributed: a file, or what the rows of files name as their source."""
+
+    name: str
+    num_texts: int = Field(ge=0)
+    num_tokens: int = Field(ge=0)
+    licences: tuple[str, ...] = ()
+    """As the rows name them."""
+
+    def plus(self, other: CorpusInfo) -> CorpusInfo:
+        """Both together, under this name."""
+        return CorpusInfo(
+            name=self.name,
+            num_texts=self.num_texts + other.num_texts,
+            num_tokens=self.num_tokens + other.num_tokens,
+            licences=_bounded(self.licences + other.licences),
+        )
+
+
+class StatisticsInfo(StrictModel):
+    """The content of ``info.json``."""
+
+    format_version: int
+    tokenizer: str
+    """Fingerprint of the tokenizer whose ids the table holds."""
+
+    vocab_size: int = Field(ge=1)
+    orders: tuple[int, ...]
+    corpora: tuple[CorpusInfo, ...]
+    num_contexts: int = Field(ge=0)
+    """Contexts held."""
+
+    num_added: int = Field(ge=0)
+    """Contexts that were counted, those forgotten since included."""
+
+    num_buckets: int = Field(ge=1)
+    sample_crc32: int
+    """Checksum of the first and the last mebibyte of the table, checked on opening."""
+
+    crc32: int
+    """Checksum of the whole file, checked by :meth:`StatisticsDatabase.verify`."""
+
+    table: Literal["table.bin", "table-2.bin"] = "table.bin"
+    """The file of the table."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(corpus.num_tokens for corpus in self.corpora)
+
+
+def read_info(directory: Path) -> StatisticsInfo:
+    """Read and check ``info.json``.
+
+    Raises:
+        SnapshotError: it is missing, corrupt or of a newer format.
+    """
+    path = directory / INFO_NAME
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SnapshotError(f"{directory}: no statistics database: {error}") from error
+    except ValueError as error:
+        raise SnapshotError(f"{path}: is corrupt: {error}") from error
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise SnapshotError(f"{path}: has format {version}, newer than {FORMAT_VERSION}")
+    try:
+        return StatisticsInfo.model_validate(data)
+    except ValidationError as error:
+        raise SnapshotError(f"{path}: is corrupt: {error.errors()[0]['msg']}") from error
+
+
+def write_info(path: Path, info: StatisticsInfo) -> None:
+    """The usual name of the table is left out, as earlier versions know no other."""
+    is_usual = info.table == TABLE_NAME
+    written = info.model_dump_json(indent=2, exclude={"table"} if is_usual else None)
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{written}\n")
+        file.flush()
+        os.fsync(file.fileno())
