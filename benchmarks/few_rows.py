@@ -146,9 +146,7 @@ def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[st
     scattered = torch.stack([logits[0], logits[0]], dim=1)[:, :1].t()  # which no kernel reads
 
     def choose(row: torch.Tensor) -> Work:
-        return lambda: [
-            choose_one(row, params, number / NUM_CHOICES) for number in range(NUM_CHOICES)
-        ]
+        return lambda: [choose_one(row, params, number) for number in range(NUM_CHOICES)]
 
     return best_ms({"PyTorch": choose(scattered), "kernel": choose(logits)}, num_rounds)
 
