@@ -18,7 +18,7 @@ from hdserve.engine.row_linear import call_natively, is_plain
 from hdserve.engine.shapes import Shapes
 
 
-def _watches(guards: Sequence[Any]) -> list[bool]:
+def _watched(guards: Sequence[Any]) -> list[bool]:
     """Which of the compiler's guards to keep: those of the inputs.
 
     The modules never change.  What is global may: transformers' table of attention functions grows,
@@ -33,7 +33,7 @@ def _watches(guards: Sequence[Any]) -> list[bool]:
 _OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "compile_threads": 1,  # no pool of processes beside the replica
-        "guard_filter_fn": _watches,
+        "guard_filter_fn": _watched,
     }
 )
 """Of ``torch.compile``."""
