@@ -29,6 +29,7 @@ from hdserve.databases.statistics_info import (
     INFO_NAME,
     MAX_CORPORA,
     OTHERS,
+    STATISTICS_ORDERS,
     TABLE_NAME,
     TABLE_NAMES,
     CorpusInfo,
@@ -38,9 +39,6 @@ from hdserve.databases.statistics_info import (
 )
 from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
-
-STATISTICS_ORDERS = (1, 2, 3, 5)
-"""Context lengths in tokens, ascending."""
 
 _MAX_NAME_BYTES = 128
 _MAGIC = b"hdserve n-gram table\n"

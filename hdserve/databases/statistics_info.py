@@ -13,6 +13,9 @@ from hdserve.config import StrictModel
 from hdserve.errors import SnapshotError
 
 FORMAT_VERSION = 1
+STATISTICS_ORDERS = (1, 2, 3, 5)
+"""Context lengths in tokens, ascending."""
+
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 TABLE_NAMES = (TABLE_NAME, "table-2.bin")
 MAX_CORPORA = 1000

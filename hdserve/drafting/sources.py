@@ -11,7 +11,7 @@ from hdserve.databases.model import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import Ints
 from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.databases.statistics_builder import STATISTICS_ORDERS
+from hdserve.databases.statistics_info import STATISTICS_ORDERS
 from hdserve.drafting.arrays import (
     CONTEXT,
     MODEL,

@@ -19,7 +19,7 @@ from hdserve.engine.shapes import Shapes
 
 
 def _watched(guards: Sequence[Any]) -> list[bool]:
-    """Which of the compiler's guards to keep: those of the inputs.
+    """Which of the compiler's guards to keep: those of the inputs, and of PyTorch's own state.
 
     The modules never change.  What is global may: transformers' table of attention functions grows,
     and for that a model would be compiled anew beside requests, and without its packed weights.
