@@ -15,12 +15,12 @@ import torch
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
-from hdserve.drafting.budget import BatchCost
+from hdserve.drafting.batch_cost import BatchCost
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.exactness import choose_shapes
-from hdserve.engine.forward_cost import MEASURED_COLUMNS, measure_forward_cost
-from hdserve.engine.kv_cache import KVCache, Segment, align
+from hdserve.engine.forward_cost import measure_forward_cost, num_rows_to_measure
+from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
@@ -116,7 +116,7 @@ def compile_beside(
             torch.set_num_threads(num_threads)  # each thread has a number of its own
             compiled = compile_model(model)
             number = config.max_num_sequences
-            num_rows = max(number * align(MEASURED_COLUMNS + max_rows), _NUM_TRIAL_ROWS)
+            num_rows = max(num_rows_to_measure(max_rows, number), _NUM_TRIAL_ROWS)
             runner = _runner(model, num_rows)
             runner.compile_with(compiled)
             if compiled.is_packed or compiled.is_native:

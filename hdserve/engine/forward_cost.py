@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from hdserve.core import Source
 from hdserve.databases.recycled import NUM_TOP
-from hdserve.drafting.budget import BatchCost, ForwardCost
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.kv_cache import align
 from hdserve.engine.model_runner import ModelRunner, TopTokens
 from hdserve.tree import DraftTree
 
-MEASURED_COLUMNS = 128
+_NUM_COLUMNS = 128
+_NUM_MANY_COLUMNS = 1024
 """Tokens each sequence has cached, where there is room."""
 
 _NUM_ROUNDS = 4
@@ -25,47 +27,94 @@ _MAX_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A forward to be timed: ``num_sequences`` trees of ``num_rows`` nodes each."""
+    """A forward to be timed: ``num_sequences`` trees of ``num_rows`` nodes each, after
+    ``num_columns`` tokens."""
 
     num_sequences: int
     num_rows: int
+    num_columns: int
 
     @property
     def num_rows_together(self) -> int:
         return self.num_sequences * self.num_rows
 
 
+def num_rows_to_measure(max_rows: int, max_num_sequences: int) -> int:
+    """Of the cache, for all that :func:`measure_forward_cost` measures where it can."""
+    return max(
+        max_num_sequences * align(_NUM_COLUMNS + max_rows), align(_NUM_MANY_COLUMNS + max_rows)
+    )
+
+
 def measure_forward_cost(
     runner: ModelRunner, max_rows: int, max_num_sequences: int = 1
 ) -> BatchCost:
-    """Time forwards of growing trees of growing numbers of sequences, on an unused cache.
+    """Time forwards of growing trees of growing numbers of sequences, and of one long sequence, on
+    an unused cache.
 
     Rounds are interleaved and the fastest of each size counts, so that other work on the machine
     does not pass for a property of a size.  What does not fit into the cache, or would take too
-    long to measure with several sequences, is left to extrapolation.
+    long to measure with several sequences or a long one, is left to extrapolation.
 
     Args:
         max_rows: of one sequence.
     """
-    num_columns = _num_columns(runner, max_rows)
+    num_columns = _num_columns(runner, max_rows, _NUM_COLUMNS)
+    num_many = _num_columns(runner, max_rows, _NUM_MANY_COLUMNS)
+    needed = [_Point(1, num_rows, num_columns) for num_rows in _row_counts(max_rows)]
+    others = _other_points(max_rows, max_num_sequences, num_columns, num_many)
+    seconds = _time_forwards(runner, needed, list(others))
+    curves: dict[int, dict[int, float]] = defaultdict(dict)
+    for point, elapsed in seconds.items():
+        if point.num_columns == num_columns:
+            curves[point.num_sequences][point.num_rows_together] = elapsed
+    assert 1 in curves, "the forward's cost is measured while the cache is empty"
+    return BatchCost(
+        {number: ForwardCost(points) for number, points in curves.items()},
+        num_columns=num_columns,
+        column_cost=_column_cost(seconds, num_columns),
+        reading_share=_time_reading(runner, max_rows) / curves[1][max_rows],
+    )
+
+
+def _time_forwards(
+    runner: ModelRunner, needed: Sequence[_Point], others: Sequence[_Point]
+) -> dict[_Point, float]:
+    """The fastest of each in seconds, if there was room, and time for ``others``."""
+    _write_rows(runner, [*needed, *others])
     best: dict[_Point, float] = {}
-    points = list(_points(max_rows, max_num_sequences))
     started = time.perf_counter()
     for _ in range(_NUM_ROUNDS):
-        for point in points:
-            if point.num_sequences > 1 and time.perf_counter() - started > _MAX_SECONDS:
-                continue
-            elapsed = _time_forward(runner, point, num_columns)
+        for number, point in enumerate((*needed, *others)):
+            if number >= len(needed) and time.perf_counter() - started > _MAX_SECONDS:
+                break
+            elapsed = _time_forward(runner, point)
             if elapsed is not None:
                 best[point] = min(elapsed, best.get(point, elapsed))
-    curves: dict[int, dict[int, float]] = defaultdict(dict)
-    for point, elapsed in best.items():
-        curves[point.num_sequences][point.num_rows_together] = elapsed
-    assert 1 in curves, "the forward's cost is measured while the cache is empty"
-    reading_share = _time_reading(runner, max_rows) / curves[1][max_rows]
-    return BatchCost(
-        {number: ForwardCost(points) for number, points in curves.items()}, reading_share
+    return best
+
+
+def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
+    """Pages of the cache that nobody has written to are all one to read, which costs too little."""
+    num_rows = max(
+        point.num_sequences * align(point.num_columns + point.num_rows) for point in points
     )
+    segment = runner.cache.allocate(min(num_rows, runner.cache.num_rows))
+    assert segment is not None, "the forward's cost is measured while the cache is empty"
+    runner.cache.clear(segment)
+    runner.cache.free(segment)
+
+
+def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCost | None:
+    """What each column after ``num_columns`` costs over the rows of its sequence, if a long one was
+    measured."""
+    found: dict[int, float] = {}
+    for point, elapsed in seconds.items():
+        num_more = point.num_columns - num_columns
+        if num_more:
+            short_s = seconds[replace(point, num_columns=num_columns)]
+            found[point.num_rows] = max(0.0, elapsed - short_s) / num_more
+    return ForwardCost(found) if found else None
 
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
@@ -79,21 +128,25 @@ def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     return best
 
 
-def _num_columns(runner: ModelRunner, max_rows: int) -> int:
+def _num_columns(runner: ModelRunner, max_rows: int, wanted: int) -> int:
     """Tokens each sequence has cached: as many as the context and the cache leave."""
     deepest = max(_tree(max_rows).depths)
     rows_left = runner.cache.num_rows - max_rows
-    return max(0, min(MEASURED_COLUMNS, runner.model.max_model_len - 1 - deepest, rows_left))
+    return max(0, min(wanted, runner.model.max_model_len - 1 - deepest, rows_left))
 
 
-def _points(max_rows: int, max_num_sequences: int) -> Iterator[_Point]:
-    """One sequence at every row count where a kernel may change, several at fewer."""
-    for num_rows in _row_counts(max_rows):
-        yield _Point(1, num_rows)
+def _other_points(
+    max_rows: int, max_num_sequences: int, num_columns: int, num_many_columns: int
+) -> Iterator[_Point]:
+    """A long sequence and several short ones, at fewer row counts than one."""
+    few = [*_doubled(max_rows), max_rows]
+    if num_many_columns > num_columns:
+        for num_rows in few:
+            yield _Point(1, num_rows, num_many_columns)
     num_sequences = 2
     while num_sequences < 2 * max_num_sequences and max_num_sequences > 1:
-        for num_rows in (*_doubled(max_rows), max_rows):
-            yield _Point(min(num_sequences, max_num_sequences), num_rows)
+        for num_rows in few:
+            yield _Point(min(num_sequences, max_num_sequences), num_rows, num_columns)
         num_sequences *= 2
 
 
@@ -104,9 +157,9 @@ def _doubled(stop: int) -> Iterator[int]:
         number *= 2
 
 
-def _time_forward(runner: ModelRunner, point: _Point, num_columns: int) -> float | None:
+def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
     """Seconds, or ``None`` where the cache is too small."""
-    cache = runner.cache
+    cache, num_columns = runner.cache, point.num_columns
     allocated = [cache.allocate(num_columns + point.num_rows) for _ in range(point.num_sequences)]
     segments = [segment for segment in allocated if segment is not None]
     try:

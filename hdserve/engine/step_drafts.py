@@ -61,12 +61,23 @@ class StepDrafts:
             for work in scheduled
         ]
         if self._budget is not None:
-            num_other_rows = sum(
-                work.num_tokens - (tree is not None)
-                for work, tree in zip(scheduled, trees, strict=True)
-            )
-            self._budget.trim([tree for tree in trees if tree is not None], num_other_rows)
+            self._trim(self._budget, scheduled, trees)
         return trees
+
+    @staticmethod
+    def _trim(
+        budget: DraftBudget, scheduled: Sequence[Scheduled], trees: Sequence[DraftTree | None]
+    ) -> None:
+        """Cut ``trees`` to what pays beside the other rows of ``scheduled``."""
+        num_other_rows = num_columns = 0
+        choosing = []
+        for work, tree in zip(scheduled, trees, strict=True):
+            num_other_rows += work.num_tokens
+            if tree is not None:
+                choosing.append(tree)
+                num_other_rows -= 1
+                num_columns += len(work.slot.seq.token_ids) - 1
+        budget.trim(choosing, num_other_rows, num_columns)
 
     def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import Source
-from hdserve.drafting.budget import BatchCost, DraftBudget, ForwardCost
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
+from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
 
 FREE = ForwardCost({1: 1.0, 100: 1.0})
@@ -350,34 +350,36 @@ def test_a_source_that_was_cut_off_is_tried_again() -> None:
 # --- the cost of a forward ---
 
 
-def test_cost_is_interpolated_and_goes_on() -> None:
-    """Between points the cost is a straight line, beyond the last one the last slope goes on, and
-    before the first one it is the first."""
-    cost = ForwardCost({2: 1.0, 4: 2.0, 8: 3.0})
-    assert cost([1, 2, 3, 4, 6, 8, 12]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
-    assert float(ForwardCost({4: 2.0})(8)) == 4.0
-
-
-def test_cost_between_two_batches_is_interpolated() -> None:
-    """By the number of sequences; outside what was measured the nearest counts."""
-    cost = BatchCost({2: ForwardCost({2: 1.0}), 6: ForwardCost({6: 3.0})})
-    assert [float(cost(2, number)) for number in (1, 2, 3, 6, 20)] == [1.0, 1.0, 1.5, 3.0, 3.0]
-
-
-@given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, max_size=8))
-def test_more_rows_never_cost_less(points: dict[int, float]) -> None:
-    """A point that was measured too cheap does not make more rows cheaper than fewer."""
-    seconds = ForwardCost(points)(list(range(1, 200))).tolist()
-    assert all(math.isfinite(value) and value > 0 for value in seconds)
-    for fewer, more in itertools.pairwise(seconds):
-        assert more >= fewer * (1 - 1e-12)
-
-
 @pytest.mark.parametrize(("share", "is_affordable"), [(0.0, True), (0.05, True), (0.08, False)])
 def test_forwards_are_read_where_it_pays(share: float, is_affordable: bool) -> None:
     """Finding the likeliest tokens is worth a small share of the forward."""
     cost = BatchCost({1: ForwardCost({1: 1.0, 16: 2.0})}, reading_share=share)
     assert DraftBudget(cost).affords_reading == is_affordable
+
+
+def test_rows_of_long_sequences_have_a_price_of_their_own() -> None:
+    """A draft that pays in a short context is cut in one that makes its row dear, of one sequence
+    and of several."""
+    cost = BatchCost(
+        {1: FREE}, num_columns=100, column_cost=ForwardCost({1: 0.001, 2: 0.002, 4: 0.004})
+    )
+    for num_trees in (1, 3):
+        kept = []
+        for num_columns in (0, 100, 400, 4000):
+            trees = [make_tree([0.5]) for _ in range(num_trees)]
+            DraftBudget(cost).trim(trees, num_columns=num_trees * num_columns)
+            kept.append(sum(tree.num_draft_tokens for tree in trees))
+        assert kept == [num_trees, num_trees, num_trees, 0]
+
+
+def test_a_long_context_is_no_reason_to_pause() -> None:
+    """What forwards take longer there is not the price of drafting."""
+    cost = BatchCost({1: FREE}, column_cost=ForwardCost({1: 0.01, 2: 0.01}))
+    budget = DraftBudget(cost)
+    for _ in range(100):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])], num_columns=500)
+        budget.took(6.1, 6.0)
 
 
 def test_another_cost_changes_the_choice() -> None:

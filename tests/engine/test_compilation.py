@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdserve.config import EngineConfig
 from hdserve.core import Source
-from hdserve.drafting.budget import BatchCost, ForwardCost
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine import repeated_layers
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster, compile_beside, compile_model

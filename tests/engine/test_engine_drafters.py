@@ -12,7 +12,8 @@ import torch
 from hdserve import core
 from hdserve.core import SpeculationParams
 from hdserve.drafting.base import Drafter, Forward
-from hdserve.drafting.budget import BatchCost, DraftBudget, ForwardCost
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
+from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import JunkDrafter, SlowLearner
 from tests.engine.helpers import GREEDY, RecordingDrafter, make, plain

@@ -7,15 +7,22 @@ import itertools
 import pytest
 
 from hdserve.config import EngineConfig
-from hdserve.engine.forward_cost import _points, _row_counts, measure_forward_cost
+from hdserve.engine.forward_cost import (
+    _other_points,
+    _row_counts,
+    measure_forward_cost,
+    num_rows_to_measure,
+)
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from tests.models import make_model
 
 
-def make_runner(num_rows: int = 512, max_model_len: int | None = None) -> ModelRunner:
-    model = prepare_model(make_model(), EngineConfig(max_model_len=max_model_len))
+def make_runner(
+    num_rows: int = 512, max_model_len: int | None = None, **options: int
+) -> ModelRunner:
+    model = prepare_model(make_model(**options), EngineConfig(max_model_len=max_model_len))
     return ModelRunner(model, KVCache(model.kv_shape, num_rows, model.dtype, model.device))
 
 
@@ -49,9 +56,19 @@ def test_any_cache_and_context_will_do(
 
 @pytest.mark.parametrize("max_num_sequences", [1, 2, 3, 16, 24])
 def test_batches_are_measured_up_to_the_largest(max_num_sequences: int) -> None:
-    """One sequence, the most there can be, and some between; each with no drafts and with most."""
-    points = {(point.num_sequences, point.num_rows) for point in _points(17, max_num_sequences)}
+    """Up to the most sequences there can be, some numbers between, and one that is long; each with
+    no drafts and with most."""
+    found = list(_other_points(17, max_num_sequences, 100, 1000))
+    points = {(point.num_sequences, point.num_rows) for point in found}
     numbers = sorted({number for number, _ in points})
     assert (numbers[0], numbers[-1]) == (1, max_num_sequences)
     assert all(high <= 2 * low for low, high in itertools.pairwise(numbers))
     assert all({(number, 1), (number, 17)} <= points for number in numbers)
+    assert {point.num_columns for point in found if point.num_sequences == 1} == {1000}
+
+
+def test_long_sequences_are_measured_where_there_is_room() -> None:
+    """A cache for all that is measured tells what columns cost; a small one that nobody knows."""
+    for num_rows, is_known in [(num_rows_to_measure(17, 1), True), (128, False)]:
+        cost = measure_forward_cost(make_runner(num_rows, max_position_embeddings=2048), 17)
+        assert (cost._column_cost is not None) == is_known

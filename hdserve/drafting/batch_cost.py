@@ -1,0 +1,127 @@
+"""The time of one forward over what is in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class ForwardCost:
+    """The time of one forward over its number of rows, interpolated between measured points.
+
+    Args:
+        seconds_by_rows: at least one point; a point is never cheaper than one with fewer rows.
+    """
+
+    def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
+        rows = sorted(seconds_by_rows)
+        self._rows: FloatArray = np.array(rows, np.float64)
+        self._seconds: FloatArray = np.maximum.accumulate([seconds_by_rows[row] for row in rows])
+        ends = ([0.0, *self._rows][-2:], [0.0, *self._seconds][-2:])
+        self._last_slope = float(np.diff(ends[1])[0] / np.diff(ends[0])[0])
+
+    def __call__(self, num_rows: npt.ArrayLike) -> FloatArray:
+        """Seconds for ``num_rows``; beyond the last point the last slope goes on."""
+        wanted = np.asarray(num_rows, np.float64)
+        beyond = np.maximum(0.0, wanted - self._rows[-1]) * self._last_slope
+        seconds: FloatArray = np.interp(wanted, self._rows, self._seconds) + beyond
+        return seconds
+
+
+class BatchCost:
+    """The time of one forward over its rows, the number of sequences they belong to, and how long
+    those are.
+
+    Attention runs per sequence, so the same rows cost more when they belong to more sequences, and
+    more when each has more columns to look at.
+
+    Args:
+        by_num_sequences: at least one measured number of sequences; between two of them the cost
+            is interpolated, beyond them it is that of the nearest.
+        num_columns: what each sequence had cached meanwhile, in tokens.
+        column_cost: of another column, over the rows of the sequence it belongs to; nothing if it
+            is not known.
+        reading_share: what it takes to find the likeliest tokens of a forward's rows, relative to
+            the forward.
+    """
+
+    def __init__(
+        self,
+        by_num_sequences: Mapping[int, ForwardCost],
+        *,
+        num_columns: int = 0,
+        column_cost: ForwardCost | None = None,
+        reading_share: float = 0.0,
+    ) -> None:
+        self._by_num_sequences = dict(sorted(by_num_sequences.items()))
+        self._num_columns = num_columns
+        self._column_cost = column_cost
+        self._tables: dict[int, tuple[_Table, _Table | None]] = {}
+        """Per number of sequences: of all rows, and per column, of the rows they have together."""
+        self.reading_share = reading_share
+
+    def of_drafts(
+        self,
+        num_drafts: int,
+        num_sequences: int,
+        *,
+        num_columns: int = 0,
+        num_other_rows: int = 0,
+    ) -> FloatArray:
+        """Seconds of a step of ``num_sequences`` that drafts 0, 1, ... ``num_drafts`` tokens.
+
+        Args:
+            num_columns: tokens that the sequences have cached, together.
+            num_other_rows: rows of prompts in the same forward; they are no part of the price, but
+                make drafts cheaper or dearer.
+        """
+        of_rows, of_column = self._tables_of(num_sequences)
+        seconds = of_rows(num_sequences + num_other_rows, num_drafts)
+        if num_other_rows:
+            seconds = seconds - seconds[0] + of_rows(num_sequences, 0)
+        num_more = num_columns - num_sequences * self._num_columns
+        if of_column is not None and num_more > 0:
+            seconds = seconds + num_more * of_column(num_sequences, num_drafts)
+        return seconds
+
+    def of_plain(self, num_sequences: int, num_columns: int = 0) -> float:
+        """Seconds for one row each of ``num_sequences``."""
+        return float(self.of_drafts(0, num_sequences, num_columns=num_columns)[0])
+
+    def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
+        """Seconds for ``num_rows`` of ``num_sequences`` as long as those that were measured."""
+        numbers = [*self._by_num_sequences]
+        above = min(bisect_left(numbers, num_sequences), len(numbers) - 1)
+        below = above if num_sequences >= numbers[above] else max(0, above - 1)
+        low, high = numbers[below], numbers[above]
+        share = (num_sequences - low) / (high - low) if high > low else 0.0
+        costs = [self._by_num_sequences[number](num_rows) for number in (low, high)]
+        seconds: FloatArray = (1.0 - share) * costs[0] + share * costs[1]
+        return seconds
+
+    def _tables_of(self, num_sequences: int) -> tuple[_Table, _Table | None]:
+        if num_sequences not in self._tables:
+            cost = self._column_cost
+            of_column = None if cost is None else _Table(lambda rows: cost(rows / num_sequences))
+            of_rows = _Table(lambda rows: self(rows, num_sequences))
+            self._tables[num_sequences] = of_rows, of_column
+        return self._tables[num_sequences]
+
+
+class _Table:
+    """What a function makes of 0, 1, 2, ... rows, kept as far as anybody asked."""
+
+    def __init__(self, function: Callable[[FloatArray], FloatArray]) -> None:
+        self._function = function
+        self._values: FloatArray = np.empty(0)
+
+    def __call__(self, first: int, number: int) -> FloatArray:
+        """For ``first`` rows and up to ``number`` more; not to be written to."""
+        if len(self._values) <= first + number:
+            self._values = self._function(np.arange(2.0 * (first + number + 1)))
+        return self._values[first : first + number + 1]

@@ -1,0 +1,117 @@
+"""When to look for drafts that did not pay."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+_MAX_PAUSE = 128
+"""Steps."""
+
+_AFFORDABLE_LOSS = 0.005
+_PATIENCE = 0.1
+"""Of a step of plain decoding: what may be lost before the first pause."""
+
+_WORST_GAIN = -0.5
+"""Of a step: a larger loss counts as no more."""
+
+_NUM_KEPT_TIMES = 2
+"""Of those from before a long pause."""
+
+_NUM_WEIGHED_STEPS = 16
+_NUM_TIMED_STEPS = 9
+
+
+class _StepTimes:
+    """What the last steps took beside their forwards, with drafts looked for and without."""
+
+    def __init__(self) -> None:
+        self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+
+
+class Patience:
+    """How long to go on looking for drafts that do not pay; all times are for each sequence of a
+    step.
+
+    What it was while something else kept the machine busy is soon forgotten: a loss counts only up
+    to half a step, and after a long pause few of the times before it.
+
+    Pauses double while it does not pay, up to as many steps as make what the look at their end
+    loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
+    drafters catch up with: without it nobody would have told them of the sequences since.
+
+    Args:
+        step_s: a step of plain decoding; a part of it may be lost before the first pause.
+
+    Attributes:
+        was_looking: what :meth:`is_looking` said last.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._gain_s = step_s * _PATIENCE
+        self._worst_gain_s = step_s * _WORST_GAIN
+        self._pause = 0
+        self._num_steps_to_skip = 0
+        self.was_looking = True
+        self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        """In looks at the end of a pause."""
+        self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
+
+    def is_looking(self) -> bool:
+        """Whether to look in this step; to be asked once per step."""
+        self.was_looking = self._num_steps_to_skip <= 0
+        self._num_steps_to_skip -= 1
+        return self.was_looking
+
+    def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
+        """Learn what the last step took beside its forward and to have drafters catch up."""
+        if self.was_looking and self._pause:
+            self._catching_up_s.append(catching_up_s)
+        times = self._beside_prompts if beside_prompts else self._alone
+        if self.was_looking and self._pause >= _NUM_TIMED_STEPS:
+            while len(times.looking_s) > _NUM_KEPT_TIMES:
+                times.looking_s.popleft()
+        (times.looking_s if self.was_looking else times.plain_s).append(seconds)
+
+    @property
+    def _times(self) -> _StepTimes:
+        """Of one kind, since they count different things."""
+        alone, beside_prompts = self._alone, self._beside_prompts
+        is_known = alone.looking_s and (alone.plain_s or not beside_prompts.plain_s)
+        return alone if is_known or not beside_prompts.looking_s else beside_prompts
+
+    @property
+    def looking_s(self) -> float:
+        """What a step that looks for drafts takes beside its forward."""
+        return _median(self._times.looking_s)
+
+    @property
+    def plain_s(self) -> float:
+        """What one that does not takes; nothing while there was none, which is plain decoding at
+        its best, and never more than the other."""
+        return min(_median(self._times.plain_s), self.looking_s)
+
+    def weigh(self, gain_s: float) -> None:
+        """Learn what drafting gained in a step, in seconds, or lost."""
+        if not self.was_looking or not self._times.looking_s:
+            return
+        if gain_s < self._worst_gain_s:  # beyond doubt
+            self._gain_s = self._worst_gain_s
+        else:
+            self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
+        if self._gain_s >= 0:
+            self._pause = 0
+        elif gain_s > -self._gain_s:  # it may be about to pay again
+            self._pause //= 2
+        else:
+            loss_s = _median(self._catching_up_s) - min(gain_s, self._gain_s)
+            loss = loss_s / self._step_s
+            longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
+            self._pause = max(1, min(2 * self._pause, longest))
+        self._num_steps_to_skip = self._pause
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

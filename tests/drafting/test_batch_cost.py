@@ -1,0 +1,75 @@
+"""What a forward costs is told between and beyond what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
+
+POINTS = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, max_size=8)
+
+
+def test_cost_is_interpolated_and_goes_on() -> None:
+    """Between points the cost is a straight line, beyond the last one the last slope goes on, and
+    before the first one it is the first."""
+    cost = ForwardCost({2: 1.0, 4: 2.0, 8: 3.0})
+    assert cost([1, 2, 3, 4, 6, 8, 12]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
+    assert float(ForwardCost({4: 2.0})(8)) == 4.0
+
+
+def test_cost_between_two_batches_is_interpolated() -> None:
+    """By the number of sequences; outside what was measured the nearest counts."""
+    cost = BatchCost({2: ForwardCost({2: 1.0}), 6: ForwardCost({6: 3.0})})
+    assert [float(cost(2, number)) for number in (1, 2, 3, 6, 20)] == [1.0, 1.0, 1.5, 3.0, 3.0]
+
+
+@given(POINTS)
+def test_more_rows_never_cost_less(points: dict[int, float]) -> None:
+    """A point that was measured too cheap does not make more rows cheaper than fewer."""
+    seconds = ForwardCost(points)(list(range(1, 200))).tolist()
+    assert all(math.isfinite(value) and value > 0 for value in seconds)
+    for fewer, more in itertools.pairwise(seconds):
+        assert more >= fewer * (1 - 1e-12)
+
+
+def test_columns_cost_what_the_rows_of_their_sequence_make_them_cost() -> None:
+    """By how much the sequences are longer together than what was measured; rows of prompts do not
+    look at them."""
+    cost = BatchCost(
+        {1: ForwardCost({1: 1.0, 2: 1.5, 40: 20.5})},
+        num_columns=100,
+        column_cost=ForwardCost({1: 0.01, 2: 0.03}),
+    )
+    assert cost.of_drafts(2, 1).tolist() == [1.0, 1.5, 2.0]
+    assert cost.of_drafts(2, 1, num_columns=200).tolist() == pytest.approx([2.0, 4.5, 7.0])
+    beside_prompt = cost.of_drafts(2, 1, num_columns=200, num_other_rows=20)
+    assert beside_prompt.tolist() == pytest.approx([2.0, 4.5, 7.0])
+    two_sequences = cost.of_drafts(2, 2, num_columns=220)
+    assert two_sequences.tolist() == pytest.approx([1.5 + 0.2, 2.0 + 0.4, 2.5 + 0.6])
+    assert cost.of_plain(2, 220) == pytest.approx(1.7)
+
+
+@given(POINTS, POINTS, st.integers(1, 5), st.integers(0, 30), st.integers(0, 5000))
+def test_more_drafts_and_longer_sequences_never_cost_less(
+    points: dict[int, float],
+    of_column: dict[int, float],
+    num_sequences: int,
+    num_drafts: int,
+    num_columns: int,
+) -> None:
+    """Whatever was asked before."""
+    cost = BatchCost({1: ForwardCost(points)}, num_columns=64, column_cost=ForwardCost(of_column))
+    cost.of_drafts(3, num_sequences, num_columns=num_columns)
+    shorter, longer = (
+        cost.of_drafts(num_drafts, num_sequences, num_columns=number)
+        for number in (num_columns, 2 * num_columns)
+    )
+    assert len(shorter) == num_drafts + 1
+    assert (longer >= shorter).all()
+    for fewer, more in itertools.pairwise(longer.tolist()):
+        assert more >= fewer * (1 - 1e-12)
