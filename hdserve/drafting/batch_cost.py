@@ -15,13 +15,15 @@ class ForwardCost:
     """The time of one forward over its number of rows, interpolated between measured points.
 
     Args:
-        seconds_by_rows: at least one point; a point is never cheaper than one with fewer rows.
+        seconds_by_rows: at least one point; one is never dearer than one with more rows, since what
+            disturbs a measurement makes it longer.
     """
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         rows = sorted(seconds_by_rows)
         self._rows: FloatArray = np.array(rows, np.float64)
-        self._seconds: FloatArray = np.maximum.accumulate([seconds_by_rows[row] for row in rows])
+        seconds = [seconds_by_rows[row] for row in reversed(rows)]
+        self._seconds: FloatArray = np.minimum.accumulate(seconds)[::-1]
         ends = ([0.0, *self._rows][-2:], [0.0, *self._seconds][-2:])
         self._last_slope = float(np.diff(ends[1])[0] / np.diff(ends[0])[0])
 

@@ -52,8 +52,9 @@ def measure_forward_cost(
     """Time forwards of growing trees of growing numbers of sequences, and of one long sequence, on
     an unused cache.
 
-    Rounds are interleaved and the fastest of each size counts, so that other work on the machine
-    does not pass for a property of a size.  What does not fit into the cache, or would take too
+    Rounds go through all sizes, up and down in turns, and the fastest of each size counts, so that
+    neither other work on the machine nor the forward before, which may have filled the processor's
+    caches, passes for a property of a size.  What does not fit into the cache, or would take too
     long to measure with several sequences or a long one, is left to extrapolation.
 
     Args:
@@ -83,11 +84,13 @@ def _time_forwards(
     """The fastest of each in seconds, if there was room, and time for ``others``."""
     _write_rows(runner, [*needed, *others])
     best: dict[_Point, float] = {}
+    points = [*others, *needed]
     started = time.perf_counter()
     for _ in range(_NUM_ROUNDS):
-        for number, point in enumerate((*needed, *others)):
-            if number >= len(needed) and time.perf_counter() - started > _MAX_SECONDS:
-                break
+        points.reverse()
+        for point in points:
+            if point not in needed and time.perf_counter() - started > _MAX_SECONDS:
+                continue
             elapsed = _time_forward(runner, point)
             if elapsed is not None:
                 best[point] = min(elapsed, best.get(point, elapsed))
@@ -183,16 +186,11 @@ def _tree(num_rows: int) -> DraftTree:
     return tree
 
 
-def _row_counts(max_rows: int) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... and one less than each from 8 on, where kernels change."""
-    size = 1
-    while size < max_rows:
-        yield size
-        if size >= 4:
-            yield size + size // 2 - 1
-            yield size + size // 2
-            yield 2 * size - 1
-        elif size == 2:
-            yield 3
-        size *= 2
-    yield max_rows
+def _row_counts(max_rows: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ..., one less than each from 6 on, and one more than 16, 32, ...:
+    where kernels change."""
+    doubled = [*_doubled(max_rows)]
+    counts = {max_rows, *doubled, *(count + count // 2 for count in doubled)}
+    counts |= {count - 1 for count in counts if count >= 6}
+    counts |= {count + 1 for count in doubled if count >= 16}
+    return sorted(count for count in counts if count <= max_rows)

@@ -28,6 +28,7 @@ from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
 from hdserve.engine.processors import available_cpus
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.workers import end_own_threads
 from hdserve.errors import SnapshotError, UnsupportedModel
 from hdserve.models import bundled_statistics
 
@@ -95,6 +96,7 @@ class ModelHost:
         self.databases = {
             name: ModelDatabase(max_database_bytes) for name in (config.name, *config.draft_from)
         }
+        end_own_threads()
 
     @property
     def device_name(self) -> str:
