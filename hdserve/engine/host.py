@@ -128,7 +128,7 @@ class ModelHost:
         drafters = build_drafters(self.config.drafting, resources) if is_drafting else ()
         if self._compiled is None:
             self._compiled = self._compile()
-        return build_engine(
+        engine = build_engine(
             self.config,
             self.model,
             drafters,
@@ -138,6 +138,8 @@ class ModelHost:
             compiled=self._compiled,
             begin_to_compile=compile_beside if self._may_compile and self._is_on_cpu else None,
         )
+        end_own_threads()  # beside which what is compiled would be measured
+        return engine
 
     @property
     def _is_on_cpu(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 
 import pytest
 import torch
 
-from hdserve.engine.workers import Workers
+from hdserve.engine.workers import Workers, end_own_threads
+from tests.waiting import eventually
 
 
 @pytest.fixture(params=[True, False], ids=["openmp", "own threads"])
@@ -79,3 +82,24 @@ def test_an_error_waits_for_the_others() -> None:
 
 def test_parts_are_not_too_small(workers: Workers) -> None:
     assert [workers.num_parts(size, 10) for size in (0, 19, 20, 39, 400)] == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's threads")
+def test_a_thread_ends_those_that_shared_its_work(workers: Workers) -> None:
+    """So that those of another are not too many for the cores; it gets others when it goes on."""
+    if not workers.uses_openmp:
+        pytest.skip("own threads end with their workers")
+    numbers: list[int] = []
+
+    def run() -> None:
+        for _ in range(2):
+            workers.share(lambda *_: None, 3, 3)
+            numbers.append(len(os.listdir("/proc/self/task")))
+            end_own_threads()
+            eventually(lambda: len(os.listdir("/proc/self/task")) == numbers[-1] - 2)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    busy, busy_again = numbers
+    assert busy == busy_again
