@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import model_database
+from benchmarks.server import free_port
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from tests.chaos import drafter, processes
@@ -60,9 +60,9 @@ class System:
         self.snapshots = directory / "snapshots"
         self.orders = directory / "orders"
         self.orders.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self._dashboard_port = _free_port()
+        self._dashboard_port = free_port()
         self._keys = directory / "keys.txt"
         self._keys.write_text("".join(f"{key(n)} n{n}\n" for n in range(NUM_NAMESPACES)))
         self._set_environment(environment or {}, gcs_storage=gcs_storage)
@@ -72,7 +72,7 @@ class System:
                 "num_cpus": 0 if num_workers else 4,
                 "include_dashboard": True,
                 "dashboard_port": self._dashboard_port,
-                "dashboard_agent_listen_port": _free_port(),
+                "dashboard_agent_listen_port": free_port(),
                 "resources": {"head": 1},
             },
         )
@@ -279,10 +279,3 @@ def raylet_pid(node: Any) -> int:
     """The process that a node's workers are children of."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.server import free_port
 from hdserve.cli import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.doctor.configuration import (
@@ -79,13 +80,6 @@ def configured(**model: Any) -> ModelConfig:
 
 
 MODELS = [{"name": "m", "model": "hdserve-mini"}]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
