@@ -22,17 +22,28 @@ class DraftTree:
     the root and none deeper than ``max_depth``.
 
     Attributes:
+        min_score: nodes less likely than this will be cut, so they need not be proposed.
         token_ids, parents, depths, sources, scores: one entry per node.  A score is the estimated
             probability that the node is accepted (1 for the root and for sources that do not
             estimate), so the sum over the nodes but the root is the expected number of accepted
             tokens.
     """
 
-    __slots__ = ("capacity", "depths", "max_depth", "parents", "scores", "sources", "token_ids")
+    __slots__ = (
+        *("capacity", "max_depth", "min_score"),
+        *("depths", "parents", "scores", "sources", "token_ids"),
+    )
 
-    def __init__(self, root_token_id: int, capacity: int, max_depth: int | None = None) -> None:
+    def __init__(
+        self,
+        root_token_id: int,
+        capacity: int,
+        max_depth: int | None = None,
+        min_score: float = 0.0,
+    ) -> None:
         self.capacity = capacity
         self.max_depth = capacity if max_depth is None else max_depth
+        self.min_score = min_score
         self.token_ids = [root_token_id]
         self.parents = [-1]
         self.depths = [0]

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
 from hdserve.drafting.patience import Patience
@@ -71,6 +73,26 @@ class DraftBudget:
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
+
+    def least_score(
+        self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
+    ) -> float:
+        """Nodes of a lower score need not be proposed: the cheapest row costs more than they are
+        worth, so :meth:`trim` would cut them.
+
+        Args:
+            max_drafts: of all sequences together.
+            num_other_rows, num_columns: as of :meth:`trim`.
+        """
+        if not (max_drafts and num_sequences):
+            return 0.0
+        seconds = self._cost.of_drafts(
+            max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
+        )
+        looking_s = self._patience_with(num_sequences).looking_s * num_sequences
+        least_rate = num_sequences / float(seconds[0] + looking_s)
+        least_worth = least_rate * float(np.diff(seconds).min())
+        return min(1.0, least_worth / max(self._corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
         """Learn what the step took whose trees were cut last, and its forward.
@@ -156,10 +178,7 @@ class DraftBudget:
     def _worths(self, trees: Sequence[DraftTree]) -> tuple[list[float], list[int]]:
         """Per drafted node of all trees its corrected score, never above that of a node before it,
         so that cutting keeps the nodes a tree named first; and the index of its tree."""
-        corrections = [
-            accepted / expected
-            for accepted, expected in zip(self._accepted, self._expected, strict=True)
-        ]
+        corrections = self._corrections()
         worths: list[float] = []
         owners: list[int] = []
         for index, tree in enumerate(trees):
@@ -169,6 +188,11 @@ class DraftBudget:
                 worths.append(lowest)
             owners += [index] * tree.num_draft_tokens
         return worths, owners
+
+    def _corrections(self) -> list[float]:
+        """What scores were worth, by source."""
+        sums = zip(self._accepted, self._expected, strict=True)
+        return [accepted / expected for accepted, expected in sums]
 
     def _patience_with(self, num_sequences: int) -> Patience:
         size = num_sequences.bit_length()

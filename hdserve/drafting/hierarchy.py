@@ -336,7 +336,8 @@ class Hierarchy(Drafter):
         if request.levels == 0:
             return
         scratch = self._scratch
-        num_nodes = self._grow(request, request.levels, capacity, tree.max_depth)
+        min_score = max(self.options.min_score, tree.min_score)
+        num_nodes = self._grow(request, request.levels, capacity, tree.max_depth, min_score)
         tokens, parents, depths, levels = scratch.drafted[:, : num_nodes - 1].tolist()
         tree.add_nodes(
             tokens,
@@ -346,7 +347,9 @@ class Hierarchy(Drafter):
             depths,
         )
 
-    def _grow(self, request: _Request, levels: int, capacity: int, max_depth: int) -> int:
+    def _grow(
+        self, request: _Request, levels: int, capacity: int, max_depth: int, min_score: float
+    ) -> int:
         """The number of nodes, the root included, that are in ``scratch`` now."""
         num_nodes: int = grow_tree(
             request.handles.address,
@@ -355,7 +358,7 @@ class Hierarchy(Drafter):
             levels,
             capacity,
             max_depth,
-            self.options.min_score,
+            min_score,
             request.calibration.scale,
         )
         return num_nodes
@@ -371,7 +374,7 @@ class Hierarchy(Drafter):
         for level, source in enumerate(LEVEL_SOURCES):
             if request.levels & (1 << level):
                 started = time.perf_counter()
-                self._grow(request, 1 << level, capacity, LOOKUP_DEPTH)
+                self._grow(request, 1 << level, capacity, LOOKUP_DEPTH, self.options.min_score)
                 found[source] = found.get(source, 0.0) + time.perf_counter() - started
         return found
 

@@ -27,7 +27,7 @@ class Nodes(NamedTuple):
     """The nodes of one tree, whose choices depend on their logits alone.
 
     Attributes:
-        logits: ``[num_nodes, vocab_size]`` float32.
+        logits: ``[num_nodes, vocab_size]``.
         keys: of each node's position, see :mod:`hdserve.noise`.
     """
 
@@ -74,7 +74,7 @@ def _parts(trees: Sequence[Nodes], max_logits: int) -> Iterator[list[Nodes]]:
 
 def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
     """The tokens of trees with equal parameters, one after the other."""
-    logits = torch.cat([tree.logits for tree in trees])
+    logits = torch.cat([tree.logits for tree in trees]).float()
     tokens = choose(logits, trees[0].params, [key for tree in trees for key in tree.keys])
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

@@ -108,10 +108,9 @@ class SequenceDecoder:
         """The model's choice at a node; to be called along one path from the root."""
         params = self.seq.params
         if params.is_greedy and self._is_free and params.logprobs is None:
-            tokens, logits = outputs.top_tokens(1)
-            return _likeliest(tokens[:, 0].tolist(), logits[:, 0].tolist())
+            return _likeliest(*outputs.likeliest())
         positions = count(len(self.seq.token_ids))
-        return lambda node: self._choose(outputs.logits[node : node + 1], next(positions))
+        return lambda node: self._choose(outputs.logits[node : node + 1].float(), next(positions))
 
     @property
     def _is_free(self) -> bool:

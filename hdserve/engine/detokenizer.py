@@ -57,6 +57,8 @@ class Detokenizer:
         else:  # special tokens that are skipped
             self._undecoded.clear()
             return ""
+        if not self._stop:
+            return piece
         self._held += piece
         return self._take(may_stop)
 

@@ -122,11 +122,12 @@ def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCo
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     """Seconds to find the likeliest tokens of ``num_rows`` rows."""
-    logits = torch.rand((num_rows, runner.model.vocab_size)).to(runner.model.device)
+    model = runner.model
+    logits = torch.rand((num_rows, model.vocab_size)).to(model.device, model.dtype)
     best = float("inf")
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter()
-        TopTokens(logits)(min(NUM_TOP, runner.model.vocab_size))
+        TopTokens(logits, workers=runner.workers)(min(NUM_TOP, model.vocab_size))
         best = min(best, time.perf_counter() - started)
     return best
 

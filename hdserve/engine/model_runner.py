@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -36,19 +37,30 @@ class TopTokens:
     Args:
         logits: ``[num_rows, vocab_size]``.
         num_at_once: as many are computed if fewer are asked for.
+        workers: share what is done on a CPU.
     """
 
-    def __init__(self, logits: torch.Tensor, num_at_once: int = 1) -> None:
+    def __init__(
+        self, logits: torch.Tensor, num_at_once: int = 1, workers: Workers | None = None
+    ) -> None:
         self._logits = logits
+        self._workers = workers
         self._num_at_once = min(num_at_once, logits.shape[1])
         self._found = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 
     def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
         if k > self._found[0].shape[1]:
-            self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
+            num_found = max(k, self._num_at_once)
+            self._found = _to_host(*topk(self._logits, num_found, self._workers))
         tokens_found, logits_found = self._found
         return tokens_found[:, :k], logits_found[:, :k]
+
+    @cached_property
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """The likeliest token of every row and its logit."""
+        tokens, logits = self(1)
+        return tokens[:, 0].tolist(), logits[:, 0].tolist()
 
 
 def _to_host(
@@ -56,7 +68,7 @@ def _to_host(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Tokens and values as arrays, which come from a GPU in one piece."""
     if values.device.type == "cpu":
-        return tokens.numpy(), values.numpy()
+        return tokens.numpy(), values.float().numpy()
     together = torch.stack((tokens.double(), values.double())).cpu().numpy()
     return together[0].astype(np.int64), together[1].astype(np.float32)
 
@@ -66,7 +78,7 @@ class NodeOutputs:
     """What a forward says about the nodes of one tree; the ``Forward`` drafters see.
 
     Attributes:
-        logits: ``[num_nodes, vocab_size]`` float32, in the order of the tree's nodes.
+        logits: ``[num_nodes, vocab_size]`` in the model's dtype, in the order of the tree's nodes.
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
@@ -84,6 +96,11 @@ class NodeOutputs:
         """The ``k`` likeliest next tokens after every node and their logits, two arrays
         ``[num_nodes, k]``."""
         tokens, logits = self.top(k)
+        return tokens[self.rows], logits[self.rows]
+
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """The likeliest next token after every node and its logit."""
+        tokens, logits = self.top.likeliest
         return tokens[self.rows], logits[self.rows]
 
     def hidden(self, node: int) -> torch.Tensor:
@@ -104,6 +121,7 @@ class ModelRunner:
             compiled, on a GPU.
 
     Attributes:
+        workers: share what is done on a CPU.
         compiled: runs the model instead of its own modules, once there is one.
         shapes: of the next forwards, but for fixed batches, which have their own.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
@@ -124,18 +142,18 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.needs_hidden = needs_hidden
-        self._workers = Workers()
+        self.workers = Workers()
         is_gpu = cache.device.type == "cuda"
         self._fixed: FixedBatches | None = None
         if is_gpu if uses_blocks is None else uses_blocks:
-            self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
+            self._fixed = FixedBatches(cache, max_draft_tokens, self.workers, is_compiled=is_gpu)
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
         self.shapes = shapes or Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
-            self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
+            self._attention = TreeAttention(cache, self.workers, model.max_attended_rows)
         self.max_depth = UNLIMITED if self._attention is None else self._attention.max_depth
         self.compiled: CompiledForward | None = None
 
@@ -205,7 +223,7 @@ class ModelRunner:
             self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
         self._wait()  # whoever times a forward times all of it
-        top = TopTokens(logits[: batch.num_nodes], num_top)
+        top = TopTokens(logits[: batch.num_nodes], num_top, self.workers)
         outputs = [
             None
             if chunk.tree is None
@@ -214,7 +232,7 @@ class ModelRunner:
         ]
         for index, part in batch.scored_slices.items():
             nodes = outputs[index] or NodeOutputs(logits[:0], top, slice(0))
-            outputs[index] = replace(nodes, prompt_logits=logits[part])
+            outputs[index] = replace(nodes, prompt_logits=logits[part].float())
         return outputs
 
     def _wait(self) -> None:
@@ -227,7 +245,7 @@ class ModelRunner:
         if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
             return fixed.build(chunks)
         return build_batch(
-            chunks, self.cache, self.model.device, shapes, self._attention, self._workers
+            chunks, self.cache, self.model.device, shapes, self._attention, self.workers
         )
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -236,13 +254,13 @@ class ModelRunner:
             logits = self._logits(batch) if graphs is None else graphs(self._logits, batch)
             return logits, None
         output = self._output(batch)
-        return output.logits[0].float(), output.hidden_states[-1][0, batch.logit_rows]
+        return output.logits[0], output.hidden_states[-1][0, batch.logit_rows]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         if self.compiled is not None:
             with running(batch.plan):
-                return self.compiled(batch).float()
-        logits: torch.Tensor = self._output(batch).logits[0].float()
+                return self.compiled(batch)
+        logits: torch.Tensor = self._output(batch).logits[0]
         return logits
 
     def _output(self, batch: ForwardBatch) -> Any:

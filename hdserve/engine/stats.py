@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from hdserve.core import DraftCounts, Source
@@ -14,16 +13,17 @@ def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) ->
     counts.num_steps += 1
     if not tree.num_draft_tokens:
         return
-    num_accepted = acceptance.num_accepted_tokens
+    num_accepted, sources = acceptance.num_accepted_tokens, tree.sources
     counts.num_drafts += 1
     counts.num_draft_tokens += tree.num_draft_tokens
     counts.num_accepted_tokens += num_accepted
     _add_at(counts.num_drafts_by_accepted, num_accepted, 1)
-    for source, number in Counter(tree.sources[1:]).items():
-        _increment(counts.draft_tokens_by_source, source, number)
+    for source in sources[1:]:
+        _increment(counts.draft_tokens_by_source, source)
+    for source in {*sources[1:]}:
         _increment(counts.drafts_by_source, source)
     for depth, node in enumerate(acceptance.path[1:]):
-        _add_at(counts.accepted_by_depth.setdefault(tree.sources[node], []), depth, 1)
+        _add_at(counts.accepted_by_depth.setdefault(sources[node], []), depth, 1)
 
 
 def add_counts(total: DraftCounts, other: DraftCounts) -> None:

@@ -43,7 +43,8 @@ class StepDrafts:
         self._max_depth = max_depth
         self._num_started_tokens = 0
         self._catching_up_s = 0.0
-        """Of this step."""
+        self._min_score = 0.0
+        """Of this step, all three."""
 
     @property
     def are_read(self) -> bool:
@@ -53,33 +54,27 @@ class StepDrafts:
 
     def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
-        self._num_started_tokens, self._catching_up_s = 0, 0.0
-        num_choosing = sum(work.is_choosing for work in scheduled)
-        is_drafting = self._budget is None or self._budget.wants_drafts(num_choosing)
+        self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
+        choosing = [work for work in scheduled if work.is_choosing]
+        budget = self._budget
+        if budget is None:
+            return [self._tree(work) if work.is_choosing else None for work in scheduled]
+        is_drafting = budget.wants_drafts(len(choosing))
+        num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
+        num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
+        if is_drafting:
+            max_drafts = self._max_draft_tokens * len(choosing)
+            self._min_score = budget.least_score(
+                max_drafts, len(choosing), num_other_rows, num_columns
+            )
         trees = [
             self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
             for work in scheduled
         ]
-        if self._budget is not None:
-            self._trim(self._budget, scheduled, trees)
+        budget.trim([tree for tree in trees if tree is not None], num_other_rows, num_columns)
         return trees
 
-    @staticmethod
-    def _trim(
-        budget: DraftBudget, scheduled: Sequence[Scheduled], trees: Sequence[DraftTree | None]
-    ) -> None:
-        """Cut ``trees`` to what pays beside the other rows of ``scheduled``."""
-        num_other_rows = num_columns = 0
-        choosing = []
-        for work, tree in zip(scheduled, trees, strict=True):
-            num_other_rows += work.num_tokens
-            if tree is not None:
-                choosing.append(tree)
-                num_other_rows -= 1
-                num_columns += len(work.slot.seq.token_ids) - 1
-        budget.trim(choosing, num_other_rows, num_columns)
-
-    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+    def _tree(self, work: Scheduled, *, is_drafting: bool = True) -> DraftTree:
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         capacity = self._max_draft_tokens if is_drafting else 0
@@ -88,7 +83,7 @@ class StepDrafts:
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
         if max_depth <= 0 or self._starts_later(seq):
             capacity = 0
-        tree = DraftTree(seq.token_ids[-1], capacity, max_depth)
+        tree = DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
         if self._are_told(tree):
             started = time.perf_counter()
             self._catch_up(seq)

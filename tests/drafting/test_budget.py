@@ -82,6 +82,31 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
         assert tree.parents == parents[: len(tree)]
 
 
+@given(
+    scores=st.lists(SCORES, min_size=1, max_size=3), cost=COSTS, num_other_rows=st.integers(0, 6)
+)
+def test_what_need_not_be_proposed_would_be_cut(
+    scores: list[list[float]], cost: ForwardCost, num_other_rows: int
+) -> None:
+    """Trees without it are cut to what they are cut to with it."""
+    scores = [sorted(own, reverse=True) for own in scores]
+    least = make_budget(cost).least_score(sum(map(len, scores)), len(scores), num_other_rows)
+    rates = []
+    for proposed in (scores, [[score for score in own if score > least] for own in scores]):
+        trees = [make_tree(own) for own in proposed]
+        make_budget(cost).trim(trees, num_other_rows)
+        rates.append(rate(cost, [tree.scores[1:] for tree in trees], num_other_rows))
+    assert rates[1] == pytest.approx(rates[0], rel=1e-9)
+
+
+def test_more_is_proposed_where_scores_were_too_low() -> None:
+    budget = make_budget(ForwardCost({1: 1.0, 2: 1.25}))
+    assert budget.least_score(1, 1) == pytest.approx(0.25)
+    for _ in range(200):
+        budget.observe(make_tree([0.5]), Acceptance([0, 1], [0, 0]))
+    assert budget.least_score(1, 1) == pytest.approx(0.15, abs=0.02)
+
+
 @pytest.mark.parametrize("num_trees", [1, 3, 16])
 def test_full_hardware_gets_no_drafts(num_trees: int) -> None:
     """Where a row costs what a step costs, no draft is verified, however likely."""

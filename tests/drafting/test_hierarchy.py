@@ -450,6 +450,19 @@ def test_floor_and_small_budgets() -> None:
     assert max(propose(drafter, seq, 8, max_depth=1).depths) <= 1
 
 
+def test_nodes_that_would_be_cut_are_not_proposed() -> None:
+    """A tree that says from which score on it keeps nodes gets the first of the same ones."""
+    drafter = Hierarchy(make_resources([5, 6, 7, 8] * 5, [5, 6, 9, 10] * 2))
+    seq = make_sequence([5, 6])
+    drafter.start(seq)
+    whole, least = DraftTree(6, 16, 16), DraftTree(6, 16, 16, min_score=0.1)
+    drafter.propose(seq, whole)
+    drafter.propose(seq, least)
+    assert 0 < least.num_draft_tokens < whole.num_draft_tokens
+    assert whole.scores[-1] <= 0.1 < least.scores[-1]
+    assert whole.token_ids[: len(least)] == least.token_ids
+
+
 def test_tree_that_others_began_is_completed() -> None:
     """Behind another drafter equal paths are merged and the budget holds."""
     drafter = Hierarchy(make_resources(PHRASE, PHRASE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -179,12 +180,17 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     yield "sibling visible", "hdserve.engine.batch", "_visible", siblings_visible
     yield "wrong position", "hdserve.engine.packed_rows", "positions", wrong_positions
     yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
-    original_slice = decoder.SequenceDecoder._choose
 
-    def noise_by_node(self: Any, logits: Any, position: int) -> int:
-        return original_slice(self, logits, position + int(logits.storage_offset() > 0))
+    def noise_by_node(self: Any, outputs: Any) -> Callable[[int], int]:
+        positions = count(len(self.seq.token_ids))
 
-    yield "noise by node", "hdserve.engine.decoder", "SequenceDecoder._choose", noise_by_node
+        def choose(node: int) -> int:
+            logits = outputs.logits[node : node + 1].float()
+            return self._choose(logits, next(positions) + (node > 0))
+
+        return choose
+
+    yield "noise by node", "hdserve.engine.decoder", "SequenceDecoder._chooser", noise_by_node
     original_decide = decoder.SequenceDecoder.decide
 
     def wrong_row(self: Any, tree: Any, outputs: Any, *chosen: Any) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hdserve.engine.top import argmax, topk
+from hdserve.engine.workers import Workers
 
 SHAPES = [(1, 7), (3, 50), (17, 8192), (2, 32000), (5, 8200), (40, 1024)]
 
@@ -32,6 +33,27 @@ def test_first_among_equals(shape: tuple[int, int]) -> None:
     assert all(len(set(row)) == len(row) for row in indices.tolist())
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bfloat16_is_read_where_it_is(shape: tuple[int, int]) -> None:
+    """What is found is what is found of the same numbers in float32."""
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(4)).bfloat16()
+    rows[0, 0] = float("nan")
+    for k in (1, min(8, shape[1])):
+        values, indices = topk(rows, k)
+        wanted_values, wanted_indices = topk(rows.float(), k)
+        assert values.dtype == rows.dtype
+        assert torch.equal(values.float(), wanted_values)
+        assert torch.equal(indices, wanted_indices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_shared(dtype: torch.dtype) -> None:
+    """By workers, where they are worth it."""
+    rows = torch.randn((300, 4096), generator=torch.Generator().manual_seed(5)).to(dtype)
+    for found, wanted in zip(topk(rows, 8, Workers()), topk(rows, 8), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_others_are_left_to_torch() -> None:
     rows = torch.randn(3, 200)
     for other in (rows.double(), rows[:, ::2]):
@@ -39,7 +61,7 @@ def test_others_are_left_to_torch() -> None:
         assert torch.equal(topk(other, 4)[1], other.topk(4).indices)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 @pytest.mark.parametrize("num_values", [2, 40])
 def test_the_likeliest_is_the_first_among_equals_without_the_kernel(
     dtype: torch.dtype, num_values: int

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.memory import floats_at, integers_at
+from hdserve.engine.kernels.memory import bfloats_at, floats_at, integers_at
 from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.vectors import larger, largest, load, spread
+from hdserve.engine.kernels.vectors import item, larger, largest, load, spread
 
 _BLOCK = 4 * NUM_LANES
 _NOTHING = np.float32(-np.inf)
@@ -34,32 +34,48 @@ def _insert(values: Any, places: Any, row: int, value: Any, place: int) -> None:
 def _look(numbers: Any, values: Any, places: Any, row: int, first: int, stop: int) -> None:
     last = values.shape[1] - 1
     for place in range(first, stop):
-        if numbers[row, place] > values[row, last]:
-            _insert(values, places, row, numbers[row, place], place)
+        number = item(numbers, (row, place))
+        if number > values[row, last]:
+            _insert(values, places, row, number, place)
 
 
-@entry_point
-def find_largest(
-    numbers_at: int, num_rows: int, num_columns: int, values_at: int, places_at: int, k: int
-) -> None:
-    """Of float32 ``[num_rows, num_columns]`` the ``k`` largest of each row, largest first, and of
-    equals the first ones; NaN is none of them.
-
-    Args:
-        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.
-        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 where there are no more.
-    """
-    numbers = floats_at(numbers_at, num_rows, num_columns)
-    values, places = floats_at(values_at, num_rows, k), integers_at(places_at, num_rows, k)
+@inlined
+def _find(numbers: Any, values: Any, places: Any) -> None:
+    num_rows, num_columns = numbers.shape
+    last = values.shape[1] - 1
     whole = num_columns // _BLOCK * _BLOCK
     for row in range(num_rows):
-        for index in range(k):
+        for index in range(last + 1):
             values[row, index], places[row, index] = _NOTHING, 0
         for first in range(0, whole, _BLOCK):
             low = larger(load(numbers, (row, first)), load(numbers, (row, first + NUM_LANES)))
             third = load(numbers, (row, first + 2 * NUM_LANES))
             high = larger(third, load(numbers, (row, first + 3 * NUM_LANES)))
             block = larger(larger(low, high), spread(_NOTHING))  # which no NaN comes through
-            if largest(block) > values[row, k - 1]:
+            if largest(block) > values[row, last]:
                 _look(numbers, values, places, row, first, first + _BLOCK)
         _look(numbers, values, places, row, whole, num_columns)
+
+
+@entry_point
+def find_largest(
+    numbers_at: int,
+    is_bfloat16: bool,
+    num_rows: int,
+    num_columns: int,
+    values_at: int,
+    places_at: int,
+    k: int,
+) -> None:
+    """Of ``[num_rows, num_columns]``, float32 or bfloat16, the ``k`` largest of each row, largest
+    first, and of equals the first ones; NaN is none of them.
+
+    Args:
+        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.
+        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 where there are no more.
+    """
+    values, places = floats_at(values_at, num_rows, k), integers_at(places_at, num_rows, k)
+    if is_bfloat16:
+        _find(bfloats_at(numbers_at, num_rows, num_columns), values, places)
+    else:
+        _find(floats_at(numbers_at, num_rows, num_columns), values, places)

@@ -88,6 +88,19 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
     return vector_type(array, indices), codegen
 
 
+def _item(typing_context: Any, array: Any, indices: Any) -> Any:
+    """One item, as :func:`_load` has it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = builder.load(pointer_to(context, builder, signature.args[0], *args))
+        if array.dtype == types.float32:
+            return found
+        word = builder.shl(builder.zext(found, _INT32), ir.Constant(_INT32, BFLOAT16_SHIFT))
+        return builder.bitcast(word, _FLOAT)
+
+    return types.float32(array, indices), codegen
+
+
 def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
     """``array[indices : + NUM_LANES] = value``."""
 
@@ -223,6 +236,7 @@ def _store_totals(
 
 
 load: Any = intrinsic(_load)
+item: Any = intrinsic(_item)
 store: Any = intrinsic(_store)
 prefetch: Any = intrinsic(_prefetch)
 spread: Any = intrinsic(_spread)
