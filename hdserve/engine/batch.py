@@ -11,7 +11,8 @@ import torch
 
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, Segment, align
-from hdserve.engine.packed_rows import pack_rows, positions
+from hdserve.engine.packed_rows import PackedRows, pack_rows
+from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.tree_attention import TreeAttention
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
@@ -61,7 +62,7 @@ class Span:
         visible = _visible(self.chunk, self.num_keys)
         if sliding_window is None:
             return visible
-        own = positions(self.chunk)
+        own = _positions(self.chunk)
         key_positions = np.arange(self.num_keys, dtype=np.int64)
         first = self.chunk.first_column
         key_positions[first : first + self.chunk.num_rows] = own
@@ -150,16 +151,16 @@ def build_batch(
     return ForwardBatch(
         token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
-        logit_rows=torch.tensor(packed.logit_rows, dtype=torch.int64, device=device),
+        logit_rows=torch.from_numpy(packed.logit_rows).to(device),
         logit_slices=packed.logit_slices,
         num_nodes=packed.num_nodes,
         scored_slices=packed.scored_slices,
-        plan=_plan(packed.placed, cache, kv_rows, shapes, kernel, workers),
+        plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
     )
 
 
 def _plan(
-    placed: Sequence[tuple[int, Chunk]],
+    packed: PackedRows,
     cache: KVCache,
     kv_rows: torch.Tensor,
     shapes: Shapes,
@@ -167,12 +168,23 @@ def _plan(
     workers: Workers,
 ) -> StepPlan:
     most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows
-    few = [(row, chunk) for row, chunk in placed if chunk.num_rows <= most]
-    spans = [Span(row, chunk) for row, chunk in placed if chunk.num_rows > most]
+    chunks, spans = packed.chunks, list[Span]()
+    if any(chunk.num_rows > most for _, chunk in chunks.placed):
+        spans = [Span(row, chunk) for row, chunk in chunks.placed if chunk.num_rows > most]
+        few = [(row, chunk) for row, chunk in chunks.placed if chunk.num_rows <= most]
+        chunks = PlacedChunks.of(few)
     listed = None
-    if kernel is not None and few:
-        listed = Listed(kernel, list_columns(few, len(kv_rows)))
+    if kernel is not None and chunks.placed:
+        listed = Listed(kernel, list_columns(chunks, len(kv_rows)))
     return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
+
+
+def _positions(chunk: Chunk) -> npt.NDArray[np.int64]:
+    """Of each row of ``chunk`` in its text, ``[num_rows]``; siblings have the same."""
+    last = chunk.first_column + len(chunk.token_ids) - 1
+    chain = np.arange(chunk.first_column, last + 1, dtype=np.int64)
+    drafts = [] if chunk.tree is None else chunk.tree.depths[1:]
+    return np.concatenate([chain, last + np.array(drafts, np.int64)])
 
 
 def _visible(chunk: Chunk, num_keys: int) -> BoolArray:

@@ -14,7 +14,8 @@ from typing import Any, Final, cast
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, WORD_BITS, RowBuffers
+from hdserve.engine.kernels.rows import WORD_BITS
+from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, RowBuffers
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreFunction = Callable[..., torch.Tensor]

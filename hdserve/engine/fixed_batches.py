@@ -8,9 +8,10 @@ from typing import Final
 from hdserve.engine.batch import ForwardBatch, StepPlan
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.packed_rows import pack_rows
-from hdserve.engine.row_buffers import WORD_BITS, RowBuffers
+from hdserve.engine.row_buffers import RowBuffers
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.workers import Workers
 

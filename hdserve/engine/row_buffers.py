@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.engine.chunk import Chunk
+from hdserve.engine.kernels.rows import (
+    ANCESTORS,
+    POSITION,
+    START,
+    WORD_BITS,
+    describe_rows,
+    list_blocks,
+)
 from hdserve.engine.kv_cache import STORED_ALIGNMENT, KVCache, align
 from hdserve.engine.packed_rows import PackedRows
 
@@ -19,10 +25,6 @@ KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
 ROWS_PER_BLOCK: Final = 128
 """Rows of a forward that attention reads the same blocks for."""
 
-WORD_BITS: Final = 31
-"""Drafts whose visibility one number says, which is never negative."""
-
-_NUM_SEEN: Final = 6
 _ALIGNMENT: Final = 16
 """Of numbers of rows, so that every field begins where wide loads may."""
 
@@ -73,15 +75,16 @@ class RowBuffers:
         num_cache_blocks = cache.num_stored_rows // KEYS_PER_BLOCK
         width = align(num_rows, _ALIGNMENT)
         self._rows = _Mirror((4, width), torch.int64, cache.device)
-        self._seen = _Mirror((_NUM_SEEN + num_words, width), torch.int32, cache.device)
+        self._seen = _Mirror((ANCESTORS + num_words, width), torch.int32, cache.device)
         self._num_blocks = _Mirror((num_parts,), torch.int32, cache.device)
         self._blocks = _Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
+        self._marks = np.zeros(num_cache_blocks, np.bool_)
         rows, seen = self._rows.there[:, :num_rows], self._seen.there[:, :num_rows]
         self.token_ids, self.position_ids = rows[0][None], rows[1][None]
         self.kv_rows, self.logit_rows = rows[2:]
         self.positions, self.starts, self.stops = seen[:3]
-        self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:_NUM_SEEN]
-        self.ancestors = seen[_NUM_SEEN:]
+        self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:ANCESTORS]
+        self.ancestors = seen[ANCESTORS:]
         self.num_blocks = self._num_blocks.there[None, None]
         self.blocks = self._blocks.there[None, None]
 
@@ -96,41 +99,17 @@ class RowBuffers:
             rows[3] = np.arange(self.num_rows)
         else:
             rows[3, : len(packed.logit_rows)] = packed.logit_rows
-        self._seen.here[0, : self.num_rows] = packed.position_ids
-        self._seen.here[1:] = 0
-        for row, chunk in packed.placed:
-            self._place(row, chunk)
-        for part, seen in enumerate(self._seen_blocks(packed.placed)):
-            self._num_blocks.here[part] = len(seen)
-            self._blocks.here[part, : len(seen)] = seen
+        self._seen.here[POSITION, : self.num_rows] = packed.position_ids
+        self._seen.here[START:] = 0
+        chunks = packed.chunks
+        describe_rows(chunks.numbers, chunks.parents, self._seen.here)
+        list_blocks(
+            chunks.numbers,
+            ROWS_PER_BLOCK,
+            KEYS_PER_BLOCK,
+            self._num_blocks.here,
+            self._blocks.here,
+            self._marks,
+        )
         for mirror in (self._rows, self._seen, self._num_blocks, self._blocks):
             mirror.send()
-
-    def _place(self, row: int, chunk: Chunk) -> None:
-        num_decided, stop = len(chunk.token_ids), row + chunk.num_rows
-        first_kv_row = chunk.segment.start + chunk.first_column
-        starts, stops, first_nodes, num_nodes, first_node_rows, *_ = self._seen.here[1:]
-        starts[row:stop] = chunk.segment.start
-        first_draft = row + num_decided
-        stops[row:first_draft] = np.arange(first_kv_row + 1, first_kv_row + num_decided + 1)
-        if chunk.tree is None or first_draft == stop:
-            return
-        stops[first_draft:stop] = first_nodes[first_draft:stop] = first_kv_row + num_decided
-        num_nodes[first_draft:stop] = chunk.tree.num_draft_tokens
-        first_node_rows[first_draft:stop] = first_draft
-        words = self._seen.here[_NUM_SEEN:, first_draft:stop]
-        for node, parent in enumerate(chunk.tree.parents[1:]):
-            if parent:
-                words[:, node] = words[:, parent - 1]
-            words[node // WORD_BITS, node] |= 1 << node % WORD_BITS
-
-    def _seen_blocks(self, placed: Sequence[tuple[int, Chunk]]) -> Iterator[list[int]]:
-        """Per part of the rows what its sequences have in the cache."""
-        for first in range(0, self.num_rows, ROWS_PER_BLOCK):
-            seen: set[int] = set()
-            for row, chunk in placed:
-                if row < first + ROWS_PER_BLOCK and first < row + chunk.num_rows:
-                    start = chunk.segment.start
-                    last = start + chunk.first_column + chunk.num_rows - 1
-                    seen.update(range(start // KEYS_PER_BLOCK, last // KEYS_PER_BLOCK + 1))
-            yield sorted(seen)

@@ -29,6 +29,7 @@ from hdserve.engine.kernels.tile_attention import (
 )
 from hdserve.engine.kernels.tiles import PAIRED
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment, align
+from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
@@ -210,9 +211,11 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     query = keys.new_zeros((1, tried.num_heads, _TRIED_COUNTS[-1], tried.key_size))
     mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
     segment = Segment(0, _TRIED_KEYS)
+    chunks = {
+        count: Chunk(segment, _TRIED_KEYS - count, [0] * count, None) for count in _TRIED_COUNTS
+    }
     columns = {
-        count: list_columns([(0, Chunk(segment, _TRIED_KEYS - count, [0] * count, None))], count)
-        for count in _TRIED_COUNTS
+        count: list_columns(PlacedChunks.of([(0, chunk)]), count) for count, chunk in chunks.items()
     }
 
     def ours(count: int) -> object:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine.chunk import Chunk
-from hdserve.tree import DraftTree
-
-IntArray = npt.NDArray[np.int64]
-
-_NOTHING = (0, 0, 0)
+from hdserve.engine.kernels.rows import list_visible
+from hdserve.engine.placed_chunks import IntArray, PlacedChunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +42,12 @@ class VisibleColumns:
         object.__setattr__(self, "addresses", np.array(found, np.int64))
 
 
-def list_columns(placed: Iterable[tuple[int, Chunk]], num_rows: int) -> VisibleColumns:
-    """List what the rows of chunks see; each chunk comes with its first row of ``num_rows``, in
-    ascending order."""
-    spans: list[tuple[int, int, int]] = []
-    rows: list[tuple[int, int, int]] = []
-    tails: list[int] = []
-    num_shared = 0
-    for first_row, chunk in placed:
-        rows += [_NOTHING] * (first_row - len(rows))
-        spans.append((first_row, chunk.num_rows, chunk.segment.start))
-        first = chunk.first_column + 1
-        num_shared += first
-        rows += [(column, 0, column) for column in range(first, first + len(chunk.token_ids))]
-        if chunk.tree is not None and chunk.tree.num_draft_tokens:
-            _list_drafts(chunk.tree, chunk.first_column + len(chunk.token_ids), rows, tails)
-    visible = [row[2] for row in rows]
-    rows += [_NOTHING] * (num_rows - len(rows))
-    return VisibleColumns(
-        np.array(spans, np.int64),
-        np.array(rows, np.int64),
-        np.array(tails or [0], np.int64),
-        most_visible=max(visible, default=0),
-        num_visible=sum(visible),
-        num_shared=num_shared,
-    )
-
-
-def _list_drafts(
-    tree: DraftTree, prefix: int, rows: list[tuple[int, int, int]], tails: list[int]
-) -> None:
-    """Append what the nodes below the root see, of which all see ``prefix`` columns."""
-    paths: list[list[int]] = [[]]
-    for node, parent in enumerate(tree.parents[1:], start=1):
-        path = [*paths[parent], prefix - 1 + node]
-        rows.append((prefix, len(tails), prefix + len(path)))
-        tails += path
-        paths.append(path)
+def list_columns(chunks: PlacedChunks, num_rows: int) -> VisibleColumns:
+    """List what the rows of ``chunks`` see, which are some of ``num_rows``."""
+    spans = np.empty((len(chunks.placed), 3), np.int64)
+    rows = np.zeros((num_rows, 3), np.int64)
+    tails = np.zeros(max(1, int(chunks.depths.sum())), np.int64)
+    totals = np.zeros(3, np.int64)
+    list_visible(chunks.numbers, chunks.parents, spans, rows, tails, totals)
+    most_visible, num_visible, num_shared = totals.tolist()
+    return VisibleColumns(spans, rows, tails, most_visible, num_visible, num_shared)

@@ -12,6 +12,7 @@ from hdserve.core import Source
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
@@ -53,7 +54,7 @@ def test_rows_list_what_they_see_by_position(chunks: list[Chunk], num_padding: i
     their positions, and none for rows of padding."""
     firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
     num_rows = sum(chunk.num_rows for chunk in chunks)
-    listed = list_columns(zip(firsts, chunks, strict=True), num_rows + num_padding)
+    listed = list_columns(PlacedChunks.of(zip(firsts, chunks, strict=True)), num_rows + num_padding)
     for (first, num, first_key), chunk in zip(listed.spans, chunks, strict=True):
         nodes = brute_force(chunk)
         assert (num, first_key) == (len(nodes), chunk.segment.start)

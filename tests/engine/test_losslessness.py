@@ -165,7 +165,7 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     """Deliberate faults: module, name, and what replaces it."""
     import numpy as np
 
-    from hdserve.engine import batch, decoder, engine
+    from hdserve.engine import batch, decoder, engine, packed_rows
 
     def siblings_visible(chunk: batch.Chunk, num_keys: int) -> Any:
         visible = original_visible(chunk, num_keys)
@@ -173,12 +173,12 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
         visible[:, chunk.first_column : end] |= np.tri(chunk.num_rows, dtype=bool)
         return visible
 
-    def wrong_positions(chunk: batch.Chunk) -> Any:
-        return np.arange(chunk.first_column, chunk.first_column + chunk.num_rows)
+    def wrong_positions(chunks: Any, depths: Any, *arrays: Any) -> None:
+        original_rows(chunks, np.arange(1, len(depths) + 1), *arrays)
 
-    original_visible = batch._visible
+    original_visible, original_rows = batch._visible, packed_rows.lay_out_rows
     yield "sibling visible", "hdserve.engine.batch", "_visible", siblings_visible
-    yield "wrong position", "hdserve.engine.packed_rows", "positions", wrong_positions
+    yield "wrong position", "hdserve.engine.packed_rows", "lay_out_rows", wrong_positions
     yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
 
     def noise_by_node(self: Any, outputs: Any) -> Callable[[int], int]:

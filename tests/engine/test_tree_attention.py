@@ -12,6 +12,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
+from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, max_attended_rows
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
@@ -65,7 +66,7 @@ def attend(
 ) -> torch.Tensor:
     """``[num_rows, num_heads, value_size]`` of ``query [num_rows, num_heads, key_size]``."""
     firsts = [sum(chunk.num_rows for chunk in chunks[:index]) for index in range(len(chunks))]
-    columns = list_columns(zip(firsts, chunks, strict=True), len(query))
+    columns = list_columns(PlacedChunks.of(zip(firsts, chunks, strict=True)), len(query))
     return kernel(0, query.transpose(0, 1)[None], columns, SCALE, window, None, sinks)[0]
 
 
@@ -217,7 +218,7 @@ def test_pairs_attend_as_vectors_do(num_cached: int, window: int | None) -> None
         for stored in cache.read_all(layer):
             stored.copy_(torch.randn(stored.shape))
     chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7, 8, 9], make_tree(generator, 20))
-    columns = list_columns([(0, chunk)], chunk.num_rows)
+    columns = list_columns(PlacedChunks.of([(0, chunk)]), chunk.num_rows)
     are_equal = []
     for layer, shape in enumerate(layers):
         query = torch.randn(1, NUM_HEADS, chunk.num_rows, shape.key_size).bfloat16()
