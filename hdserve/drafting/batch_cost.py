@@ -65,6 +65,8 @@ class BatchCost:
         self._column_cost = column_cost
         self._tables: dict[int, tuple[_Table, _Table | None]] = {}
         """Per number of sequences: of all rows, and per column, of the rows they have together."""
+        self._plain_s: dict[int, tuple[float, float]] = {}
+        """Of one row each, and of another column."""
         self.reading_share = reading_share
 
     def of_drafts(
@@ -93,7 +95,12 @@ class BatchCost:
 
     def of_plain(self, num_sequences: int, num_columns: int = 0) -> float:
         """Seconds for one row each of ``num_sequences``."""
-        return float(self.of_drafts(0, num_sequences, num_columns=num_columns)[0])
+        if num_sequences not in self._plain_s:
+            of_rows, of_column = self._tables_of(num_sequences)
+            column_s = 0.0 if of_column is None else float(of_column(num_sequences, 0)[0])
+            self._plain_s[num_sequences] = float(of_rows(num_sequences, 0)[0]), column_s
+        rows_s, column_s = self._plain_s[num_sequences]
+        return rows_s + max(0, num_columns - num_sequences * self._num_columns) * column_s
 
     def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
         """Seconds for ``num_rows`` of ``num_sequences`` as long as those that were measured."""

@@ -74,6 +74,10 @@ class DraftBudget:
         """Whether to look for drafts in this step; to be asked once per step."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
+    def is_trying(self, num_sequences: int) -> bool:
+        """Whether drafts are looked for only now and then, to see whether they pay again."""
+        return num_sequences > 0 and self._patience_with(num_sequences).is_pausing
+
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
     ) -> float:

@@ -65,6 +65,11 @@ class Patience:
         self._num_steps_to_skip -= 1
         return self.was_looking
 
+    @property
+    def is_pausing(self) -> bool:
+        """Whether pauses are made between looks."""
+        return self._pause > 0
+
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
         if self.was_looking and self._pause:

@@ -15,6 +15,7 @@ import torch
 
 from hdserve.core import SamplingParams
 from hdserve.engine.sampler import choose
+from hdserve.engine.top import can_be_read
 
 NO_TOKEN: Final = -1
 """Where the logit of what was chosen is no finite number."""
@@ -74,7 +75,9 @@ def _parts(trees: Sequence[Nodes], max_logits: int) -> Iterator[list[Nodes]]:
 
 def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
     """The tokens of trees with equal parameters, one after the other."""
-    logits = torch.cat([tree.logits for tree in trees]).float()
+    logits = torch.cat([tree.logits for tree in trees])
+    if can_be_read(logits, torch.bfloat16):
+        logits = logits.float()  # which the kernel reads that chooses one by one
     tokens = choose(logits, trees[0].params, [key for tree in trees for key in tree.keys])
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

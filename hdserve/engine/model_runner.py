@@ -37,22 +37,17 @@ class TopTokens:
     Args:
         logits: ``[num_rows, vocab_size]``.
         num_at_once: as many are computed if fewer are asked for.
-        workers: share what is done on a CPU.
     """
 
-    def __init__(
-        self, logits: torch.Tensor, num_at_once: int = 1, workers: Workers | None = None
-    ) -> None:
+    def __init__(self, logits: torch.Tensor, num_at_once: int = 1) -> None:
         self._logits = logits
-        self._workers = workers
         self._num_at_once = min(num_at_once, logits.shape[1])
         self._found = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 
     def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
         if k > self._found[0].shape[1]:
-            num_found = max(k, self._num_at_once)
-            self._found = _to_host(*topk(self._logits, num_found, self._workers))
+            self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
         tokens_found, logits_found = self._found
         return tokens_found[:, :k], logits_found[:, :k]
 
@@ -121,7 +116,6 @@ class ModelRunner:
             compiled, on a GPU.
 
     Attributes:
-        workers: share what is done on a CPU.
         compiled: runs the model instead of its own modules, once there is one.
         shapes: of the next forwards, but for fixed batches, which have their own.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
@@ -142,18 +136,18 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.needs_hidden = needs_hidden
-        self.workers = Workers()
+        self._workers = Workers()
         is_gpu = cache.device.type == "cuda"
         self._fixed: FixedBatches | None = None
         if is_gpu if uses_blocks is None else uses_blocks:
-            self._fixed = FixedBatches(cache, max_draft_tokens, self.workers, is_compiled=is_gpu)
+            self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
         self.shapes = shapes or Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
-            self._attention = TreeAttention(cache, self.workers, model.max_attended_rows)
+            self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
         self.max_depth = UNLIMITED if self._attention is None else self._attention.max_depth
         self.compiled: CompiledForward | None = None
 
@@ -223,7 +217,7 @@ class ModelRunner:
             self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
         self._wait()  # whoever times a forward times all of it
-        top = TopTokens(logits[: batch.num_nodes], num_top, self.workers)
+        top = TopTokens(logits[: batch.num_nodes], num_top)
         outputs = [
             None
             if chunk.tree is None
@@ -245,7 +239,7 @@ class ModelRunner:
         if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
             return fixed.build(chunks)
         return build_batch(
-            chunks, self.cache, self.model.device, shapes, self._attention, self.workers
+            chunks, self.cache, self.model.device, shapes, self._attention, self._workers
         )
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -17,6 +17,9 @@ _MAX_STARTED_TOKENS = 8192
 """Of the texts that drafters begin with in one step, about as many milliseconds as thousands; one
 text at least."""
 
+_MAX_TRIED_TOKENS = 512
+"""The same where drafts did not pay, so that fewer texts are begun with in vain."""
+
 
 class StepDrafts:
     """Asks the drafters for trees, cuts them to the size that pays, and tells what came of them.
@@ -42,9 +45,10 @@ class StepDrafts:
         self._max_draft_tokens = max_draft_tokens
         self._max_depth = max_depth
         self._num_started_tokens = 0
+        self._max_started_tokens = _MAX_STARTED_TOKENS
         self._catching_up_s = 0.0
         self._min_score = 0.0
-        """Of this step, all three."""
+        """Of this step, all four."""
 
     @property
     def are_read(self) -> bool:
@@ -63,6 +67,8 @@ class StepDrafts:
         num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
         num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
         if is_drafting:
+            is_trying = budget.is_trying(len(choosing))
+            self._max_started_tokens = _MAX_TRIED_TOKENS if is_trying else _MAX_STARTED_TOKENS
             max_drafts = self._max_draft_tokens * len(choosing)
             self._min_score = budget.least_score(
                 max_drafts, len(choosing), num_other_rows, num_columns
@@ -95,7 +101,7 @@ class StepDrafts:
     def _starts_later(self, seq: core.Sequence) -> bool:
         """Whether drafters have begun with enough texts in this step, which they make longer."""
         return (
-            self._num_started_tokens >= _MAX_STARTED_TOKENS
+            self._num_started_tokens >= self._max_started_tokens
             and not self._drafters.has_started(seq)
             and not self._drafters.needs_hidden
         )

@@ -17,10 +17,6 @@ from __future__ import annotations
 import torch
 
 from hdserve.engine.kernels.top import find_largest
-from hdserve.engine.workers import Workers
-
-_PART = 1 << 18
-"""Numbers that are worth another thread."""
 
 
 def argmax(rows: torch.Tensor) -> torch.Tensor:
@@ -28,37 +24,18 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
     return topk(rows, 1)[1][:, 0]
 
 
-def topk(
-    rows: torch.Tensor, k: int, workers: Workers | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
     equals where there is a kernel, and everywhere in column 0, so that the likeliest token is the
-    same whatever ``k`` is.
-
-    Args:
-        workers: share the kernel's work.
-    """
-    if not (can_be_read(rows) or can_be_read(rows, torch.bfloat16)):
+    same whatever ``k`` is."""
+    is_bfloat16 = can_be_read(rows, torch.bfloat16)
+    if not (is_bfloat16 or can_be_read(rows)):
         return _topk_of_torch(rows, k)
     num_rows, num_columns = rows.shape
     values = torch.empty((num_rows, k))
     indices = torch.empty((num_rows, k), dtype=torch.int64)
-
-    def find(_part: int, first: int, stop: int) -> None:
-        find_largest(
-            rows.data_ptr() + first * num_columns * rows.element_size(),
-            rows.dtype is torch.bfloat16,
-            stop - first,
-            num_columns,
-            values.data_ptr() + first * k * values.element_size(),
-            indices.data_ptr() + first * k * indices.element_size(),
-            k,
-        )
-
-    if workers is None:
-        find(0, 0, num_rows)
-    else:
-        workers.share(find, num_rows, min(num_rows, workers.num_parts(rows.numel(), _PART)))
+    addresses = values.data_ptr(), indices.data_ptr()
+    find_largest(rows.data_ptr(), is_bfloat16, num_rows, num_columns, *addresses, k)
     return values.to(rows.dtype), indices
 
 

@@ -71,5 +71,7 @@ def test_more_drafts_and_longer_sequences_never_cost_less(
     )
     assert len(shorter) == num_drafts + 1
     assert (longer >= shorter).all()
+    for number, seconds in ((num_columns, shorter), (2 * num_columns, longer)):
+        assert cost.of_plain(num_sequences, number) == pytest.approx(seconds[0])
     for fewer, more in itertools.pairwise(longer.tolist()):
         assert more >= fewer * (1 - 1e-12)

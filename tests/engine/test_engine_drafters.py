@@ -157,10 +157,24 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     assert len(seq.token_ids) - len(text) <= period
 
 
-@pytest.mark.parametrize("num_expected", [0, 200])
-def test_drafters_begin_with_few_texts_in_a_step(num_expected: int) -> None:
+class Tries(Pauses):
+    """Wants drafts in every step, to see whether they pay."""
+
+    def __init__(self) -> None:
+        super().__init__(first=0, period=1)
+
+    def is_trying(self, num_sequences: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("num_expected", "is_trying", "most"), [(0, False, 35), (200, False, 35), (0, True, 3)]
+)
+def test_drafters_begin_with_few_texts_in_a_step(
+    num_expected: int, is_trying: bool, most: int
+) -> None:
     """After a pause others go on meanwhile; all have begun some steps later.  What a request
-    expects is text, too."""
+    expects is text, too.  Where drafts did not pay, very few begin."""
 
     class Starting(TellingDrafter):
         def start(self, seq: core.Sequence) -> None:
@@ -173,11 +187,13 @@ def test_drafters_begin_with_few_texts_in_a_step(num_expected: int) -> None:
     speculation = SpeculationParams(prediction=(3,) * num_expected)
     prompt = make_prompt(240 - num_expected)
     for number in range(40):
-        engine.add(make_sequence(str(number), prompt, speculation, **GREEDY, max_tokens=5))
+        engine.add(make_sequence(str(number), prompt, speculation, **GREEDY, max_tokens=16))
+    if is_trying:
+        engine._drafts._budget = Tries()
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)
         engine.step()
-    assert (max(starts), sum(starts)) == (35, 40)
+    assert (max(starts), sum(starts)) == (most, 40)
 
 
 def test_requests_without_drafts_are_no_business_of_drafters() -> None:

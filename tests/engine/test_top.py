@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hdserve.engine.top import argmax, topk
-from hdserve.engine.workers import Workers
 
 SHAPES = [(1, 7), (3, 50), (17, 8192), (2, 32000), (5, 8200), (40, 1024)]
 
@@ -44,14 +43,6 @@ def test_bfloat16_is_read_where_it_is(shape: tuple[int, int]) -> None:
         assert values.dtype == rows.dtype
         assert torch.equal(values.float(), wanted_values)
         assert torch.equal(indices, wanted_indices)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_shared(dtype: torch.dtype) -> None:
-    """By workers, where they are worth it."""
-    rows = torch.randn((300, 4096), generator=torch.Generator().manual_seed(5)).to(dtype)
-    for found, wanted in zip(topk(rows, 8, Workers()), topk(rows, 8), strict=True):
-        assert torch.equal(found, wanted)
 
 
 def test_others_are_left_to_torch() -> None:
