@@ -125,7 +125,10 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ),
         ("drafter_seconds", "Time in drafters; `propose` is the look-up.", "drafter", "call"),
         ("drafter_failures", "Failed calls of drafters.", "drafter", "call"),
-        ("budget_proposed_tokens", "Drafted tokens before the budget cut the trees."),
+        (
+            "budget_proposed_tokens",
+            "Drafted tokens before the budget cut them, but hopeless ones.",
+        ),
         ("budget_kept_tokens", "Drafted tokens the budget kept."),
         ("mirror_outputs", "Outputs shared with the cluster.", "direction"),
         ("database_fallbacks", "Times a database was done without.", "reason"),

@@ -41,7 +41,8 @@ class DraftBudget:
     sequences and many have pauses of their own.
 
     Attributes:
-        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total.
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; what was
+            not proposed because of :meth:`least_score` is neither.
     """
 
     def __init__(self, cost: BatchCost) -> None:
@@ -75,14 +76,16 @@ class DraftBudget:
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
     def is_trying(self, num_sequences: int) -> bool:
-        """Whether drafts are looked for only now and then, to see whether they pay again."""
-        return num_sequences > 0 and self._patience_with(num_sequences).is_pausing
+        """Whether drafts are looked for only to see whether they pay again, for which a part of the
+        sequences is enough."""
+        return num_sequences > 0 and self._patience_with(num_sequences).is_cautious
 
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
     ) -> float:
-        """Nodes of a lower score need not be proposed: the cheapest row costs more than they are
-        worth, so :meth:`trim` would cut them.
+        """Nodes of a lower score need not be proposed, since :meth:`trim` would cut them: at the
+        rate of a step that looks for drafts and keeps none, the lowest that it takes for the best,
+        they are worth less than the cheapest row of all that a step can have.
 
         Args:
             max_drafts: of all sequences together.
@@ -93,8 +96,8 @@ class DraftBudget:
         seconds = self._cost.of_drafts(
             max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
         )
-        looking_s = self._patience_with(num_sequences).looking_s * num_sequences
-        least_rate = num_sequences / float(seconds[0] + looking_s)
+        looking_s = max(0.0, self._patience_with(num_sequences).looking_s * num_sequences)
+        least_rate = num_sequences / (float(seconds[0]) + looking_s)
         least_worth = least_rate * float(np.diff(seconds).min())
         return min(1.0, least_worth / max(self._corrections()))
 

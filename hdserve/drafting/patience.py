@@ -39,7 +39,8 @@ class Patience:
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
-    drafters catch up with: without it nobody would have told them of the sequences since.
+    drafters catch up with: without it nobody would have told them of the sequences since.  After
+    the first look that gains, which may have been at a part of the sequences, comes another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -54,6 +55,7 @@ class Patience:
         self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
         self._num_steps_to_skip = 0
+        self._has_gained = False
         self.was_looking = True
         self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """In looks at the end of a pause."""
@@ -66,9 +68,10 @@ class Patience:
         return self.was_looking
 
     @property
-    def is_pausing(self) -> bool:
-        """Whether pauses are made between looks."""
-        return self._pause > 0
+    def is_cautious(self) -> bool:
+        """Whether a look may be at a part of the sequences: pauses are made between looks, and the
+        last one lost."""
+        return self._pause > 0 and not self._has_gained
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
@@ -102,6 +105,8 @@ class Patience:
         """Learn what drafting gained in a step, in seconds, or lost."""
         if not self.was_looking or not self._times.looking_s:
             return
+        is_first_gain = gain_s > 0 and not self._has_gained
+        self._has_gained = gain_s > 0
         if gain_s < self._worst_gain_s:  # beyond doubt
             self._gain_s = self._worst_gain_s
         else:
@@ -115,7 +120,7 @@ class Patience:
             loss = loss_s / self._step_s
             longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
-        self._num_steps_to_skip = self._pause
+        self._num_steps_to_skip = min(1, self._pause) if is_first_gain else self._pause
 
 
 def _median(values: Sequence[float]) -> float:

@@ -180,7 +180,8 @@ def _plan(
 
 
 def _positions(chunk: Chunk) -> npt.NDArray[np.int64]:
-    """Of each row of ``chunk`` in its text, ``[num_rows]``; siblings have the same."""
+    """Of each row of ``chunk`` in its text, ``[num_rows]``, as the rows of its mask; siblings have
+    the same."""
     last = chunk.first_column + len(chunk.token_ids) - 1
     chain = np.arange(chunk.first_column, last + 1, dtype=np.int64)
     drafts = [] if chunk.tree is None else chunk.tree.depths[1:]

@@ -167,7 +167,7 @@ def _difference(model: LoadedModel, compiled: CompiledForward) -> float:
             runner.compile_with(forward)
             (outputs,) = runner.forward([chunk])
             assert outputs is not None
-            logits.append(outputs.logits)
+            logits.append(outputs.logits.float())
         plain, found = logits
         spread = (plain - plain.mean(dim=-1, keepdim=True)).norm(dim=-1)
         difference = max(difference, float(((found - plain).norm(dim=-1) / spread).max()))

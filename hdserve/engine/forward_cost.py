@@ -123,7 +123,7 @@ def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCo
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     """Seconds to find the likeliest tokens of ``num_rows`` rows."""
     model = runner.model
-    logits = torch.rand((num_rows, model.vocab_size)).to(model.device, model.dtype)
+    logits = torch.randn((num_rows, model.vocab_size)).to(model.device, model.dtype)
     best = float("inf")
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter()

@@ -73,7 +73,8 @@ class NodeOutputs:
     """What a forward says about the nodes of one tree; the ``Forward`` drafters see.
 
     Attributes:
-        logits: ``[num_nodes, vocab_size]`` in the model's dtype, in the order of the tree's nodes.
+        logits: ``[num_nodes, vocab_size]`` float32, or bfloat16 as the model gives them, in the
+            order of the tree's nodes.
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
@@ -248,14 +249,13 @@ class ModelRunner:
             logits = self._logits(batch) if graphs is None else graphs(self._logits, batch)
             return logits, None
         output = self._output(batch)
-        return output.logits[0], output.hidden_states[-1][0, batch.logit_rows]
+        return _rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         if self.compiled is not None:
             with running(batch.plan):
-                return self.compiled(batch)
-        logits: torch.Tensor = self._output(batch).logits[0]
-        return logits
+                return _rounded(self.compiled(batch))
+        return _rounded(self._output(batch).logits[0])
 
     def _output(self, batch: ForwardBatch) -> Any:
         """What the model's own modules make of ``batch``."""
@@ -267,6 +267,12 @@ class ModelRunner:
                 logits_to_keep=batch.logit_rows,
                 output_hidden_states=self.needs_hidden,
             )
+
+
+def _rounded(logits: torch.Tensor) -> torch.Tensor:
+    """As choices are made of them: of float64, what the order of sums does to the last bits is
+    none of their business."""
+    return logits if logits.dtype is torch.bfloat16 else logits.float()
 
 
 @contextmanager

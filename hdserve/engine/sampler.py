@@ -28,7 +28,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     overflowed, give some token, so that they harm no other sequence.
 
     Args:
-        logits: ``[rows, vocab_size]`` float32, penalties and biases applied.
+        logits: ``[rows, vocab_size]``, penalties and biases applied.
         keys: of the position of each row, see :mod:`hdserve.noise`; not read when greedy.
 
     Returns:

@@ -74,7 +74,8 @@ class EngineStats:
         num_preemptions: how often a running sequence had to wait for room.
         num_drafter_failures: by ``drafter.call``.
         drafter_times_s: by drafter and call.
-        num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget.
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget; hopeless
+            ones are neither.
         num_steps_by_draft_tokens: how often so many tokens were drafted for a sequence in a step.
     """
 

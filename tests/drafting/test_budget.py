@@ -83,20 +83,48 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
 
 
 @given(
-    scores=st.lists(SCORES, min_size=1, max_size=3), cost=COSTS, num_other_rows=st.integers(0, 6)
+    scores=st.lists(SCORES, min_size=1, max_size=3),
+    cost=COSTS,
+    num_other_rows=st.integers(0, 6),
+    num_columns=st.integers(0, 50),
+    num_accepted=st.integers(0, 40),
+    looking=st.floats(-0.5, 0.5),
 )
 def test_what_need_not_be_proposed_would_be_cut(
-    scores: list[list[float]], cost: ForwardCost, num_other_rows: int
+    scores: list[list[float]],
+    cost: ForwardCost,
+    num_other_rows: int,
+    num_columns: int,
+    num_accepted: int,
+    looking: float,
 ) -> None:
-    """Trees without it are cut to what they are cut to with it."""
-    scores = [sorted(own, reverse=True) for own in scores]
-    least = make_budget(cost).least_score(sum(map(len, scores)), len(scores), num_other_rows)
-    rates = []
-    for proposed in (scores, [[score for score in own if score > least] for own in scores]):
-        trees = [make_tree(own) for own in proposed]
-        make_budget(cost).trim(trees, num_other_rows)
-        rates.append(rate(cost, [tree.scores[1:] for tree in trees], num_other_rows))
-    assert rates[1] == pytest.approx(rates[0], rel=1e-9)
+    """Trees without it are cut to what they are cut to with it, whatever is known of sources, the
+    length of the sequences and the time that looking takes."""
+    budgets = []
+    for _ in range(2):
+        budget = DraftBudget(BatchCost({1: cost}, column_cost=ForwardCost({1: 0.01, 2: 0.02})))
+        for index in range(40):
+            path = [0, 1] if index < num_accepted else [0]
+            budget.observe(make_tree([0.5], Source.MODEL), Acceptance(path, [0] * len(path)))
+        budget.wants_drafts(len(scores))
+        budget.trim([DraftTree(0, 0) for _ in scores])
+        budget.took((1.0 + looking) * float(cost(len(scores))), 0.0)
+        budgets.append(budget)
+    max_drafts = sum(map(len, scores))
+    least = budgets[0].least_score(max_drafts, len(scores), num_other_rows, num_columns)
+    kept = []
+    for budget, lowest in zip(budgets, (-1.0, 0.999999 * least), strict=True):
+        trees = []
+        for own in scores:
+            tree = DraftTree(0, len(own))
+            for index, score in enumerate(sorted(own, reverse=True)):
+                if score >= lowest:
+                    source = Source.MODEL if index % 2 else Source.CONTEXT
+                    tree.add_node(0, index, source, score)
+            trees.append(tree)
+        budget.trim(trees, num_other_rows, num_columns)
+        kept.append([tree.scores for tree in trees])
+    assert kept[1] == kept[0]
 
 
 def test_more_is_proposed_where_scores_were_too_low() -> None:
@@ -245,6 +273,18 @@ def test_a_pause_ends_when_drafts_pay() -> None:
     steps_with_drafts(budget, 1000, looking_s=0.6)
     looked = steps_with_drafts(budget, 2000, looking_s=0.0)
     assert looked[-100:] == list(range(1900, 2000))
+
+
+def test_the_first_look_that_gains_is_followed_by_another() -> None:
+    """It may have been at a part of the sequences, as looks are that lose."""
+    budget = make_budget(FREE)
+    assert not budget.is_trying(1)
+    steps_with_drafts(budget, 1000, looking_s=0.6)
+    assert budget.is_trying(1)
+    assert not budget.is_trying(2)
+    while budget.is_trying(1):
+        steps_with_drafts(budget, 1, looking_s=0.0)
+    assert steps_with_drafts(budget, 2, looking_s=0.0) == [1]
 
 
 def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:

@@ -132,6 +132,20 @@ class Pauses(DraftBudget):
         return step >= 0 and step % self._period == 0
 
 
+def test_drafters_know_what_need_not_be_proposed() -> None:
+    """A tree says from which score on a row pays."""
+
+    class Noting(TellingDrafter):
+        def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+            least.append(tree.min_score)
+
+    least: list[float] = []
+    engine = make([Noting()])
+    engine._drafts._budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 2: 1.25})}))
+    run(engine, [make_sequence("a", make_prompt(9), **GREEDY, max_tokens=3)])
+    assert least[0] == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize(("first", "period"), [(0, 1), (0, 7), (5, 1), (5, 7), (40, 1)])
 def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, period: int) -> None:
     """At the start what there is then, later several tokens at once, each once and in order, as a

@@ -11,10 +11,10 @@ from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
+from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_buffers import WORD_BITS
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.workers import Workers
 from hdserve.errors import ConfigError
