@@ -39,8 +39,8 @@ class Patience:
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
-    drafters catch up with: without it nobody would have told them of the sequences since.  After
-    the first look that gains, which may have been at a part of the sequences, comes another one.
+    drafters catch up with: without it nobody would have told them of the sequences since.  A
+    look that gains, which may have been at a part of the sequences, is followed by another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -55,6 +55,7 @@ class Patience:
         self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
         self._num_steps_to_skip = 0
+        self._num_looks = 0
         self._has_gained = False
         self.was_looking = True
         self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
@@ -75,6 +76,7 @@ class Patience:
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
+        self._num_looks += self.was_looking
         if self.was_looking and self._pause:
             self._catching_up_s.append(catching_up_s)
         times = self._beside_prompts if beside_prompts else self._alone
@@ -103,9 +105,8 @@ class Patience:
 
     def weigh(self, gain_s: float) -> None:
         """Learn what drafting gained in a step, in seconds, or lost."""
-        if not self.was_looking or not self._times.looking_s:
-            return
-        is_first_gain = gain_s > 0 and not self._has_gained
+        if not self.was_looking or self._num_looks < _NUM_TIMED_STEPS:
+            return  # the first ones take long, as everything does for the first time
         self._has_gained = gain_s > 0
         if gain_s < self._worst_gain_s:  # beyond doubt
             self._gain_s = self._worst_gain_s
@@ -115,12 +116,12 @@ class Patience:
             self._pause = 0
         elif gain_s > -self._gain_s:  # it may be about to pay again
             self._pause //= 2
-        else:
+        elif gain_s <= 0:
             loss_s = _median(self._catching_up_s) - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
             longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
-        self._num_steps_to_skip = min(1, self._pause) if is_first_gain else self._pause
+        self._num_steps_to_skip = 0 if self._has_gained else self._pause
 
 
 def _median(values: Sequence[float]) -> float:

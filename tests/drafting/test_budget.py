@@ -275,7 +275,7 @@ def test_a_pause_ends_when_drafts_pay() -> None:
     assert looked[-100:] == list(range(1900, 2000))
 
 
-def test_the_first_look_that_gains_is_followed_by_another() -> None:
+def test_a_look_that_gains_is_followed_by_another() -> None:
     """It may have been at a part of the sequences, as looks are that lose."""
     budget = make_budget(FREE)
     assert not budget.is_trying(1)
@@ -284,7 +284,14 @@ def test_the_first_look_that_gains_is_followed_by_another() -> None:
     assert not budget.is_trying(2)
     while budget.is_trying(1):
         steps_with_drafts(budget, 1, looking_s=0.0)
-    assert steps_with_drafts(budget, 2, looking_s=0.0) == [1]
+    assert steps_with_drafts(budget, 1, looking_s=0.0) == [0]
+
+
+def test_that_the_first_steps_take_long_is_no_reason_to_pause() -> None:
+    """Everything does that is done for the first time."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 4, looking_s=5.0) == [0, 1, 2, 3]
+    assert steps_with_drafts(budget, 100, looking_s=0.4) == list(range(100))
 
 
 def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:

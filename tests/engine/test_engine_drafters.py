@@ -65,9 +65,9 @@ def test_bounds_of_requests_are_numbers(most: SupportsIndex) -> None:
 
 def test_learning_is_a_part_of_what_drafting_costs() -> None:
     """Drafts that are always right, and are thought about longer than they save, are paused."""
-    wanted = plain(make_prompt(3), **GREEDY, max_tokens=60).token_ids
+    wanted = plain(make_prompt(3), **GREEDY, max_tokens=200).token_ids
     engine = make([SlowLearner({"a": wanted})], adapts_budget=True)
-    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=60)
+    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=200)
     run(engine, [seq])
     assert seq.counts.num_accepted_tokens > 0
     assert seq.counts.num_drafts < seq.counts.num_steps / 2
