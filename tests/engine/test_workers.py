@@ -94,14 +94,17 @@ def test_a_thread_ends_those_that_shared_its_work(workers: Workers) -> None:
     def threads() -> set[str]:
         return {*os.listdir("/proc/self/task")}
 
+    def share_and_end() -> None:
+        before = threads()
+        workers.share(lambda *_: None, 3, 3)
+        own = threads() - before
+        numbers.append(len(own))
+        end_own_threads()
+        eventually(lambda: own.isdisjoint(threads()))
+
     def run() -> None:
-        for _ in range(2):
-            before = threads()
-            workers.share(lambda *_: None, 3, 3)
-            own = threads() - before
-            numbers.append(len(own))
-            end_own_threads()
-            eventually(lambda: not own & threads())
+        share_and_end()
+        share_and_end()
 
     thread = threading.Thread(target=run)
     thread.start()
