@@ -198,7 +198,8 @@ class StatisticsBuilder:
     def _write_table(self, path: Path) -> None:
         with path.open("wb") as file:
             file.write(_MAGIC.ljust(BUCKET_BYTES, b"\0"))
-            self.table.rows[: self.table.num_buckets * BUCKET_ROWS].tofile(file)
+            rows = self.table.rows[: self.table.num_buckets * BUCKET_ROWS]
+            file.write(rows.data)  # numpy's `tofile` makes a TypeError of an interruption
             file.flush()
             os.fsync(file.fileno())
 
