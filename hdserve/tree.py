@@ -30,8 +30,14 @@ class DraftTree:
     """
 
     __slots__ = (
-        *("capacity", "max_depth", "min_score"),
-        *("depths", "parents", "scores", "sources", "token_ids"),
+        "capacity",
+        "depths",
+        "max_depth",
+        "min_score",
+        "parents",
+        "scores",
+        "sources",
+        "token_ids",
     )
 
     def __init__(

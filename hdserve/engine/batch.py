@@ -62,7 +62,8 @@ class Span:
         visible = _visible(self.chunk, self.num_keys)
         if sliding_window is None:
             return visible
-        own = _positions(self.chunk)
+        # A row sees one column of each position, to its own.
+        own: npt.NDArray[np.int64] = visible.sum(axis=1) - 1
         key_positions = np.arange(self.num_keys, dtype=np.int64)
         first = self.chunk.first_column
         key_positions[first : first + self.chunk.num_rows] = own
@@ -177,15 +178,6 @@ def _plan(
     if kernel is not None and chunks.placed:
         listed = Listed(kernel, list_columns(chunks, len(kv_rows)))
     return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
-
-
-def _positions(chunk: Chunk) -> npt.NDArray[np.int64]:
-    """Of each row of ``chunk`` in its text, ``[num_rows]``, as the rows of its mask; siblings have
-    the same."""
-    last = chunk.first_column + len(chunk.token_ids) - 1
-    chain = np.arange(chunk.first_column, last + 1, dtype=np.int64)
-    drafts = [] if chunk.tree is None else chunk.tree.depths[1:]
-    return np.concatenate([chain, last + np.array(drafts, np.int64)])
 
 
 def _visible(chunk: Chunk, num_keys: int) -> BoolArray:

@@ -192,12 +192,12 @@ def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:
 
 
 def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: int) -> int:
-    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward,
-    twice where a model scales them, of all graphs, and while tokens are sampled; and for the
-    penalties of all sequences."""
+    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward, as
+    the model gives them and in float32, or once more where it scales them, of all graphs, and while
+    tokens are sampled; and for the penalties of all sequences."""
     num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
-    of_forward = 2 * num_rows * model.vocab_size * model.dtype.itemsize
-    of_graphs = 2 * MAX_GRAPH_ROWS * model.vocab_size * model.dtype.itemsize
+    of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
+    of_graphs = 2 * MAX_GRAPH_ROWS * model.vocab_size * 4
     of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
     of_history = max_num_sequences * model.vocab_size * HistoryTerms.BYTES_PER_TOKEN
     return of_forward + of_graphs + of_choices + of_history + _GPU_WORKSPACE_BYTES

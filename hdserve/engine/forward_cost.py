@@ -14,7 +14,7 @@ from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import align
-from hdserve.engine.model_runner import ModelRunner, TopTokens
+from hdserve.engine.model_runner import ModelRunner, TopTokens, rounded
 from hdserve.tree import DraftTree
 
 _NUM_COLUMNS = 128
@@ -123,7 +123,7 @@ def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCo
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     """Seconds to find the likeliest tokens of ``num_rows`` rows."""
     model = runner.model
-    logits = torch.randn((num_rows, model.vocab_size)).to(model.device, model.dtype)
+    logits = rounded(torch.randn((num_rows, model.vocab_size)).to(model.device, model.dtype))
     best = float("inf")
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter()

@@ -249,13 +249,13 @@ class ModelRunner:
             logits = self._logits(batch) if graphs is None else graphs(self._logits, batch)
             return logits, None
         output = self._output(batch)
-        return _rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
+        return rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         if self.compiled is not None:
             with running(batch.plan):
-                return _rounded(self.compiled(batch))
-        return _rounded(self._output(batch).logits[0])
+                return rounded(self.compiled(batch))
+        return rounded(self._output(batch).logits[0])
 
     def _output(self, batch: ForwardBatch) -> Any:
         """What the model's own modules make of ``batch``."""
@@ -269,9 +269,9 @@ class ModelRunner:
             )
 
 
-def _rounded(logits: torch.Tensor) -> torch.Tensor:
-    """As choices are made of them: of float64, what the order of sums does to the last bits is
-    none of their business."""
+def rounded(logits: torch.Tensor) -> torch.Tensor:
+    """A model's logits as choices are made of them, bfloat16 or float32: what the order of sums
+    does to the last bits of float64 is none of their business."""
     return logits if logits.dtype is torch.bfloat16 else logits.float()
 
 

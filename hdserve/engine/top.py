@@ -27,7 +27,7 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
     equals where there is a kernel, and everywhere in column 0, so that the likeliest token is the
-    same whatever ``k`` is."""
+    same whatever ``k`` is.  Values are float32 where there is a kernel."""
     is_bfloat16 = can_be_read(rows, torch.bfloat16)
     if not (is_bfloat16 or can_be_read(rows)):
         return _topk_of_torch(rows, k)
@@ -36,7 +36,7 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     indices = torch.empty((num_rows, k), dtype=torch.int64)
     addresses = values.data_ptr(), indices.data_ptr()
     find_largest(rows.data_ptr(), is_bfloat16, num_rows, num_columns, *addresses, k)
-    return values.to(rows.dtype), indices
+    return values, indices
 
 
 def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,9 +28,9 @@ MOST_VISIBLE, NUM_VISIBLE, NUM_SHARED = range(3)
 @entry_point
 def lay_out_rows(
     chunks: Ints, depths: Ints, position_ids: Ints, kv_rows: Ints, logit_rows: Ints
-) -> int:
+) -> None:
     """Fill what is known of the rows of ``chunks``, an entry a row, but for ``logit_rows``, an
-    entry a node; the number of nodes.
+    entry a node.
 
     Args:
         chunks: ``[num_chunks, NUM_CHUNK_FIELDS]``.
@@ -52,7 +52,6 @@ def lay_out_rows(
             for index in range(num_decided - 1, num_rows):
                 logit_rows[num_nodes] = row + index
                 num_nodes += 1
-    return num_nodes
 
 
 @entry_point
