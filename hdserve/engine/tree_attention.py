@@ -20,7 +20,7 @@ from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
 from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.registers import HAS_AVX512, HAS_PAIRS, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.kernels.tile_attention import (
     NUMBERS_AT_ONCE,
     TAIL,
@@ -186,7 +186,7 @@ class TreeAttention:
 
 def can_attend_by_tiles() -> bool:
     """Whether the processor has tiles (AMX), and the system lets this process use them."""
-    has_tiles = HAS_AVX512 and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
+    has_tiles = HAS_PAIRS and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
     return has_tiles and bool(torch.cpu._init_amx())
 
 

@@ -29,23 +29,23 @@ NUM_PAIRED: Final = 2 * NUM_LANES
 """Numbers that one load takes."""
 
 
-class _BFloat16(ir.Type):  # type: ignore[misc]
+class BFloat16(ir.Type):  # type: ignore[misc]
     """LLVM's type, which llvmlite has no name for."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat16)
+        return isinstance(other, BFloat16)
 
     def __hash__(self) -> int:
-        return hash(_BFloat16)
+        return hash(BFloat16)
 
 
 _HALF = ir.IntType(16)
 _HALVES = ir.VectorType(_HALF, NUM_PAIRED)
 _WORD = ir.IntType(32)
-_PAIRS = ir.VectorType(_BFloat16(), NUM_PAIRED)
+_PAIRS = ir.VectorType(BFloat16(), NUM_PAIRED)
 _FOUR = 4
 
 
@@ -97,7 +97,7 @@ def _store_rounded(
     """``array[indices : + 4] =`` the sums of ``a``, ``b``, ``c`` and ``d``, with those of ``bias``
     ``[1, ...]`` of the same outputs, if there is one, rounded to bfloat16."""
     halves = ir.VectorType(_HALF, _FOUR)
-    rounded = ir.VectorType(_BFloat16(), _FOUR)
+    rounded = ir.VectorType(BFloat16(), _FOUR)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums = four_totals(builder, *args[2:6])
@@ -148,7 +148,7 @@ def _store_halves(_context: Any, words: Any, indices: Any, vector: Any) -> Any:
     """Sixteen float32, rounded to bfloat16, as eight of ``words``, uint32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rounded = builder.fptrunc(args[2], ir.VectorType(_BFloat16(), NUM_LANES))
+        rounded = builder.fptrunc(args[2], ir.VectorType(BFloat16(), NUM_LANES))
         halves = ir.VectorType(_HALF, NUM_LANES)
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
         place = builder.bitcast(pointer, halves.as_pointer())

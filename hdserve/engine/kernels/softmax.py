@@ -10,12 +10,12 @@ from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
     added,
-    exponential,
     fused,
     larger,
     largest,
     load,
     multiplied,
+    power_of_two,
     spread,
     store,
     tanh,
@@ -23,6 +23,7 @@ from hdserve.engine.kernels.vectors import (
 )
 
 _ZERO, _ONE, _NOTHING = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+_LOG2_E = np.float32(np.log2(np.e))
 
 
 @inlined
@@ -53,17 +54,16 @@ def softmax(
     top = spread(_NOTHING)
     for column in range(begin, end, NUM_LANES):
         top = larger(top, load(scores, (place, column)))
-    peak = scale * largest(top)
-    if sink > peak:
-        peak = sink
-    steepness, shift = spread(scale), spread(-peak)
+    steepness, sink_power = scale * _LOG2_E, sink * _LOG2_E
+    peak = max(steepness * largest(top), sink_power)
+    slope, shift = spread(steepness), spread(-peak)
     weights = spread(_ZERO)
     for column in range(begin, end, NUM_LANES):
-        weight = exponential(fused(load(scores, (place, column)), steepness, shift))
+        weight = power_of_two(fused(load(scores, (place, column)), slope, shift))
         store(scores, (place, column), weight)
         weights = added(weights, weight)
     _fill(scores, place, 0, low, _ZERO)
     _fill(scores, place, high, end, _ZERO)
     if sink > _NOTHING:
-        return _ONE / (total(weights) + largest(exponential(spread(sink - peak))))
+        return _ONE / (total(weights) + largest(power_of_two(spread(sink_power - peak))))
     return _ONE / total(weights)

@@ -5,7 +5,7 @@ are 16 columns of 32, two numbers of a column beside each other; their sums are 
 float32.  What a number of a product comes out as depends on its row and its column alone.
 
 These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_tiles`, with
-vectors of AVX-512.
+vectors that :data:`~hdserve.engine.kernels.registers.HAS_PAIRS`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hdserve.engine.kernels.pairs import BFloat16
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import pointer_to
 
@@ -151,13 +152,8 @@ def _store_rounded(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
     """``array[indices : + 16] =`` sixteen float32 rounded to bfloat16, seen as uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = ir.VectorType(_WORD, NUM_LANES)
-        bits = builder.bitcast(args[2], words)
-        shift, one = (ir.Constant(words, [number] * NUM_LANES) for number in (16, 1))
-        below_half = ir.Constant(words, [0x7FFF] * NUM_LANES)
-        is_odd = builder.and_(builder.lshr(bits, shift), one)
-        rounded = builder.lshr(builder.add(builder.add(bits, below_half), is_odd), shift)
-        halves = builder.trunc(rounded, ir.VectorType(_HALF, NUM_LANES))
+        rounded = builder.fptrunc(args[2], ir.VectorType(BFloat16(), NUM_LANES))
+        halves = builder.bitcast(rounded, ir.VectorType(_HALF, NUM_LANES))
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
         builder.store(halves, builder.bitcast(pointer, halves.type.as_pointer()), align=2)
         return context.get_dummy_value()

@@ -7,7 +7,6 @@ same numbers give the same bits in whatever loop they stand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
+from numpy.polynomial import Chebyshev, Polynomial
 
 from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.registers import NUM_LANES
@@ -24,7 +24,7 @@ _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 VECTOR = ir.VectorType(_FLOAT, NUM_LANES)
 INTEGERS = ir.VectorType(_INT32, NUM_LANES)
-_EXPONENT_SHIFT, _EXPONENT_BIAS = 23, 127
+_EXPONENT_SHIFT = 23
 _NUM_TOTALS = 4
 BFLOAT16_SHIFT = 16
 
@@ -154,10 +154,11 @@ def _named(name: str, num_arguments: int) -> Any:
     return _elementwise(lambda builder, *vectors: call_llvm(builder, name, *vectors), num_arguments)
 
 
-def _power_of_two(builder: Any, exponent: Any) -> Any:
-    """``2 ** exponent`` of whole numbers from -126 to 127."""
-    whole = builder.add(builder.fptosi(exponent, INTEGERS), integers(_EXPONENT_BIAS))
-    return builder.bitcast(builder.shl(whole, integers(_EXPONENT_SHIFT)), VECTOR)
+def _times_power_of_two(builder: Any, number: Any, shifted: Any) -> Any:
+    """``number * 2 ** n`` for the whole ``n`` that was added to :data:`_SHIFT`, as long as it is
+    neither too large nor too small for the exponent of a float32."""
+    exponent = builder.shl(builder.bitcast(shifted, INTEGERS), integers(_EXPONENT_SHIFT))
+    return builder.bitcast(builder.add(builder.bitcast(number, INTEGERS), exponent), VECTOR)
 
 
 def _halves_added(builder: Any, vector: Any, width: int) -> Any:
@@ -250,31 +251,53 @@ smaller: Any = intrinsic(_named("minnum", 2))
 larger: Any = intrinsic(_named("maxnum", 2))
 fused: Any = intrinsic(_named("fma", 3))
 """``a * b + c``."""
-rounded: Any = intrinsic(_named("rint", 1))
-power_of_two: Any = intrinsic(_elementwise(_power_of_two, 1))
+_times_two_to: Any = intrinsic(_elementwise(_times_power_of_two, 2))
 
+_SHIFT = np.float32(1.5 * 2**_EXPONENT_SHIFT)
+"""Added to a number of at most 2 ** 22, it rounds it to a whole one, which the last bits are."""
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
-_LOG2_E = np.float32(1.4426950408889634)
-_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
-_TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(7, 1, -1))
+_LOWEST_POWER = np.float32(-125.0)
+_LOG2_E = np.float32(np.log2(np.e))
+_LOG2_E_REST = np.float32(np.log2(np.e) - float(_LOG2_E))
+_DEGREE = 5
+_TERMS = tuple(
+    Chebyshev.interpolate(np.exp2, _DEGREE, (-0.5, 0.5))
+    .convert(kind=Polynomial)
+    .coef[::-1]
+    .astype(np.float32)
+)
+"""Of a polynomial of ``2 ** t`` with an error of 1e-7, where ``|t|`` is at most 0.5."""
 _ONE, _TWO = np.float32(1.0), np.float32(2.0)
 
 
 @inlined
-def exponential(x: Any) -> Any:
-    """``e ** x`` to within two units in the last place, between -87 and 87; beyond, as there.
-
-    ``x = n ln 2 + r`` with a whole ``n``, and the Taylor series of ``e ** r``, where ``|r|`` is at
-    most 0.35.
-    """
-    x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
-    n = rounded(multiplied(x, spread(_LOG2_E)))
-    r = fused(n, spread(_LN2_LOW), fused(n, spread(_LN2_HIGH), x))
+def _series(t: Any) -> Any:
     series = spread(_TERMS[0])
     for term in _TERMS[1:]:
-        series = fused(series, r, spread(term))
-    series = fused(series, multiplied(r, r), added(r, spread(_ONE)))
-    return multiplied(series, power_of_two(n))
+        series = fused(series, t, spread(term))
+    return series
+
+
+@inlined
+def power_of_two(x: Any) -> Any:
+    """``2 ** x`` to within two units in the last place, from -125 to 126; below, as there.
+
+    ``x = n + t`` with a whole ``n``, and a polynomial of ``2 ** t``.
+    """
+    x = larger(x, spread(_LOWEST_POWER))
+    shifted = added(x, spread(_SHIFT))
+    n = added(shifted, spread(-_SHIFT))
+    return _times_two_to(_series(fused(n, spread(-_ONE), x)), shifted)
+
+
+@inlined
+def exponential(x: Any) -> Any:
+    """``e ** x`` likewise, between -87 and 87; beyond, as there."""
+    x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
+    shifted = fused(x, spread(_LOG2_E), spread(_SHIFT))
+    n = added(shifted, spread(-_SHIFT))
+    t = fused(x, spread(_LOG2_E_REST), fused(x, spread(_LOG2_E), multiplied(n, spread(-_ONE))))
+    return _times_two_to(_series(t), shifted)
 
 
 @inlined

@@ -26,6 +26,12 @@ def _exponentials(rows: Floats) -> None:
 
 
 @numba.njit
+def _powers_of_two(rows: Floats) -> None:
+    for row in range(rows.shape[0]):
+        vectors.store(rows, (row, 0), vectors.power_of_two(vectors.load(rows, (row, 0))))
+
+
+@numba.njit
 def _tangents(rows: Floats) -> None:
     for row in range(rows.shape[0]):
         vectors.store(rows, (row, 0), vectors.tanh(vectors.load(rows, (row, 0))))
@@ -56,6 +62,17 @@ def test_exponentials_are_right_to_the_last_places() -> None:
     beyond[0, 1], beyond[0, 2], beyond[0, 3] = -np.inf, 1e30, 0.0
     _exponentials(beyond)
     np.testing.assert_allclose(beyond[0, :4], np.exp([-87.0, -87.0, 87.0, 0.0]), rtol=1e-6)
+
+
+def test_powers_of_two_are_right_to_the_last_places() -> None:
+    numbers = np.linspace(-125, 126, 1600 * NUM_LANES, dtype=np.float32)
+    found = numbers.reshape(-1, NUM_LANES).copy()
+    _powers_of_two(found)
+    assert np.abs(found.ravel() / np.exp2(numbers.astype(np.float64)) - 1).max() < 2.5e-7
+    below = np.full((1, NUM_LANES), -1e30, np.float32)
+    below[0, 1] = -np.inf
+    _powers_of_two(below)
+    np.testing.assert_allclose(below, 2.0**-125, rtol=1e-6)
 
 
 def test_tangents_are_right() -> None:
