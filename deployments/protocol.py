@@ -117,7 +117,6 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
 

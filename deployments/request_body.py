@@ -103,9 +103,22 @@ class OfferedBody(Body):
 class RequestBody(OfferedBody):
     """What the requests that generate have in common, in all APIs."""
 
+    stream: bool | None = None
     stream_options: Body | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """As :meth:`OfferedBody.parse`.
+
+        Raises:
+            InvalidRequest: there are options of a stream, and no stream is asked for, too.
+        """
+        body = super().parse(data)
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+        return body
 
     @property
     def unmet(self) -> frozenset[str]:

@@ -242,7 +242,6 @@ class ResponsesBody(RequestBody):
     tools: Annotated[tuple[FunctionTool, ...], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Mapping[str, str] | None = None
     user: str | None = None

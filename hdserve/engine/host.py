@@ -27,7 +27,7 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model
 from hdserve.engine.processors import available_cpus
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.engine.workers import end_own_threads
 from hdserve.errors import SnapshotError, UnsupportedModel
 from hdserve.models import bundled_statistics
@@ -53,7 +53,7 @@ class ModelHost:
     The databases are owned by the thread that owns the engine, once there is one.
 
     Args:
-        model, tokenizer: instead of those the configuration names.
+        model: instead of the one the configuration names.
         max_database_bytes: bound of the model database, and of each one drafted from.
         num_threads: threads of the CPU kernels if the configuration does not say.
         locate_statistics: picks, of the directories of the configuration, the statistics database
@@ -69,7 +69,6 @@ class ModelHost:
         config: ModelConfig,
         *,
         model: LoadedModel | None = None,
-        tokenizer: Tokenizer | None = None,
         max_database_bytes: int = 256 * 2**20,
         num_threads: int | None = None,
         locate_statistics: LocateStatistics = first_directory,
@@ -81,7 +80,7 @@ class ModelHost:
         """Threads of the CPU kernels."""
         torch.set_num_threads(self.num_threads)
         self.config = config
-        self.tokenizer = tokenizer or load_tokenizer(
+        self.tokenizer = load_tokenizer(
             config.model,
             config.revision,
             trust_remote_code=config.trust_remote_code,

@@ -111,7 +111,6 @@ class ModelRunner:
     Args:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
-        shapes: to what the sizes of a forward are padded.
         max_draft_tokens: see :class:`~hdserve.engine.fixed_batches.FixedBatches`.
         uses_blocks: whether all rows attend in one call, by FlexAttention; ``None`` where it is
             compiled, on a GPU.
@@ -130,7 +129,6 @@ class ModelRunner:
         cache: KVCache,
         *,
         needs_hidden: bool = False,
-        shapes: Shapes | None = None,
         max_draft_tokens: int = 0,
         uses_blocks: bool | None = None,
     ) -> None:
@@ -145,7 +143,7 @@ class ModelRunner:
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
-        self.shapes = shapes or Shapes()
+        self.shapes = Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)

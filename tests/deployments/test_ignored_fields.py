@@ -17,8 +17,8 @@ def test_unknown_fields_are_named() -> None:
     assert body.ignored == ("apple", "zebra")
     body = ChatBody.parse({"model": "m", "messages": USER, "json": True, "copy": False})
     assert body.ignored == ("copy", "json")
-    options = {"include_usage": True, "flavour": 1}
-    body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
+    stream = {"stream": True, "stream_options": {"include_usage": True, "flavour": 1}}
+    body = ChatBody.parse({"model": "m", "messages": USER, **stream})
     assert body.ignored == ("stream_options.flavour",)
 
 

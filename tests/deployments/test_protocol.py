@@ -119,7 +119,8 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}),
         (ChatBody, {"safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "default"}),
         (ChatBody, {"prompt_cache_options": {"mode": "implicit"}}),
-        (ChatBody, {"stream_options": {"include_usage": True, "include_obfuscation": True}}),
+        (ChatBody, {"stream": True, "stream_options": {"include_obfuscation": True}}),
+        (ChatBody, {"stream": False, "stream_options": None}),
         (ChatBody, {"use_beam_search": False, "length_penalty": 1.0, "bad_words": []}),
         (CompletionBody, {"user": "u", "use_beam_search": False, "length_penalty": 1}),
         (ChatBody, {"include_reasoning": True, "separate_reasoning": True, "lora_path": None}),
@@ -244,7 +245,9 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"logit_bias": {"x" * 10_000: 1}}, "logit_bias"),
     (ChatBody, {"top_logprobs": 2}, "top_logprobs"),
     (ChatBody, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-    (ChatBody, {"stream_options": 3}, "stream_options"),
+    (ChatBody, {"stream": True, "stream_options": 3}, "stream_options"),
+    (ChatBody, {"stream_options": {}}, "stream_options"),
+    (CompletionBody, {"stream": False, "stream_options": {}}, "stream_options"),
     (ChatBody, {"prediction": {"type": "content"}}, "prediction"),
     (ChatBody, {"prediction": {"type": "other", "content": "a"}}, "prediction"),
     (ChatBody, {"chat_template_kwargs": [1]}, "chat_template_kwargs"),
@@ -368,7 +371,8 @@ def test_what_a_stream_includes_is_asked_for(name: str) -> None:
     """All of ``stream_options`` is off by default."""
     option = f"include_{name}"
     for options, wanted in ((None, False), ({}, False), ({option: True}, True)):
-        body = ChatBody.parse({"model": "m", "messages": USER, "stream_options": options})
+        stream = {"stream": True, "stream_options": options}
+        body = ChatBody.parse({"model": "m", "messages": USER, **stream})
         assert getattr(body, f"includes_{name}") is wanted
 
 

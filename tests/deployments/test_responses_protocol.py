@@ -160,6 +160,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", Unsupported),
     ({"conversation": "conv_1"}, "conversation", Unsupported),
     ({"background": True}, "background", Unsupported),
+    ({"stream_options": {}}, "stream_options", InvalidRequest),
     ({"store": True}, "store", Unsupported),
     ({"reasoning": {"effort": "high"}}, "reasoning", Unsupported),
     ({"reasoning": {"effort": None, "summary": "auto"}}, "reasoning", Unsupported),
