@@ -163,3 +163,13 @@ class UnmergedDrafter(JunkDrafter):
     @classmethod
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
         raise KeyError(kept)
+
+
+class UnshrunkDrafter(JunkDrafter):
+    """Learns much, and fails to say it in fewer bytes."""
+
+    name = "mine"
+
+    @classmethod
+    def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
+        raise KeyError(max_bytes)

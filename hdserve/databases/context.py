@@ -94,7 +94,8 @@ class ContextDatabase:
 
     Args:
         pool: where the table comes from.
-        token_ids: the prompt.
+        token_ids: the text so far: what is expected of the answer, the prompt, and what there is
+            of the answer.
         orders: ``int64[n]`` context lengths, ascending, -1 at the end.
         num_expected_tokens: how long prompt and output will be together at most.
 
@@ -109,7 +110,7 @@ class ContextDatabase:
         self, pool: ContextPool, token_ids: list[int], orders: Ints, num_expected_tokens: int
     ) -> None:
         num_prompt = len(token_ids)
-        capacity = 1 << max(6, (max(num_prompt, num_expected_tokens)).bit_length())
+        capacity = 1 << max(6, (max(num_prompt, num_expected_tokens) - 1).bit_length())
         self._pool = pool
         self._orders = orders
         self.tokens: Tokens = np.zeros(capacity, np.int32)

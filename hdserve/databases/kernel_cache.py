@@ -104,7 +104,8 @@ class KernelCache(caching.FunctionCache):
         found = self._find(sig, target_context)
         if found is None:
             with suppress(OSError):  # nobody may write here, or somebody compiles for too long
-                self._lock.acquire()
+                if not self._lock.is_locked:  # by what was interrupted here before it was saved
+                    self._lock.acquire()
                 found = self._find(sig, target_context)
         if found is not None:
             self._lock.release()

@@ -14,164 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.core import Sequence as RequestSequence
-from hdserve.databases.history import (
-    LOG_END,
-    LOG_OLDEST,
-    MATCH_TOKENS,
-    PLACES_PER_TOKEN,
-    index_tokens,
-    new_places,
-)
-from hdserve.databases.ngram import MAX_TOKEN_ID, ROW_BYTES, START, Ints, Tokens, insert_tokens
-from hdserve.databases.ngram_table import NgramTable
+from hdserve.databases.namespace_tables import MODEL_ORDERS, NamespaceTables
+from hdserve.databases.ngram import MAX_TOKEN_ID, START, Tokens
 from hdserve.databases.recycled import RecycledDatabase
 from hdserve.databases.room import Room
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
-MODEL_ORDERS = (0, 1, 2, 4)
-"""Context lengths in tokens, ascending."""
-
-MIN_RESERVE_BYTES = 1 << 15
 RECYCLED_SHARE = 16
 """One part in so many of a database's bytes is for what the model thought likely."""
 
-LOG_SHARE = 6
-"""One part in so many of a partition's bytes is for its log and the index of it."""
-
-KEPT_LOG_SHARE = 4
-"""A log that is there is made smaller only where it takes more than one part in so many: the bound
-of a full partition changes with every text of the others."""
-
-LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
-MIN_LOG_TOKENS = 256
 PROMPT_BLOCK_TOKENS = 32
 MAX_PROMPT_BLOCKS = 1 << 16
 """Of one namespace; beyond it prompts are compared with later ones only."""
 
-_NUM_COUNTED = "model_database"
-"""Entry of a sequence's ``drafter_state``: output tokens counted, ``None`` once it is recorded."""
-
-
-class NamespaceTables:
-    """The tables of one namespace.
-
-    Attributes:
-        max_bytes: what it takes at most, see :meth:`limit`.
-        table: the n-grams.
-        log, places, log_state: the text itself, for copies of any length, see ``history``.
-        prompt_blocks: hashes of the beginnings of prompts that were inserted.
-        version: changes whenever one of the arrays was replaced.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._max_log_tokens = _log_tokens(max_bytes)
-        table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
-        self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
-        self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
-        self.places: Ints = new_places(MIN_LOG_TOKENS)
-        self.log_state: Ints = np.array([0, 1], np.int64)
-        self.version = 0
-        self.num_tokens = 0
-        self.num_texts = 0
-        self.prompt_blocks: set[int] = set()
-        self._orders = np.array([*MODEL_ORDERS, -1], np.int64)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory in use."""
-        return self.table.num_bytes + self._log_bytes
-
-    @property
-    def _log_bytes(self) -> int:
-        return min(self.log_end, len(self.log)) * 4 + self.places.nbytes
-
-    @property
-    def log_end(self) -> int:
-        """The position after the last token of the log."""
-        return int(self.log_state[LOG_END])
-
-    def limit(self, max_bytes: int) -> int:
-        """Take no more than ``max_bytes`` from now on, at most what it was made for; the least
-        valuable contexts and the oldest text are forgotten.
-
-        Returns:
-            How many contexts were given up.
-        """
-        self.max_bytes = max_bytes
-        self._max_log_tokens = _log_tokens(max_bytes)
-        if len(self.log) * LOG_BYTES_PER_TOKEN * KEPT_LOG_SHARE <= max_bytes:
-            self._max_log_tokens = max(self._max_log_tokens, len(self.log))
-        if len(self.log) > self._max_log_tokens:
-            self._resize_log(self._max_log_tokens)
-        self.version += 1
-        return self.table.limit(max_bytes - self._log_bytes)
-
-    def texts_since(self, position: int) -> list[list[int]]:
-        """The texts in the log from ``position`` on, as far as they are still there."""
-        begin = max(position, int(self.log_state[LOG_OLDEST]) + 1, 1)
-        positions = np.arange(begin, self.log_end) & (len(self.log) - 1)
-        tokens = self.log[positions]
-        starts = np.flatnonzero(tokens == START)
-        return [part[part != START].tolist() for part in np.split(tokens, starts)]
-
-    def insert(self, tokens: Tokens, num_counted: int = 0) -> None:
-        """Count a text that begins with ``START`` and append it to the log.
-
-        Args:
-            num_counted: tokens after ``START`` that :meth:`count` was given before.
-        """
-        self.count(tokens, 1 + num_counted)
-        self._append(tokens)
-        self.num_texts += 1
-
-    def count(self, tokens: Tokens, begin: int) -> None:
-        """Count ``tokens[begin:]``, each after what stands before it."""
-        end = len(tokens)
-        while self.table.is_reserve_low(num_new=(end - begin) * (len(self._orders) - 1)):
-            self.table.reserve_more()
-            self.version += 1
-        rows, size = self.table.rows, self.table.size
-        insert_tokens(rows, size, tokens, begin, end, self._orders, self.table.stamp, 0)
-        self.table.advance_stamp()
-        self.num_tokens += max(0, end - begin)
-
-    def _append(self, tokens: Tokens) -> None:
-        tokens = tokens[-self._max_log_tokens // 2 :]
-        begin = self.log_end
-        in_use = begin - int(self.log_state[LOG_OLDEST])
-        while len(self.log) < self._max_log_tokens and in_use + len(tokens) > len(self.log):
-            self._resize_log(min(self._max_log_tokens, len(self.log) * 4))
-        end = begin + len(tokens)
-        capacity = len(self.log)
-        first = begin & (capacity - 1)
-        num_first = min(len(tokens), capacity - first)
-        self.log[first : first + num_first] = tokens[:num_first]
-        self.log[: len(tokens) - num_first] = tokens[num_first:]
-        self.log_state[LOG_END] = end
-        self._forget_before(end - capacity)
-        index_tokens(self.log, self.places, max(begin, MATCH_TOKENS), end)
-
-    def _resize_log(self, capacity: int) -> None:
-        """Keep the last ``capacity`` tokens, a power of two; positions stay what they are."""
-        self._forget_before(self.log_end - capacity)
-        begin, end = int(self.log_state[LOG_OLDEST]), self.log_end
-        positions = np.arange(begin, end)
-        log, places = np.zeros(capacity, np.int32), new_places(capacity)
-        log[positions & (capacity - 1)] = self.log[positions & (len(self.log) - 1)]
-        index_tokens(log, places, begin + MATCH_TOKENS, end)
-        self.log, self.places = log, places
-        self.version += 1
-
-    def _forget_before(self, position: int) -> None:
-        self.log_state[LOG_OLDEST] = max(int(self.log_state[LOG_OLDEST]), position)
-
-
-def _log_tokens(max_bytes: int) -> int:
-    """Most tokens in the log of a partition, a power of two."""
-    num_tokens = max(MIN_LOG_TOKENS, max_bytes // LOG_SHARE // LOG_BYTES_PER_TOKEN)
-    return 1 << (num_tokens.bit_length() - 1)
+_COUNTED = "model_database"
+"""Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many
+tokens of it, ``None`` once it is recorded."""
 
 
 class ModelDatabase:
@@ -193,6 +52,7 @@ class ModelDatabase:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
         self.version = 0
+        self._num_partitions = 0
         recycled_bytes = max_bytes // RECYCLED_SHARE
         self._partitions: Room[NamespaceTables] = Room(
             max_bytes - recycled_bytes, self._note_change
@@ -284,10 +144,10 @@ class ModelDatabase:
 
         Does nothing for a sequence that does not share its output or was recorded before.
         """
-        num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
+        num_counted = self._num_counted(seq)
         if not seq.speculation.is_output_shared or num_counted is None:
             return
-        seq.drafter_state[_NUM_COUNTED] = None
+        seq.drafter_state[_COUNTED] = None
         if self.share_prompts:
             self.insert_prompt(seq.namespace, seq.token_ids[: seq.num_prompt_tokens])
         self._insert(seq.namespace, seq.output_token_ids, num_counted)
@@ -298,7 +158,7 @@ class ModelDatabase:
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
         for a sequence that does not share its output.
         """
-        num_counted = seq.drafter_state.get(_NUM_COUNTED, 0)
+        num_counted = self._num_counted(seq)
         if not seq.speculation.is_output_shared or num_counted is None:
             return
         first = max(0, num_counted - MODEL_ORDERS[-1])
@@ -310,7 +170,17 @@ class ModelDatabase:
             text, begin = [START, *text], begin + 1
         with self._fed(seq.namespace) as partition:
             partition.count(np.array(text, np.int32), begin)
-        seq.drafter_state[_NUM_COUNTED] = num_counted + len(text) - begin
+        seq.drafter_state[_COUNTED] = partition.number, num_counted + len(text) - begin
+
+    def _num_counted(self, seq: RequestSequence) -> int | None:
+        """How much of the output of a sequence was counted in the partition there is now; ``None``
+        if it was recorded."""
+        counted = seq.drafter_state.get(_COUNTED, (0, 0))
+        if counted is None:
+            return None
+        number, num_tokens = counted
+        partition = self.partition(seq.namespace)
+        return num_tokens if partition is not None and partition.number == number else 0
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
         """Add what of a prompt does not repeat the beginning of an earlier prompt.
@@ -341,11 +211,17 @@ class ModelDatabase:
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, made if there is none, to be fed."""
-        partition = self._partitions.use(namespace, NamespaceTables)
+        partition = self._partitions.use(namespace, self._new_partition)
         version = partition.version
-        yield partition
-        self.version += partition.version - version
-        self._partitions.note(namespace)
+        try:
+            yield partition
+        finally:
+            self.version += partition.version - version
+            self._partitions.note(namespace)
+
+    def _new_partition(self, max_bytes: int) -> NamespaceTables:
+        self._num_partitions += 1
+        return NamespaceTables(max_bytes, self._num_partitions)
 
 
 def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:

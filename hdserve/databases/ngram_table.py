@@ -88,6 +88,11 @@ class NgramTable:
         self._reserve = rows
         self.rows = rows[: self.max_buckets * BUCKET_ROWS]
 
+    def warm_up(self) -> None:
+        """Compile, or load, what is called seldom, and change nothing."""
+        rebase_stamps(self.rows, 0, 0)
+        remove_buckets(self.rows, self.size, self.max_buckets, self.stamp)
+
     @property
     def _stamp_interval(self) -> int:
         return max(1, self.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)

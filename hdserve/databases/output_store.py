@@ -138,6 +138,7 @@ class OutputStore:
                 "memory until it ends",
                 self.directory,
             )
+        self._remove_temporary_files(self.directory)
         paths = self.directory.iterdir() if self.directory.exists() else ()
         for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)

@@ -32,13 +32,6 @@ class SequenceRanges:
         for start, stop in intervals:
             self.add(start, stop)
 
-    def __len__(self) -> int:
-        return sum(self._stops) - sum(self._starts)
-
-    def __contains__(self, number: int) -> bool:
-        index = bisect_right(self._starts, number) - 1
-        return index >= 0 and number < self._stops[index]
-
     def has_all(self, start: int, stop: int) -> bool:
         """Whether every ``start <= number < stop`` is in it."""
         index = bisect_right(self._starts, start) - 1

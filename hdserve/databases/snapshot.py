@@ -3,7 +3,7 @@
     envelope = msgpack map
         magic        "hdserve"
         version      of this form; another one is refused
-        kind         what the payload is: "publish", "changes", "chunk", ...
+        kind         what the payload is: "publish", "reply", "chunk", ...
         model        whose output it is
         fingerprint  of the tokenizer, without which token ids mean nothing
         checksum     BLAKE2b-128 over all other fields

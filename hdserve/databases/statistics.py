@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from hdserve.databases.ngram import BUCKET_BYTES, ROW_WORDS, Ints, Rows, new_size
-from hdserve.databases.statistics_info import StatisticsInfo, read_info
+from hdserve.databases.statistics_info import STATISTICS_ORDERS, StatisticsInfo, read_info
 from hdserve.errors import SnapshotError
 
 _SAMPLE_BYTES = 1 << 20
@@ -55,7 +55,7 @@ class StatisticsDatabase:
 
         Raises:
             SnapshotError: there is no database, or it is corrupt, truncated, newer than this
-                version, or made for another tokenizer.
+                version, or made for another tokenizer or for contexts of other lengths.
         """
         directory = Path(directory)
         info = read_info(directory)
@@ -63,6 +63,11 @@ class StatisticsDatabase:
             raise SnapshotError(
                 f"{directory}: made for the tokenizer {info.tokenizer[:12]}, "
                 f"not for {tokenizer[:12]}"
+            )
+        if info.orders != STATISTICS_ORDERS:
+            raise SnapshotError(
+                f"{directory}: has contexts of {list(info.orders)} tokens, not of "
+                f"{list(STATISTICS_ORDERS)}"
             )
         path = directory / info.table
         expected = (info.num_buckets + 1) * BUCKET_BYTES

@@ -64,16 +64,14 @@ class StatisticsBuilder:
         vocab_size: int,
         *,
         max_bytes: int = 512 << 20,
-        orders: Sequence[int] = STATISTICS_ORDERS,
     ) -> None:
         if not 1 <= vocab_size <= MAX_TOKEN_ID + 1:
             raise DatabaseError(f"a vocabulary of {vocab_size} tokens is not supported")
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.orders = tuple(orders)
         self.table = NgramTable(max_bytes)
         self.corpora: dict[str, CorpusInfo] = {}
-        self._orders = np.array([*orders, -1], np.int64)
+        self._orders = np.array([*STATISTICS_ORDERS, -1], np.int64)
 
     @property
     def num_tokens(self) -> int:
@@ -116,12 +114,10 @@ class StatisticsBuilder:
         """Add all counts of another database.
 
         Raises:
-            DatabaseError: it is of another tokenizer or has other context lengths.
+            DatabaseError: it is of another tokenizer.
         """
-        if database.info.tokenizer != self.tokenizer or database.info.orders != self.orders:
-            raise DatabaseError(
-                f"{database.directory}: cannot be merged, its tokenizer or context lengths differ"
-            )
+        if database.info.tokenizer != self.tokenizer:
+            raise DatabaseError(f"{database.directory}: cannot be merged, its tokenizer differs")
         self._make_room(database.info.num_contexts)
         merge_tables(
             database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
@@ -136,11 +132,8 @@ class StatisticsBuilder:
             DatabaseError: it was made with other settings.
         """
         info = database.info
-        if (info.tokenizer, info.vocab_size, info.orders) != (
-            self.tokenizer,
-            self.vocab_size,
-            self.orders,
-        ) or info.num_buckets > self.table.max_buckets:
+        is_same = (info.tokenizer, info.vocab_size) == (self.tokenizer, self.vocab_size)
+        if not is_same or info.num_buckets > self.table.max_buckets:
             raise DatabaseError(f"{database.directory}: was made with other settings")
         while self.table.num_reserved < info.num_buckets:
             self.table.reserve_more()
@@ -149,7 +142,7 @@ class StatisticsBuilder:
         self.corpora = {corpus.name: corpus for corpus in info.corpora}
 
     def _count(self, tokens: np.typing.NDArray[np.int32]) -> None:
-        self._make_room(len(tokens) * len(self.orders))
+        self._make_room(len(tokens) * len(STATISTICS_ORDERS))
         insert_tokens(
             self.table.rows, self.table.size, tokens, 1, len(tokens), self._orders, self._stamp, 0
         )
@@ -214,7 +207,7 @@ class StatisticsBuilder:
             format_version=FORMAT_VERSION,
             tokenizer=self.tokenizer,
             vocab_size=self.vocab_size,
-            orders=self.orders,
+            orders=STATISTICS_ORDERS,
             corpora=tuple(self.corpora.values()),
             num_contexts=self.table.count_rows(),
             num_added=int(self.table.size[NUM_ADDED]),

@@ -72,9 +72,7 @@ class StatisticsMerge:
         self._on_progress = on_progress
         first = self._databases[0].info
         vocab_size = max(database.info.vocab_size for database in self._databases)
-        self._builder = StatisticsBuilder(
-            first.tokenizer, vocab_size, max_bytes=max_bytes, orders=first.orders
-        )
+        self._builder = StatisticsBuilder(first.tokenizer, vocab_size, max_bytes=max_bytes)
         self._checkpoint = Checkpoint(directory, MergeProgress)
         self._lock = TargetLock(directory)
         try:

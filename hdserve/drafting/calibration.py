@@ -1,7 +1,7 @@
 """What drafting has learned about its evidence: cells, mixer weights, biases of tokens and pairs.
 
-It belongs to a model, holds no text, starts from a prior that ships with the package, and all but
-the pairs can be saved, sent to other replicas and merged.
+It belongs to a model, holds no text and starts from a prior that ships with the package.  Cells,
+mixer weights and biases of tokens can be saved, sent to other replicas and merged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What may follow one context: candidates of all databases, each with one calibrated probability.
 
-Every level (context, model, other models, statistics) contributes the rows of its longest known
-contexts, and the copy pointers of context and model contribute the token they stand at.  A
+Every level (context, model, other models, statistics, recycled) contributes the rows of its longest
+known contexts, and the copy pointers of context and model contribute the token they stand at.  A
 *cell* holds how often evidence of one kind was right: this level, this context length, this share
 of the count, this rank.  The logits of the cells that speak for (or, where a known context lacks
 the token, against) a candidate are the inputs of the mixer (``mixing``).

@@ -128,9 +128,12 @@ class GuardedDrafters:
             state = self.run(drafter.name, "state", drafter.state, namespace)
             if state is not None:
                 found[drafter.name] = state
-        drafters = {drafter.name: drafter for drafter in self._drafters}
-        fitting = self.run("all", "state", fit_states, found, drafters)
+        fitting = self.run("all", "state", fit_states, found, self._shrunk)
         return pack_states(fitting) if fitting else None
+
+    def _shrunk(self, name: str, state: bytes, max_bytes: int) -> bytes:
+        drafter = next(drafter for drafter in self._drafters if drafter.name == name)
+        return self.run(name, "state", drafter.shrink_state, state, max_bytes) or state
 
     def adopt(self, namespace: str, states: bytes) -> None:
         """Take over what the replicas together have learned."""

@@ -44,22 +44,15 @@ from hdserve.drafting.arrays import (
     new_scratch,
 )
 from hdserve.drafting.base import Drafter, DraftResources, Forward, Held
-from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration, merge_states
+from hdserve.drafting.calibration import Calibration, merge_states
+from hdserve.drafting.calibrations import Calibrations
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.learning import commit
 from hdserve.drafting.recycling import recycle
 from hdserve.drafting.sources import DraftSources, NamespaceSources
-from hdserve.errors import SnapshotError
 from hdserve.noise import sequence_key
 from hdserve.tree import Acceptance, DraftTree
-
-MAX_CALIBRATIONS = 256
-"""Namespaces whose calibration is unpacked; beyond it the one not used for longest is packed."""
-
-MAX_PACKED_CALIBRATIONS = 1024
-"""Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
-one that came first starts anew."""
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The tree whose time is measured by source."""
@@ -116,6 +109,7 @@ class _Request:
     Attributes:
         state: numbers for compiled code, see ``STATE_*``.
         levels: those it may be drafted for from, a bit each.
+        level_sources: what their nodes come from.
         sources_version: of the sources when ``handles`` were made.
         handles: of the arrays of ``context``, of ``state`` and of ``sources``.
         max_added: contexts above which the table of ``context`` may be full.
@@ -125,6 +119,7 @@ class _Request:
     calibration: Calibration
     state: Ints
     levels: int = 0
+    level_sources: frozenset[Source] = frozenset()
     sources: NamespaceSources = field(init=False)
     sources_version: int = -1
     handles: HandleTable = field(init=False)
@@ -164,8 +159,7 @@ class Hierarchy(Drafter):
         self._scratch_handles = HandleTable(self._scratch)
         self._sources = DraftSources(resources)
         self._levels = self._available_levels()
-        self._calibrations: dict[str, Calibration] = {}
-        self._packed: dict[str, tuple[bytes, int]] = {}
+        self._calibrations = Calibrations(resources.vocab_size, self._sources.forget)
         self._contexts: set[ContextDatabase] = set()
 
     def _available_levels(self) -> int:
@@ -182,40 +176,11 @@ class Hierarchy(Drafter):
         return levels
 
     def calibration(self, namespace: str) -> Calibration:
-        """What was learned from the requests of a namespace, which is now the one used last; begins
-        with the prior."""
-        calibration = self._calibrations.pop(namespace, None)
-        if calibration is None:
-            calibration = self._unpack(namespace)
-        self._calibrations[namespace] = calibration
-        if len(self._calibrations) > MAX_CALIBRATIONS:
-            oldest = next(iter(self._calibrations))
-            self._pack(oldest, self._calibrations.pop(oldest))
-            self._sources.forget(oldest)
-        return calibration
-
-    def _pack(self, namespace: str, calibration: Calibration, state: bytes = b"") -> None:
-        """Keep it as ``state``, or as what it is packed to."""
-        self._packed.pop(namespace, None)
-        self._packed[namespace] = state or calibration.to_bytes(), calibration.base_tokens
-        if len(self._packed) > MAX_PACKED_CALIBRATIONS:
-            del self._packed[next(iter(self._packed))]
-
-    def _unpack(self, namespace: str) -> Calibration:
-        if namespace not in self._packed:
-            return Calibration.prior(self._resources.vocab_size)
-        state, base_tokens = self._packed.pop(namespace)
-        calibration = Calibration.from_bytes(state)
-        calibration.base_tokens = base_tokens
-        return calibration
+        """What was learned from the requests of a namespace; begins with the prior."""
+        return self._calibrations.use(namespace)
 
     def state(self, namespace: str) -> bytes | None:
-        calibration = self._calibrations.get(namespace)
-        if calibration is None or calibration.num_new_tokens < MIN_NEW_TOKENS:
-            return None
-        state = calibration.to_bytes()
-        calibration.base_tokens = calibration.num_tokens
-        return state
+        return self._calibrations.state(namespace)
 
     @classmethod
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
@@ -226,31 +191,15 @@ class Hierarchy(Drafter):
         return Calibration.from_bytes(state).to_bytes(max_bytes)
 
     def adopt(self, namespace: str, state: bytes) -> None:
-        """Take over a state from :meth:`Calibration.to_bytes`, for running sequences, too; what
-        was learned here since the last one, or since it was shared, is merged into it.
+        """Take over a state from :meth:`Calibration.to_bytes`, for running sequences, too.
 
         Raises:
             SnapshotError: it is corrupt, of another version or of another vocabulary.
         """
-        adopted = Calibration.from_bytes(state)
-        if adopted.vocab_size != self._resources.vocab_size:
-            raise SnapshotError("the calibration is of another vocabulary")
-        known = self._calibrations.get(namespace)
-        own = known or self._unpack(namespace)
-        is_newer = adopted.num_tokens > own.base_tokens
-        if known is None and is_newer and not own.num_new_tokens:
-            adopted.base_tokens = adopted.num_tokens
-            self._pack(namespace, adopted, state)
-            return
-        if is_newer:
-            own.merge(adopted, own.base_tokens)
-        own.base_tokens = max(own.base_tokens, adopted.num_tokens)
-        if known is None:
-            self._pack(namespace, own)
+        self._calibrations.adopt(namespace, state)
 
     def forget(self, namespace: str) -> None:
-        self._calibrations.pop(namespace, None)
-        self._packed.pop(namespace, None)
+        self._calibrations.forget(namespace)
         self._sources.forget(namespace)
 
     def warm_up(self) -> None:
@@ -267,6 +216,9 @@ class Hierarchy(Drafter):
         request: _Request = seq.drafter_state[drafter.name]
         request.context.enlarge_table()
         drafter.finish(seq)
+        partition = database.partition("")
+        assert partition is not None, "a text was inserted"
+        partition.table.warm_up()
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
         self._resources = replace(self._resources, statistics=statistics)
@@ -306,7 +258,10 @@ class Hierarchy(Drafter):
     def _connect(self, request: _Request, seq: Sequence) -> None:
         """Note the arrays that ``request`` is drafted for from."""
         request.sources = self._sources.of(seq.namespace)
-        request.levels = self._levels_of(seq)
+        request.levels = levels = self._levels_of(seq)
+        request.level_sources = frozenset(
+            source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
+        )
         context = request.context
         request.handles = request.sources.handles.copy()
         request.handles.replace_own(
@@ -395,15 +350,16 @@ class Hierarchy(Drafter):
         if not context.has_room(num_new):
             self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
-        if tree.num_draft_tokens:
-            _count_tree(request.calibration, tree, acceptance)
+        if tree.num_draft_tokens and self.options.learning_rate:
+            _count_tree(request, tree, acceptance)
         token_ids = acceptance.token_ids
         if num_new > NUM_LEARNED_LATER and _is_told_later(tree):
             self._commit(request, token_ids[:-NUM_LEARNED_LATER], learning_rate=0.0)
             token_ids = token_ids[-NUM_LEARNED_LATER:]
         num_added = self._commit(request, token_ids, self.options.learning_rate)
         context.num_tokens += num_new
-        request.calibration.count_tokens(len(token_ids))
+        if self.options.learning_rate:
+            request.calibration.count_tokens(len(token_ids))
         if num_added > request.max_added and context.is_table_full:
             self._enlarge(request, seq, num_new)
         database = self._database_fed_by(seq)
@@ -486,14 +442,14 @@ def _is_told_later(tree: DraftTree) -> bool:
     return tree.num_draft_tokens > 0 and tree.sources[1] is Source.PLAIN
 
 
-def _count_tree(calibration: Calibration, tree: DraftTree, acceptance: Acceptance) -> None:
-    """Learn what scores were worth: those of the databases' nodes, but for 1, which is no
-    estimate."""
+def _count_tree(request: _Request, tree: DraftTree, acceptance: Acceptance) -> None:
+    """Learn what scores were worth: those of the nodes from this request's levels, but for 1, which
+    is no estimate."""
     own = [
-        score if score < 1.0 and source in LEVEL_SOURCES else 0.0
+        score if score < 1.0 and source in request.level_sources else 0.0
         for score, source in zip(tree.scores, tree.sources, strict=True)
     ]
     expected_tokens = sum(own)
     if expected_tokens > 0.0:
         num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
-        calibration.count_tree(expected_tokens, num_accepted)
+        request.calibration.count_tree(expected_tokens, num_accepted)

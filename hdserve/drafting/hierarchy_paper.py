@@ -19,7 +19,7 @@ from pydantic import Field
 
 from hdserve.config import StrictModel
 from hdserve.core import Sequence, Source
-from hdserve.databases.model import NamespaceTables
+from hdserve.databases.namespace_tables import NamespaceTables
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources, Forward

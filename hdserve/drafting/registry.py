@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -98,7 +99,8 @@ def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
     for name in merged.keys() & before.keys() & known.keys():
         merged[name] = _merged(known[name], before[name], merged[name])
     others = {name: state for name, state in before.items() if name not in merged}
-    return pack_states(fitting_states(fit_states(merged, known) | others))
+    fitting = fit_states(merged, partial(_shrunk, known))
+    return pack_states(fitting_states(fitting | others))
 
 
 def _merged(drafter: type[Drafter], kept: bytes, new: bytes) -> bytes:
@@ -113,6 +115,22 @@ def _merged(drafter: type[Drafter], kept: bytes, new: bytes) -> bytes:
     except Exception as error:
         logger.warning("drafter %s failed in merge_states: %r", drafter.name, error)
         return new
+
+
+def _shrunk(known: Mapping[str, type[Drafter]], name: str, state: bytes, max_bytes: int) -> bytes:
+    """
+    Raises:
+        SnapshotError: it is corrupt or foreign.
+    """
+    if name not in known:
+        return state
+    try:
+        return known[name].shrink_state(state, max_bytes)
+    except SnapshotError:
+        raise
+    except Exception as error:
+        logger.warning("drafter %s failed in shrink_state: %r", name, error)
+        return state
 
 
 def _build(

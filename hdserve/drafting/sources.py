@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdserve.databases.model import MODEL_ORDERS, NamespaceTables
+from hdserve.databases.namespace_tables import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import Ints
 from hdserve.databases.recycled import RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import StatisticsDatabase

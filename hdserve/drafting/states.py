@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgpack
 
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
-from hdserve.drafting.base import Drafter
 from hdserve.errors import SnapshotError
+
+Shrink = Callable[[str, bytes, int], bytes]
+"""The state of the drafter of a name in at most so many bytes, or as it is where that fails."""
 
 MAX_STATES_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
 """Of all drafters together; the rest of a message is for their names."""
@@ -20,25 +22,12 @@ def pack_states(states: Mapping[str, bytes]) -> bytes:
     return packed
 
 
-def fit_states(
-    states: Mapping[str, bytes], drafters: Mapping[str, Drafter | type[Drafter]]
-) -> dict[str, bytes]:
-    """The states, with as much in each as lets them fit one message.
-
-    Args:
-        drafters: by name; the states of others stay as they are.
-
-    Raises:
-        SnapshotError: a state is corrupt or foreign.
-    """
+def fit_states(states: Mapping[str, bytes], shrink: Shrink) -> dict[str, bytes]:
+    """The states, with as much in each as lets them fit one message."""
     if len(fitting_states(states)) == len(states):
         return dict(states)
     share = MAX_STATES_BYTES // len(states)
-    shrunk = {
-        name: drafters[name].shrink_state(state, share) if name in drafters else state
-        for name, state in states.items()
-    }
-    return fitting_states(shrunk)
+    return fitting_states({name: shrink(name, state, share) for name, state in states.items()})
 
 
 def fitting_states(states: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -94,3 +94,10 @@ def test_enlarging_keeps_tokens_and_contexts() -> None:
         *(0, 4, 3, 2, 1),
         0,
     ]
+
+
+@pytest.mark.parametrize(("num_expected", "capacity"), [(64, 64), (65, 128), (4096, 4096)])
+def test_there_is_room_for_as_many_tokens_as_are_expected(num_expected: int, capacity: int) -> None:
+    database = ContextDatabase(ContextPool(), [1, 2, 3], ORDERS, num_expected)
+    assert len(database.tokens) == capacity
+    assert database.has_room(num_expected - 3)

@@ -36,10 +36,28 @@ for function in (rebase_stamps, move_rows):
 """Calls a function of the databases and one of the engine; says which was not compiled for it."""
 
 
-def start(cache: Path, settings: Mapping[str, str]) -> subprocess.Popen[str]:
-    """``LOADED`` in a process whose compiled code is kept in ``cache``."""
+INTERRUPTED = """
+from hdserve.databases.cache_lines import new_lines
+from hdserve.databases.ngram import rebase_stamps
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+rebase_stamps._compiler.compile = interrupt
+try:
+    rebase_stamps(new_lines(1), 0, 0)
+except KeyboardInterrupt:
+    del rebase_stamps._compiler.compile
+rebase_stamps(new_lines(1), 0, 0)
+print(int(rebase_stamps._cache._lock.is_locked))
+"""
+"""Compiles a function the second time; says whether others still wait for it."""
+
+
+def start(cache: Path, settings: Mapping[str, str], program: str = LOADED) -> subprocess.Popen[str]:
+    """``program`` in a process whose compiled code is kept in ``cache``."""
     environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", LOADED]
+    command = [sys.executable, "-c", program]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -100,3 +118,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     processes = [start(tmp_path, {}) for _ in range(3)]
     found = [hits(process) for process in processes]
     assert [sorted(counts) for counts in zip(*found, strict=True)] == [["0", "1", "1"]] * 2
+
+
+def test_nobody_waits_for_what_was_interrupted_and_compiled_then(tmp_path: Path) -> None:
+    assert hits(start(tmp_path, {}, INTERRUPTED)) == ["0"]

@@ -268,6 +268,26 @@ def test_running_output_is_there_for_others_at_once() -> None:
     assert _next(database, "default", [4, 5]) == [6]
 
 
+def test_an_answer_that_goes_on_after_a_flush_is_counted_whole() -> None:
+    """As its text is in the log whole, too."""
+    database, whole = ModelDatabase(1 << 20), ModelDatabase(1 << 20)
+    database.insert("default", [8, 9])
+    seq = _sequence([7], [1, 2, 3, 4])
+    database.record_running(seq)
+    database.clear("default")
+    database.insert("default", [8, 9])
+    seq.token_ids += [5, 6]
+    database.record(seq)
+    whole.insert("default", [8, 9])
+    whole.insert("default", seq.output_token_ids)
+    found, wanted = database.partition("default"), whole.partition("default")
+    assert found is not None
+    assert wanted is not None
+    assert found.num_tokens == wanted.num_tokens == 8
+    assert _next(database, "default", [1, 2]) == [3]
+    assert np.array_equal(found.log, wanted.log)
+
+
 def test_running_output_that_is_not_shared_stays_out() -> None:
     database = ModelDatabase()
     database.record_running(_sequence([1], [2, 3], is_output_shared=False))

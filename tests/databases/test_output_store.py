@@ -421,3 +421,14 @@ def test_the_snapshot_of_a_chunk_is_an_envelope_like_any_other(tmp_path):
     path = database.files(".chunk")[0]
     payload = snapshot.read_file(path, kind="chunk", key=KEY)
     assert payload["namespace"] == "n"
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path):
+    database = Database(tmp_path)
+    database.append("n", 1)
+    left = [tmp_path / ".generation.123.tmp", *(path / ".s.tmp" for path in tmp_path.glob("*/"))]
+    for path in left:
+        path.write_bytes(b"half")
+    assert len(left) > 1
+    assert database.restart().numbers("n") == [1]
+    assert not any(path.exists() for path in left)

@@ -133,6 +133,7 @@ def test_verify_finds_damage_in_the_middle(tmp_path: Path) -> None:
         ("{", "corrupt"),
         ("[]", "corrupt"),
         ("{}", "corrupt"),
+        ("[" * 100_000, "corrupt"),
         (json.dumps({"format_version": FORMAT_VERSION + 1}), "newer than"),
     ],
 )
@@ -140,6 +141,15 @@ def test_damaged_info_is_refused(tmp_path: Path, info: str, message: str) -> Non
     _build(tmp_path / "s", TEXT)
     (tmp_path / "s" / INFO_NAME).write_text(info)
     with pytest.raises(SnapshotError, match=message):
+        StatisticsDatabase.open(tmp_path / "s")
+
+
+def test_contexts_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    """Nothing would be found in them."""
+    _build(tmp_path / "s", TEXT)
+    path = tmp_path / "s" / INFO_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "orders": [2, 3]}))
+    with pytest.raises(SnapshotError, match=r"\[2, 3\] tokens, not of \[1, 2, 3, 5\]"):
         StatisticsDatabase.open(tmp_path / "s")
 
 

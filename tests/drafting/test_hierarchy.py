@@ -519,6 +519,8 @@ COMPILED_IN_THE_FIRST_REQUEST = """
 import gc
 from numba.core.dispatcher import Dispatcher
 from hdserve import LLM, SamplingParams
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.ngram import MAX_STAMP
 
 def signatures():
     found = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
@@ -527,6 +529,12 @@ def signatures():
 llm = LLM("hdserve-mini")
 before = signatures()
 llm.generate(["A table for two", "A train to"], SamplingParams(max_tokens=8, temperature=0.0))
+database = ModelDatabase(1 << 18)
+for namespace in ("a", "b"):  # which has to give way
+    database.insert(namespace, [token * 7919 % 50021 for token in range(20000)])
+database.partition("b").table.stamp = MAX_STAMP - 1
+database.insert("b", range(20000))
+assert database.num_given_up and database.partition("b").table.stamp < MAX_STAMP - 1
 changed = {name for name, number in signatures().items() if number != before.get(name)}
 assert before and not changed, changed
 """
@@ -534,7 +542,8 @@ assert before and not changed, changed
 
 @pytest.mark.slow
 def test_no_request_waits_for_the_compiler() -> None:
-    """What two requests at once run is compiled, or loaded, when the engine is made."""
+    """What two requests at once run is compiled, or loaded, when the engine is made; and what is
+    called when a database is full, or old."""
     command = [sys.executable, "-c", COMPILED_IN_THE_FIRST_REQUEST]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

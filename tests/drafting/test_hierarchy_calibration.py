@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from hdserve.core import Source
-from hdserve.drafting import hierarchy
+from hdserve.drafting import calibrations
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.hierarchy import MAX_CALIBRATIONS, Hierarchy, HierarchyOptions
+from hdserve.drafting.calibrations import MAX_CALIBRATIONS
+from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
@@ -45,6 +46,29 @@ def test_the_correction_of_scores_changes_no_tree() -> None:
     assert np.allclose(np.minimum(4 * np.array(few.scores[1:]), 0.997), many.scores[1:])
     assert min(trees[0.05, 0].scores + trees[0.05, 3].scores) >= 0.05
     assert 1 < len(trees[0.05, 0]) < len(trees[0.05, 3])
+
+
+def test_a_rate_of_0_learns_nothing() -> None:
+    """Neither weights nor what scores are worth; so there is nothing to share."""
+    drafter = Hierarchy(make_resources(PHRASE), HierarchyOptions(learning_rate=0.0))
+    before = drafter.calibration("default").to_bytes()
+    generate(drafter, make_sequence(PHRASE), [*range(1, 50)] * 25)
+    assert drafter.calibration("default").to_bytes() == before
+    assert drafter.state("default") is None
+
+
+@pytest.mark.parametrize(("source", "is_own"), [(Source.CONTEXT, True), (Source.MODEL, False)])
+def test_the_scores_of_other_drafters_are_not_judged(source: Source, is_own: bool) -> None:
+    """Another one of the same kind may draft from other sources."""
+    drafter = Hierarchy(make_resources(PHRASE), HierarchyOptions(model=False))
+    seq = make_sequence([1, 2])
+    drafter.start(seq)
+    calibration = drafter.calibration("default")
+    before = calibration.expected_tokens
+    tree = DraftTree(2, 4)
+    tree.add_path([3, 4], source, 0.5)
+    follow(drafter, seq, tree, [3, 5])
+    assert (calibration.expected_tokens != before) is is_own
 
 
 def test_only_estimates_are_judged() -> None:
@@ -147,7 +171,7 @@ def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
 def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other replicas' namespaces do not push out one that is used here; one that was
     packed is as it was, also in what it shares, and only beyond all bounds begins anew."""
-    monkeypatch.setattr(hierarchy, "MAX_PACKED_CALIBRATIONS", 299)
+    monkeypatch.setattr(calibrations, "MAX_PACKED_CALIBRATIONS", 299)
     drafter = Hierarchy(make_resources(PHRASE))
     generate(drafter, make_sequence(PHRASE, namespace="a"), [*range(1, 50)] * 25)
     busy = drafter.calibration("a")

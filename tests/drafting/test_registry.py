@@ -108,6 +108,23 @@ def test_a_drafter_that_cannot_merge_costs_the_others_nothing(
     assert Calibration.from_bytes(merged["hierarchy"]).num_tokens == 3000
 
 
+@pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES // 2, MAX_CALIBRATION_BYTES])
+def test_a_drafter_that_cannot_shrink_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """What it has learned is kept where there is room for it, and theirs is merged."""
+    points = _entry_points("tests.drafters:UnshrunkDrafter")
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    one, other = _learned(0), _learned(1)
+    messages = [
+        pack_states({"hierarchy": each.to_bytes(), "mine": bytes(num_bytes)})
+        for each in (one, other)
+    ]
+    merged = unpack_states(merge_drafter_states(*messages))
+    assert Calibration.from_bytes(merged["hierarchy"]).num_tokens == 10_000
+    assert ("mine" in merged) == (num_bytes < MAX_CALIBRATION_BYTES)
+
+
 LARGE_VOCAB_SIZE = 32_000
 
 

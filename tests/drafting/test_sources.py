@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases.model import ModelDatabase
+from hdserve.databases.namespace_tables import NamespaceTables
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.sources import DraftSources
 
@@ -46,3 +48,21 @@ def test_growing_tables_change_the_version() -> None:
     assert database.version == version
     database.insert("a", [token * 7919 % 5003 for token in range(5000)])
     assert database.version > version
+
+
+def test_an_interrupted_text_changes_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays it had replaced by then are not those that were known before."""
+    database = ModelDatabase(1 << 22)
+    database.insert("a", range(16))
+    sources = DraftSources(DraftResources(vocab_size=64, model_database=database))
+    known, version = sources.of("a"), sources.version
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NamespaceTables, "_append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            database.insert("a", [token * 7919 % 5003 for token in range(5000)])
+    assert sources.version > version
+    assert sources.of("a") is not known

@@ -1,0 +1,95 @@
+"""What drafting has learned in each namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration
+from hdserve.errors import SnapshotError
+
+MAX_CALIBRATIONS = 64
+"""Namespaces whose calibration is unpacked, 0.9 to 1.5 MB each; beyond it the one not used for
+longest is packed."""
+
+MAX_PACKED_CALIBRATIONS = 1024
+"""Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
+one that came first starts anew."""
+
+
+class Calibrations:
+    """A calibration for each namespace, those that are not in use packed.
+
+    Args:
+        vocab_size: of the model.
+        on_pack: told a namespace that is no longer in use.
+    """
+
+    def __init__(self, vocab_size: int, on_pack: Callable[[str], None]) -> None:
+        self._vocab_size = vocab_size
+        self._on_pack = on_pack
+        self._unpacked: dict[str, Calibration] = {}
+        self._packed: dict[str, tuple[bytes, int]] = {}
+
+    def use(self, namespace: str) -> Calibration:
+        """That of a namespace, which is now the one used last; begins with the prior."""
+        calibration = self._unpacked.pop(namespace, None)
+        if calibration is None:
+            calibration = self._unpack(namespace)
+        self._unpacked[namespace] = calibration
+        if len(self._unpacked) > MAX_CALIBRATIONS:
+            oldest = next(iter(self._unpacked))
+            self._pack(oldest, self._unpacked.pop(oldest))
+            self._on_pack(oldest)
+        return calibration
+
+    def state(self, namespace: str) -> bytes | None:
+        """What a calibration in use has come to, if enough was learned since the last time."""
+        calibration = self._unpacked.get(namespace)
+        if calibration is None or calibration.num_new_tokens < MIN_NEW_TOKENS:
+            return None
+        state = calibration.to_bytes()
+        calibration.base_tokens = calibration.num_tokens
+        return state
+
+    def adopt(self, namespace: str, state: bytes) -> None:
+        """Take over a state; what was learned here since the last one, or since it was shared, is
+        merged into it.
+
+        Raises:
+            SnapshotError: it is corrupt, of another version or of another vocabulary.
+        """
+        adopted = Calibration.from_bytes(state)
+        if adopted.vocab_size != self._vocab_size:
+            raise SnapshotError("the calibration is of another vocabulary")
+        known = self._unpacked.get(namespace)
+        own = known or self._unpack(namespace)
+        is_newer = adopted.num_tokens > own.base_tokens
+        if known is None and is_newer and not own.num_new_tokens:
+            adopted.base_tokens = adopted.num_tokens
+            self._pack(namespace, adopted, state)
+            return
+        if is_newer:
+            own.merge(adopted, own.base_tokens)
+        own.base_tokens = max(own.base_tokens, adopted.num_tokens)
+        if known is None:
+            self._pack(namespace, own)
+
+    def forget(self, namespace: str) -> None:
+        """Begin anew."""
+        self._unpacked.pop(namespace, None)
+        self._packed.pop(namespace, None)
+
+    def _pack(self, namespace: str, calibration: Calibration, state: bytes = b"") -> None:
+        """Keep it as ``state``, or as what it is packed to."""
+        self._packed.pop(namespace, None)
+        self._packed[namespace] = state or calibration.to_bytes(), calibration.base_tokens
+        if len(self._packed) > MAX_PACKED_CALIBRATIONS:
+            del self._packed[next(iter(self._packed))]
+
+    def _unpack(self, namespace: str) -> Calibration:
+        if namespace not in self._packed:
+            return Calibration.prior(self._vocab_size)
+        state, base_tokens = self._packed.pop(namespace)
+        calibration = Calibration.from_bytes(state)
+        calibration.base_tokens = base_tokens
+        return calibration
