@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from operator import index
@@ -20,6 +21,7 @@ from hdserve.core import (
     StepOutput,
     TokenLogprob,
 )
+from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest
 
@@ -74,9 +76,11 @@ class LLM:
         """That nobody has taken yet, by the ids of the sequences that are decoded."""
         self._lock = RLock()
         """Of all above."""
-        self._is_stepping = False
+        self._is_in_use = False
+        """The engine, by whoever has the lock, who may close an iterator meanwhile: a collection of
+        garbage does."""
         self._left: list[str] = []
-        """Requests whose iterator was closed within a step, by a collection of garbage."""
+        """Requests nobody asks for any more, which the engine is not told yet."""
 
     def generate(
         self,
@@ -131,30 +135,50 @@ class LLM:
 
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:
         """Draft from token ids that the model generated in another process, too."""
-        with self._lock:
+        with self._in_use():
             self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
         added = []
         try:
             for seq in sequences:
-                with self._lock:
+                with self._in_use() as engine:
                     added.append(seq)
                     self._outputs[seq.request_id] = deque()
-                    self._engine.add(seq)
+                    engine.add(seq)
             for seq in added:
                 yield from self._outputs_of(seq)
         finally:
-            for seq in added:
-                self._leave(seq.request_id)
+            self._leave([seq.request_id for seq in added])
 
-    def _leave(self, request_id: str) -> None:
+    @contextmanager
+    def _in_use(self) -> Iterator[Engine]:
+        """The engine, for this call alone; who leaves meanwhile leaves it then."""
         with self._lock:
-            self._outputs.pop(request_id, None)
-            if self._is_stepping:
-                self._left.append(request_id)
-            else:
+            self._is_in_use = True
+            try:
+                yield self._engine
+            finally:
+                self._is_in_use = False
+                self._let_leave()
+
+    def _leave(self, request_ids: list[str]) -> None:
+        """However often this is interrupted, the next call lets them leave."""
+        with self._lock:
+            self._left += request_ids
+            if not self._is_in_use:
+                self._let_leave()
+
+    def _let_leave(self) -> None:
+        self._is_in_use = True
+        try:
+            while self._left:
+                request_id = self._left[-1]
+                self._outputs.pop(request_id, None)
                 self._engine.abort(request_id)
+                self._left.remove(request_id)
+        finally:
+            self._is_in_use = False
 
     def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
         """Those of one sequence; what a step gives others waits for whoever asks for it."""
@@ -175,13 +199,8 @@ class LLM:
             return outputs.popleft() if outputs else None
 
     def _step(self) -> None:
-        self._is_stepping = True
-        try:
-            found = self._engine.step()
-        finally:
-            self._is_stepping = False
-            while self._left:
-                self._engine.abort(self._left.pop())
+        with self._in_use() as engine:
+            found = engine.step()
         for output in found:
             outputs = self._outputs.get(output.sequence.request_id)
             if outputs is not None:  # whoever asked for it may have been interrupted

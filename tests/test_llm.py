@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -173,6 +174,56 @@ def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None
     with _in_next_step(gc.collect):
         (found,) = llm.generate([[5, 300]], params)
     assert found.token_ids == wanted.token_ids
+    (again,) = llm.generate([[5, 300]], params)
+    assert again.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 2])
+def test_what_leaves_leaves_however_often_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, num_done: int
+) -> None:
+    """Ctrl-C while what was interrupted is cleared away: nobody goes on with what is left."""
+    llm = LLM("hdserve-mini", **OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    (wanted,) = llm.generate([[5, 300]], params)
+    abort, calls = llm._engine.abort, count()
+
+    def interrupted(request_id: str) -> None:
+        if next(calls) == num_done:
+            raise KeyboardInterrupt
+        abort(request_id)
+
+    monkeypatch.setattr(llm._engine, "abort", interrupted)
+    with _in_next_step(_interrupt), pytest.raises(KeyboardInterrupt):
+        llm.generate([[9, number] for number in range(24)], params)
+    (again,) = llm.generate([[5, 300]], params)
+    assert again.token_ids == wanted.token_ids
+    assert not llm._engine.has_work
+    assert not llm._outputs
+
+
+def test_a_stream_that_is_collected_while_another_leaves_harms_nobody(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    (wanted,) = llm.generate([[5, 300]], params)
+    first, left = llm.stream([9, 8], params), [llm.stream([9, 8], params)]
+    next(first), next(left[0])  # type: ignore[call-overload]
+    left.append(left)  # type: ignore[arg-type]
+    del left
+    abort, open_calls = llm._engine.abort, []
+
+    def collecting(request_id: str) -> None:
+        open_calls.append(request_id)
+        gc.collect()
+        assert open_calls == [request_id]
+        abort(request_id)
+        open_calls.pop()
+
+    monkeypatch.setattr(llm._engine, "abort", collecting)
+    first.close()  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    assert not llm._engine.has_work
     (again,) = llm.generate([[5, 300]], params)
     assert again.token_ids == wanted.token_ids
 

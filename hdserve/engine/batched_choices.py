@@ -79,5 +79,5 @@ def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
     if can_be_read(logits, torch.bfloat16):
         logits = logits.float()  # which the kernel reads that chooses one by one
     tokens = choose(logits, trees[0].params, [key for tree in trees for key in tree.keys])
-    chosen = logits.gather(1, tokens[:, None])[:, 0]
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

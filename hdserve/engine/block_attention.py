@@ -117,7 +117,8 @@ def _kernel_options(num_rows: int, num_groups: int) -> Any:
     if num_rows >= ROWS_PER_BLOCK:
         return None
     together = 1 << (num_rows * num_groups - 1).bit_length()
-    tile = min(max(together, _SMALLEST_TILE), ROWS_PER_BLOCK // 2)
+    smallest = max(_SMALLEST_TILE, 1 << (num_groups - 1).bit_length())
+    tile = max(smallest, min(together, ROWS_PER_BLOCK // 2))
     return {"BLOCK_M": tile, "num_warps": 4 if tile < ROWS_PER_BLOCK // 2 else 8}
 
 

@@ -106,7 +106,8 @@ def build_engine(
     )
     faster = None
     if begin_to_compile is not None and _may_change_over(runner, config.engine):
-        faster = begin_to_compile(model, config.engine, 1 + max_draft_tokens, budget is not None)
+        rows = 1 + max_draft_tokens, _max_rows(config.engine, max_draft_tokens)
+        faster = begin_to_compile(model, config.engine, *rows, budget is not None)
     return Engine(
         runner,
         _make_scheduler(config.engine, cache, max_draft_tokens, model.vocab_size),
@@ -226,8 +227,9 @@ def _make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: i
             f"{num_extra_rows}; raise kv_cache_tokens, or lower max_draft_tokens"
         )
     if align(wanted) < model.max_model_len + num_extra_rows:
-        logger.warning("the KV cache limits the context to %d tokens", wanted - num_extra_rows)
+        num_tokens = align(wanted) - num_extra_rows
+        logger.warning("the KV cache limits the context to %d tokens", num_tokens)
     try:
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)
-    except (RuntimeError, torch.OutOfMemoryError) as error:
+    except RuntimeError as error:  # also that of a GPU without memory
         raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error

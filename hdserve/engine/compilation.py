@@ -51,9 +51,8 @@ class Faster:
     cost: BatchCost | None
 
 
-BeginToCompile = Callable[[LoadedModel, EngineConfig, int, bool], Future[Faster]]
-"""Told the model, the rows of the largest draft tree, and whether to measure the cost of
-forwards."""
+BeginToCompile = Callable[[LoadedModel, EngineConfig, int, int, bool], Future[Faster]]
+"""See :func:`compile_beside`."""
 
 
 def compile_model(
@@ -100,12 +99,20 @@ def _compile(model: LoadedModel, **options: bool) -> CompiledForward:
 
 
 def compile_beside(
-    model: LoadedModel, config: EngineConfig, max_rows: int, measures_cost: bool
+    model: LoadedModel,
+    config: EngineConfig,
+    num_tree_rows: int,
+    max_rows: int,
+    measures_cost: bool,
 ) -> Future[Faster]:
     """Compile in a thread of its own, find out whether forwards are exact then, and measure what
     they cost.
 
     To be called before the engine runs forwards.
+
+    Args:
+        num_tree_rows: of the largest draft tree.
+        max_rows: of the largest forward.
     """
     _trace_beforehand()
     found: Future[Faster] = Future()
@@ -116,12 +123,14 @@ def compile_beside(
             torch.set_num_threads(num_threads)  # each thread has a number of its own
             compiled = compile_model(model)
             number = config.max_num_sequences
-            num_rows = max(num_rows_to_measure(max_rows, number), _NUM_TRIAL_ROWS)
+            num_rows = max(num_rows_to_measure(num_tree_rows, number), _NUM_TRIAL_ROWS)
             runner = _runner(model, num_rows)
             runner.compile_with(compiled)
             if compiled.is_packed or compiled.is_native:
                 runner.shapes = choose_shapes(runner, max_rows, config.exact)
-            cost = measure_forward_cost(runner, max_rows, number) if measures_cost else None
+            cost = None
+            if measures_cost:
+                cost = measure_forward_cost(runner, num_tree_rows, number)
             found.set_result(Faster(compiled, runner.shapes, cost))
         except Exception as error:
             found.set_exception(error)

@@ -74,13 +74,15 @@ class Engine:
         self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)
         self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
-        self._ended: list[StepOutput] = []
-        """Of sequences that ended outside a step, for the next one."""
+        self._outputs: list[StepOutput] = []
+        """That no step has returned yet."""
+        self._undecided: tuple[core.Sequence, int] | None = None
+        """The sequence whose tokens are being decided, and how many it had before."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or self._scheduler.has_work
+        return bool(self._outputs) or self._scheduler.has_work
 
     def drafter_states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if it is worth sharing."""
@@ -173,8 +175,18 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its slot and its drafter state are free at once.  One that has ended
-        stays as it is, and no step tells of it any more."""
-        self._ended = [out for out in self._ended if out.sequence.request_id != request_id]
+        stays as it is, and no step tells of it any more.
+
+        When it is interrupted, the sequences that run end as in :meth:`step`.
+        """
+        self._outputs = [out for out in self._outputs if out.sequence.request_id != request_id]
+        try:
+            self._abort(request_id)
+        except BaseException:
+            self._end_running()
+            raise
+
+    def _abort(self, request_id: str) -> None:
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
                 self._scheduler.waiting.remove(seq)
@@ -194,29 +206,37 @@ class Engine:
         end, as the next step says; those that wait go on, and nothing of the cache is reused.
 
         Returns:
-            One output per sequence that got tokens, or ended.
+            One output per sequence that got tokens, or ended; after an interruption perhaps both.
         """
-        ended, self._ended = self._ended, []
         try:
-            return ended + self._step()
+            self._step()
         except BaseException:
-            self._ended = ended
             self._end_running()
             raise
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _end_running(self) -> None:
-        """How far the tokens of each have come, and which rows hold them, is not known."""
+        """What is decided is told, and nothing beyond it; which rows of the cache hold it is not
+        known."""
+        told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
         waiting = {seq.request_id for seq in self._scheduler.waiting}
         self._scheduler.reset()
+        undecided, self._undecided = self._undecided, None
         for request_id, decoder in [*self._decoders.items()]:
-            if request_id not in waiting:
-                seq = decoder.seq
+            seq = decoder.seq
+            if request_id in waiting:
+                continue
+            if request_id not in told:
+                if undecided is not None and undecided[0] is seq:
+                    del seq.token_ids[undecided[1] :]
                 seq.finish_reason = FinishReason.ERROR
                 error = HdserveError("this request was decoded in a step that was interrupted")
-                self._ended.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
-                self._finish(seq)
+                self._outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
+            self._finish(seq)
 
-    def _step(self) -> list[StepOutput]:
+    def _step(self) -> None:
+        """Adds what is to be told to ``_outputs``."""
         started = time.perf_counter()
         if self._faster is not None and self._faster.done():
             self._change_over(self._faster)
@@ -228,19 +248,18 @@ class Engine:
                 self._count_admitted(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
-            return []
+            return
         trees = self._drafts.trees(scheduled)
         drafted = time.perf_counter()
         chunks = [_chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
         is_read = self._drafts.are_read and any(tree and tree.num_draft_tokens for tree in trees)
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
-        outputs = list(self._verify(scheduled, trees, forwarded))
-        self._count_step(started, drafted, verifying, outputs)
+        num_tokens = self._verify(scheduled, trees, forwarded)
+        self._count_step(started, drafted, verifying, num_tokens)
         elapsed = time.perf_counter() - started
         own_s = self._drafts.took(elapsed, verifying - drafted)
         self._scheduler.took(scheduled, own_s)
-        return outputs
 
     def _change_over(self, faster: Future[Faster]) -> None:
         self._faster = None
@@ -265,22 +284,27 @@ class Engine:
         scheduled: Sequence[Scheduled],
         trees: Sequence[DraftTree | None],
         forwarded: Sequence[NodeOutputs | None],
-    ) -> Iterator[StepOutput]:
+    ) -> int:
+        """The number of tokens that were decided."""
+        num_decided = 0
         moves: list[tuple[int, int]] = []
         finished: list[Slot] = []
         chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
+            self._undecided = seq, len(seq.token_ids)
             output = self._decide(work, tree, outputs, moves, chosen.get(seq.request_id))
-            if output is None:
-                continue
+            if output is not None:
+                self._outputs.append(output)
+                num_decided += len(output.token_ids)
+            self._undecided = None
             if seq.finish_reason is not None:
                 finished.append(work.slot)
-            yield output
         self._runner.cache.keep(moves)
         for slot in finished:
             self._release(slot)
+        return num_decided
 
     def _choose_together(
         self,
@@ -348,10 +372,9 @@ class Engine:
         Where PyTorch attends, a draft of which the model makes no numbers reaches the other rows: a
         masked column counts for nothing, but nothing times what is no number is none.
         """
-        slot = work.slot
-        if slot.is_plain or work.num_scored_tokens:
+        if not work.may_draft:
             return False
-        slot.is_plain = True
+        work.slot.is_plain = True
         return True
 
     def _release(self, slot: Slot) -> None:
@@ -383,12 +406,12 @@ class Engine:
         self._stats.num_prompt_tokens += seq.num_prefilled_tokens - before
 
     def _count_step(
-        self, started: float, drafted: float, verifying: float, outputs: Sequence[StepOutput]
+        self, started: float, drafted: float, verifying: float, num_tokens: int
     ) -> None:
         """``forward_s`` counts packing the rows too; ``draft_s`` the scheduling."""
         stats, now = self._stats, time.perf_counter()
         stats.num_steps += 1
-        stats.num_output_tokens += sum(len(output.token_ids) for output in outputs)
+        stats.num_output_tokens += num_tokens
         stats.times.draft_s += drafted - started
         stats.times.forward_s += verifying - drafted
         stats.times.verify_s += now - verifying

@@ -35,7 +35,8 @@ _CHUNKS_TOKENS = (64, 256)
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
-    """The shapes forwards run at: exact ones if they are wanted, or cost next to nothing.
+    """The shapes forwards of up to ``max_rows`` run at: exact ones if they are wanted, or cost next
+    to nothing.
 
     Says in the log which of them hold.
     """
@@ -45,13 +46,14 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
         if exact == "auto" and not _is_affordable(runner, candidates):
             break  # the next ones take longer
         found = find_exact_shapes(runner, candidates)
-        if found is not None:
+        if found is not None and found.pads(max_rows):
             counts = ", ".join(map(str, found.row_counts)) or "any number of"
             logger.info("exact: forwards run at %s rows", counts)
             return found
     if exact is True:
         logger.warning(
-            "not exact: no two row counts that fit into the KV cache give equal results here"
+            "not exact: no row counts up to %d that fit into the KV cache give equal results here",
+            max_rows,
         )
     else:
         logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")

@@ -78,7 +78,7 @@ class ForwardGraphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            return self._do_without(str(error).splitlines()[0])
+            return self._do_without(str(error).partition("\n")[0])
         self._pool = self._pool or graph.pool()
         self._graphs[num_rows] = graph, logits
         return True

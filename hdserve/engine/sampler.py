@@ -17,6 +17,7 @@ from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
 _NUM_TOP_CANDIDATES = 256
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> torch.Tensor:
@@ -25,7 +26,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     In a sampled row the token that arrives first is chosen (:mod:`hdserve.noise`), which does not
     depend on the other rows.  Tokens as likely as the last one that
     ``top_k`` or ``top_p`` keeps are kept too.  Logits that are no numbers, of a model that
-    overflowed, give some token, so that they harm no other sequence.
+    overflowed, give some token or -1, so that they harm no other sequence.
 
     Args:
         logits: ``[rows, vocab_size]``, penalties and biases applied.
@@ -40,7 +41,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
         return torch.tensor(_drawn(logits, params, keys))
     keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
     weights = filtered_probabilities(logits, params)
-    return (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
+    tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
+    return torch.where(logits.max(dim=-1).values.isfinite(), tokens, -1)
 
 
 def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -67,9 +69,9 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
 
 
 def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
-    """Whether the raw logit of ``token_id``, of one row, is a number, and what was made of it
-    forbids it not; a penalty may make it infinite."""
-    if not isfinite(_at(logits, token_id)):
+    """Whether there is such a token, its raw logit, of one row, is a number, and what was made of
+    it forbids it not; a bias may make it infinite."""
+    if token_id < 0 or not isfinite(_at(logits, token_id)):
         return False
     return shaped is logits or _at(shaped, token_id) > -inf
 
@@ -114,17 +116,18 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
     Temperature, then ``top_k``, ``top_p`` (of what ``top_k`` left) and ``min_p``.
     """
     shifted = logits.double() - logits.max(dim=-1, keepdim=True).values  # so it cannot overflow
-    scaled = shifted / params.temperature
-    if 0 < params.top_k < scaled.shape[-1]:
-        least = scaled.topk(params.top_k, dim=-1).values[:, -1:]
+    scaled = shifted / float(params.temperature)
+    top_k, top_p, min_p = int(params.top_k), float(params.top_p), float(params.min_p)
+    if 0 < top_k < scaled.shape[-1]:
+        least = scaled.topk(top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
     probabilities = scaled.softmax(dim=-1)
     least_kept = torch.zeros_like(probabilities[:, :1])
-    if params.top_p < 1.0:
-        least_kept = torch.maximum(least_kept, _nucleus_threshold(probabilities, params.top_p))
-    if params.min_p > 0.0:
+    if top_p < 1.0:
+        least_kept = torch.maximum(least_kept, _nucleus_threshold(probabilities, top_p))
+    if min_p > 0.0:
         likeliest = probabilities.max(dim=-1, keepdim=True).values
-        least_kept = torch.maximum(least_kept, likeliest * params.min_p)
+        least_kept = torch.maximum(least_kept, likeliest * min_p)
     return probabilities.masked_fill(probabilities < least_kept, 0.0)
 
 
@@ -203,12 +206,12 @@ class HistoryTerms:
         """
         params, terms = self._params, self._terms
         if params.repetition_penalty != 1.0:
-            factor = params.repetition_penalty
+            factor = float(params.repetition_penalty)
             penalised = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where(terms.is_seen, penalised, logits)
-        logits = logits - params.frequency_penalty * terms.counts
-        logits = logits - params.presence_penalty * (terms.counts > 0)
-        logits = logits + terms.bias
+        logits = logits - float(params.frequency_penalty) * terms.counts
+        logits = logits - float(params.presence_penalty) * (terms.counts > 0)
+        logits = (logits + terms.bias).clamp(max=_LARGEST)  # the likeliest, however large
         if len(self._chosen) < params.min_tokens and not may_end:
             logits[:, terms.ending] = -torch.inf
         return logits

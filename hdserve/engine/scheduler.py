@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 
 from hdserve.core import Sequence
 from hdserve.engine.kv_cache import Owned, Segment, align
@@ -290,4 +291,6 @@ class Scheduler:
 
 
 def _max_chunk_tokens(seq: Sequence) -> int:
-    return max(1, _MAX_CHUNK_SCORES // (seq.num_cached_tokens + 1))
+    """The most of which each may attend to all before the chunk and in it."""
+    half = seq.num_cached_tokens / 2
+    return max(1, int(sqrt(half * half + _MAX_CHUNK_SCORES) - half))

@@ -29,6 +29,10 @@ class Shapes:
     is_exact: bool = False
     min_rows: int = 1
 
+    def pads(self, num_rows: int) -> bool:
+        """Whether so many rows are padded to what is allowed."""
+        return not self.row_counts or num_rows <= self.row_counts[-1]
+
     def pad_rows(self, num_rows: int) -> int:
         """The smallest allowed number of rows that is not below ``num_rows``."""
         num_rows = max(num_rows, self.min_rows)

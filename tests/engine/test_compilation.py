@@ -51,7 +51,7 @@ def model() -> torch.nn.Module:
 def faster(model: torch.nn.Module) -> Future[Faster]:
     """Compiled in a thread beside this one, with the cost of its forwards."""
     loaded = prepare_model(model, EngineConfig())
-    found = compile_beside(loaded, EngineConfig(max_num_sequences=2), 4, True)
+    found = compile_beside(loaded, EngineConfig(max_num_sequences=2), 4, 64, True)
     found.result(240)
     return found
 
@@ -69,7 +69,7 @@ from hdserve.engine.compilation import compile_beside
 from hdserve.engine.loader import prepare_model
 from tests.models import make_model
 
-compile_beside(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, False)
+compile_beside(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, 64, False)
 print(InterpreterShim._dummy_gm.cache_info().currsize, flush=True)
 os._exit(0)
 """

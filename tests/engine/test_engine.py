@@ -198,23 +198,29 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
     first, second, third = sequences
     for seq in sequences:
         engine.add(seq)
+    told: dict[str, list[StepOutput]] = {name: [] for name in prompts}
+
+    def run_to_end() -> None:
+        while engine.has_work:
+            for output in engine.step():
+                told[output.sequence.request_id].append(output)
+
     with pytest.raises(KeyboardInterrupt):
-        run(engine, [])
-    for seq in (first, second):
-        if seq.finish_reason is None:
-            engine.abort(seq.request_id)
-    ended = {}
-    while engine.has_work:
-        outputs = engine.step()
-        ended |= {out.sequence.request_id: out for out in outputs if out.finish_reason}
-    if third.finish_reason == "length":
-        assert third.token_ids == futures["c"]
+        run_to_end()
+    run_to_end()
+    for name, seq in zip("abc", sequences, strict=True):
+        assert [bool(output.finish_reason) for output in told[name]].count(True) == 1
+        assert told[name][-1].finish_reason is seq.finish_reason
+        tokens = [token for output in told[name] for token in output.token_ids]
+        assert tokens == seq.output_token_ids
+    assert third.token_ids == futures["c"][: len(third.token_ids)]
+    assert (third.finish_reason == "length") == (len(third.token_ids) == len(futures["c"]))
     assert engine.stats.num_running == 0
     assert engine.stats.num_drafter_sequences == 0
     for name, seq in zip("ab", (first, second), strict=True):
         assert seq.finish_reason in ("error", "length")
         if seq.finish_reason == "error":
-            assert isinstance(ended[name].error, HdserveError)
+            assert isinstance(told[name][-1].error, HdserveError)
         prompt = [*seq.token_ids[:-1], 3]
         (output,) = {id(out.sequence): out.sequence for out in _run_again(engine, prompt)}.values()
         assert output.token_ids == plain(prompt, **GREEDY).token_ids

@@ -52,7 +52,7 @@ def model() -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def faster(model: torch.nn.Module) -> Faster:
     return compile_beside(
-        prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, False
+        prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, 64, False
     ).result(240)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from hdserve.core import SamplingParams
 from hdserve.engine.sampler import (
     HistoryTerms,
     choose,
+    choose_one,
     filtered_probabilities,
+    may_be_chosen,
     token_logprob,
 )
 from hdserve.noise import exponential, noise_word, position_key, sequence_key
@@ -202,18 +205,45 @@ def test_the_first_to_arrive_is_chosen(vocab_size: int, name: str, layout: str) 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits_that_are_no_numbers_give_some_token(layout: str, value: float) -> None:
-    """A model that overflowed for one sequence gives it a token of the vocabulary; the rows beside
-    it are not touched."""
+def test_logits_that_are_no_numbers_harm_no_other_row(layout: str, value: float) -> None:
+    """A model that overflowed for one sequence gives it a token of the vocabulary or none."""
     logits = random_logits(3, 61)
     logits[1] = value
     for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
         chosen = choose(laid_out(logits, layout), params, [3, 5, 7])
-        assert 0 <= int(chosen[1]) < 61
+        assert -1 <= int(chosen[1]) < 61
         for row in (0, 2):
             two = laid_out(logits[[row, row]], layout)
             alone = choose(two, params, [[3, 5, 7][row]] * 2)
             assert alone.tolist() == [int(chosen[row])] * 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_beside_a_logit_that_is_no_number_none_is_chosen_that_is_one(
+    layout: str, value: float
+) -> None:
+    logits = random_logits(20, 61)
+    logits[:, 40] = value
+    for params in (SamplingParams(), SamplingParams(top_p=0.9, top_k=5), SamplingParams(min_p=0.1)):
+        chosen = choose(laid_out(logits, layout), params, list(range(20))).tolist()
+        if value == math.inf:
+            assert set(chosen) <= {-1, 40}
+        assert -1 <= min(chosen) <= max(chosen) < 61
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_beyond_all_numbers_leaves_the_likeliest(temperature: float) -> None:
+    """Seen tokens, here, of which one is chosen as they are all as likely."""
+    params = SamplingParams(temperature=temperature, repetition_penalty=Fraction(1, 10**39))  # type: ignore[arg-type]
+    logits = random_logits(1, 61)
+    seen = logits[0].topk(5).indices.tolist()
+    shaped = HistoryTerms(params, seen, (), 61, CPU).apply(logits)
+    chosen = {choose_one(shaped, params, key) for key in range(50)}
+    assert chosen <= set(seen)
+    assert len(chosen) > 1 or temperature == 0.0
+    assert all(may_be_chosen(token, logits, shaped) for token in chosen)
+    assert not may_be_chosen(-1, logits, shaped)
 
 
 HISTORIES: dict[str, dict[str, Any]] = {

@@ -87,17 +87,18 @@ def test_prompts_are_cut_into_chunks() -> None:
     assert found == [(10, False), (10, False), (5, True), (1, True)]
 
 
-def test_chunks_get_shorter_deep_inside_a_prompt() -> None:
+@pytest.mark.parametrize("most", [256, 100_000])
+def test_chunks_get_shorter_deep_inside_a_prompt(most: int) -> None:
     """A chunk times what it attends to stays bounded, and the prompt still comes to its end."""
-    scheduler, _ = make_scheduler(num_rows=1 << 18, prefill_chunk_tokens=256)
+    scheduler, _ = make_scheduler(num_rows=1 << 18, prefill_chunk_tokens=most)
     scheduler.add(make_sequence("a", 200_000))
     scheduler.admit()
     num_tokens = first = 0
     is_choosing = False
     while not is_choosing:
         (work,) = scheduler.schedule()
-        assert 1 <= work.num_tokens <= 256
-        assert work.num_tokens * first <= 1 << 22
+        assert 1 <= work.num_tokens <= most
+        assert work.num_tokens * (first + work.num_tokens) <= 1 << 22
         first += work.num_tokens
         num_tokens, is_choosing = num_tokens + work.num_tokens, work.is_choosing
         process([work])

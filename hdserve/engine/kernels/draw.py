@@ -145,8 +145,8 @@ def _lead(weights: Any, first: int, key: int, least: Any) -> Any:
 
 @inlined
 def _find_first(weights: Any, key: int) -> int:
-    """The column that arrives first, see :mod:`hdserve.noise`; 0 if all weights are 0."""
-    least, found = _LONGEST, 0
+    """The column that arrives first, see :mod:`hdserve.noise`; -1 if all weights are 0."""
+    least, found = _LONGEST, -1
     for first in range(0, weights.shape[1], BLOCK):
         limit = spread(np.float32(least) * _A_LITTLE_MORE)
         low = _lead(weights, first, key, limit)
@@ -176,7 +176,7 @@ def draw_token(
     scratch_at: int,
     sums_at: int,
 ) -> int:
-    """One of the columns of float32 ``[num_columns]``; 0 where none can be chosen.
+    """One of the columns of float32 ``[num_columns]``; -1 where none can be chosen.
 
     Args:
         inverse_temperature: finite.
