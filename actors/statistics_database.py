@@ -38,8 +38,11 @@ because one that outlives an upgrade keeps the methods it was started with."""
 ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}.{METHODS_VERSION}"
 CHUNK_BYTES = 8 * 2**20
 
-CALL_TIMEOUT_S = 600.0
+FILES_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
+
+CALL_TIMEOUT_S = 60.0
+"""For all that is answered at once: a replica waits so long where the actor finds no place."""
 
 NUM_CPUS = 0.1
 _CHOICE_TIMEOUT_S = 10.0
@@ -175,14 +178,6 @@ def get_or_create() -> Any:
     return options.remote()
 
 
-def stop() -> None:
-    """End the actor for good; nothing happens if there is none."""
-    try:
-        ray.kill(ray.get_actor(ACTOR_NAME, namespace=RAY_NAMESPACE))
-    except ValueError:
-        return
-
-
 def choose(model: str, choice: Choice) -> None:
     """Have the replicas of ``model`` draft from another corpus.
 
@@ -250,6 +245,8 @@ def _ensure_local(
     for corpus in own:
         try:
             _call(actor, "register", fingerprint, corpus.directory)
+        except DatabaseGone:
+            raise
         except DatabaseError as error:
             logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
@@ -313,7 +310,7 @@ def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
 
 
 def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
-    checksums = _call(actor, "checksums", corpus.corpus_id)
+    checksums = _call(actor, "checksums", corpus.corpus_id, timeout_s=FILES_TIMEOUT_S)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
@@ -336,7 +333,8 @@ def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum
     digest = hashlib.blake2b(digest_size=16)
     with path.open("wb") as file:
         for offset in range(0, corpus.sizes[name], CHUNK_BYTES):
-            chunk = _call(actor, "read_chunk", corpus.corpus_id, name, offset)
+            place = corpus.corpus_id, name, offset
+            chunk = _call(actor, "read_chunk", *place, timeout_s=FILES_TIMEOUT_S)
             digest.update(chunk)
             file.write(chunk)
         file.flush()
@@ -348,7 +346,8 @@ def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum
 def _ask(timeout_s: float, method: str, *args: Any) -> Any:
     """
     Raises:
-        DatabaseError: as the method raised it, it took too long, or the actor is out of reach.
+        DatabaseError: as the method raised it.
+        DatabaseGone: it took too long, or the actor is out of reach.
     """
     try:
         return _call(get_or_create(), method, *args, timeout_s=timeout_s)
@@ -359,13 +358,14 @@ def _ask(timeout_s: float, method: str, *args: Any) -> Any:
 def _call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """
     Raises:
-        DatabaseError: as the method raised it, or it took too long.
+        DatabaseError: as the method raised it.
+        DatabaseGone: it took too long.
         RayError: the actor could not be reached.
     """
     try:
         return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
     except GetTimeoutError as error:
-        raise DatabaseError(f"the statistics actor did not answer: {method}") from error
+        raise DatabaseGone(f"the statistics actor did not answer: {method}") from error
     except RayTaskError as error:
         if isinstance(error.cause, DatabaseError):
             raise error.cause from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -257,7 +258,8 @@ class _Database:
             SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
                 large; nothing of it was added.
         """
-        received = Publish.decode(message, self._key.fingerprint, model=None)
+        decode = partial(Publish.decode, message, self._key.fingerprint, model=None)
+        received = await asyncio.to_thread(decode)
         largest = max(map(len, received.calibrations.values()), default=0)
         if largest > MAX_CALIBRATION_BYTES:
             raise SnapshotError(
@@ -266,20 +268,16 @@ class _Database:
         num_new = 0
         for namespace, part in received.by_namespace():
             actor = await self._actor(namespace)
-            num_new += await _ask(actor.import_.remote(part.encode(self._key)))
+            encoded = await asyncio.to_thread(part.encode, self._key)
+            num_new += await _ask(actor.import_.remote(encoded))
         return num_new
 
     async def _actor(self, namespace: str) -> Any:
         """The actor that keeps a namespace; started if there is none."""
         shard = shard_of(namespace, self._config.num_shards)
         if shard not in self._actors:
-            self._actors[shard] = await asyncio.to_thread(
-                model_database.get_or_create,
-                self._key,
-                self._config,
-                merge_drafter_states,
-                shard,
-            )
+            start = partial(model_database.get_or_create, self._key, self._config)
+            self._actors[shard] = await _ask(asyncio.to_thread(start, merge_drafter_states, shard))
         return self._actors[shard]
 
 

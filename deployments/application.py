@@ -3,6 +3,7 @@
 # No "from __future__ import annotations" here: Ray Serve reads the annotation of the builder's
 # argument, and validates nothing when it is a string.
 
+import logging
 from typing import Any
 
 from ray import serve
@@ -13,6 +14,8 @@ from hdserve.access import read_access
 from hdserve.config import AccessConfig, StrictModel, load_config
 from hdserve.telemetry import check_tracing
 
+logger = logging.getLogger(__name__)
+
 
 class AppArgs(StrictModel):
     """The arguments of ``serve run deployments:app [config=FILE]``."""
@@ -22,6 +25,12 @@ class AppArgs(StrictModel):
     models."""
 
 
+def _has_key(config: str | dict[str, Any] | None) -> bool:
+    """Whether the key of the administrator is in the arguments themselves."""
+    access = config.get("access") if isinstance(config, dict) else None
+    return isinstance(access, dict) and access.get("admin_key") is not None
+
+
 def app(args: AppArgs) -> serve.Application:
     """Build the application: one deployment per model, and the gateway.
 
@@ -29,6 +38,8 @@ def app(args: AppArgs) -> serve.Application:
         ConfigError: the configuration is wrong.
     """
     config = load_config(args.config)
+    if _has_key(args.config):
+        logger.warning("Ray logs arguments: name a file, access.admin_key_file, for the key")
     check_tracing(config.telemetry)
     access = read_access(config.access)
     config = config.model_copy(update={"access": AccessConfig()})

@@ -176,6 +176,7 @@ def _whole_calls(text: str, arguments_key: str) -> list[CallPart]:
             if not isinstance(data["name"], str) or not isinstance(arguments, dict):
                 return []
             written = json.dumps(arguments, ensure_ascii=False)
+            (data["name"] + written).encode()  # half of a surrogate pair is no text
             found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
             text = text[end:].lstrip(_SEPARATORS)
     except (ValueError, KeyError, TypeError, RecursionError):

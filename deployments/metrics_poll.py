@@ -87,9 +87,10 @@ class MetricsPoll:
         return await asyncio.to_thread(render, models, gateways)  # some ms a replica
 
     async def _poll_all(self) -> None:
-        self._polled_s = time.monotonic()
+        started_s = time.monotonic()
         polls = [_poll(handle, self._books[name]) for name, handle in self._handles.items()]
         await asyncio.gather(_poll(self._gateways, self._gateway_book), *polls)
+        self._polled_s = started_s  # not where whoever asked has gone
 
 
 async def _poll(handle: Any, book: ReportBook) -> None:

@@ -288,6 +288,19 @@ def test_what_would_not_start_is_told_before_anything_starts(
     assert reason in "".join(problems)
 
 
+@pytest.mark.parametrize(
+    "name", ["HDSERVE_API_KEYS_FILE", "HDSERVE_ADMIN_KEY_FILE", "HDSERVE_ADMIN_KEY"]
+)
+def test_keys_that_a_cluster_would_not_know_are_refused(name: str, tmp_path: Path) -> None:
+    """It would serve everybody: its processes have an environment of their own."""
+    (tmp_path / "keys").write_text("a-key-of-sixteen-characters tenant\n")
+    log, value = tmp_path / "log", "k" * 20 if name.endswith("KEY") else str(tmp_path / "keys")
+    program = hdserve("serve", "--port", str(free_port()))
+    with started(log, "-c", program, RAY_ADDRESS="127.0.0.1:1", **{name: value}) as (process, _):
+        assert process.wait(END_S) == 2
+    assert f"{name} would not be known on the Ray cluster 127.0.0.1:1" in log.read_text()
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_it_ends_when_the_application_cannot_be_built(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
+from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
@@ -69,6 +70,9 @@ def serve(
     if address == _OWN_CLUSTER:
         check_is_free(host, port)
         check_can_start(loaded, config)
+    else:
+        check_is_known_there(access_variables(), address)
+    config = config or configured_path()
     application = {
         "name": APPLICATION,
         "route_prefix": "/",
@@ -94,6 +98,22 @@ def check_is_importable(directory: Path) -> None:
     for found in shadows(directory):
         raise ConfigError(
             f"{found} hides the installed package from Ray: start in another directory"
+        )
+
+
+def check_is_known_there(variables: Sequence[str], address: str) -> None:
+    """The application is built by a process of the cluster, with the cluster's environment.
+
+    Args:
+        variables: of this environment, which say who may use the server.
+
+    Raises:
+        ConfigError: there are some: who may not might, there.
+    """
+    if variables:
+        raise ConfigError(
+            f"{', '.join(variables)} would not be known on the Ray cluster {address}: name the "
+            "files of the keys in the configuration (access.api_keys_file, access.admin_key_file)"
         )
 
 

@@ -109,7 +109,7 @@ class AccessConfig(StrictModel):
 
     admin_key: SecretStr | None = None
     """That key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
-    replaces both."""
+    replaces both.  Ray logs the ``args`` of a Serve config file: name a file there."""
 
     @model_validator(mode="after")
     def _check_admin_key(self) -> Self:

@@ -1,7 +1,7 @@
 """Where a configuration comes from: one file, or the bundled models.
 
-:func:`load_config` is the only place that reads the environment: ``HDSERVE_CONFIG``,
-``HDSERVE_API_KEYS_FILE``, ``HDSERVE_ADMIN_KEY_FILE`` and ``HDSERVE_ADMIN_KEY``.
+This is the only place that reads the environment: ``HDSERVE_CONFIG``, ``HDSERVE_API_KEYS_FILE``,
+``HDSERVE_ADMIN_KEY_FILE`` and ``HDSERVE_ADMIN_KEY``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def checked(model: type[Model], data: Mapping[str, Any], line_of: LineOf = nowhe
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(model, error, line_of))) from error
+        # Not from the error, whose own text shows values: keys, perhaps.
+        raise ConfigError("\n".join(describe_errors(model, error, line_of))) from None
 
 
 def load_config(
@@ -76,14 +77,30 @@ def load_config(
         ConfigError: the file cannot be read or is wrong.
     """
     if source is None or source == "":
-        source = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
-    if source is None or source == "":
+        source = configured_path()
+    if source is None:
         config = default_config()
     elif isinstance(source, Mapping):
         config = parse_config(source, line_of)
     else:
         config = read_config(source)
     return config.model_copy(update={"access": _access_by_environment(config.access)})
+
+
+def configured_path() -> Path | None:
+    """The file the environment names."""
+    path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
+    return Path(path) if path else None
+
+
+def access_variables() -> tuple[str, ...]:
+    """What the environment says of access, by name."""
+    names = (
+        API_KEYS_FILE_ENVIRONMENT_VARIABLE,
+        ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
+        ADMIN_KEY_ENVIRONMENT_VARIABLE,
+    )
+    return tuple(name for name in names if os.environ.get(name))
 
 
 def _access_by_environment(access: AccessConfig) -> AccessConfig:

@@ -18,6 +18,7 @@ class StrictModel(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
         use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # keys, perhaps
     )
 
     @field_validator("*", mode="before")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
@@ -149,8 +150,23 @@ def export_database(
         How many outputs it has.
 
     Raises:
-        DatabaseError: the database cannot be read, or the archive not written.
+        DatabaseError: the database cannot be read, or the archive not written; another export
+            writes it.
     """
+    lock = FileLock(f"{archive}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            try:
+                return _export(root, key, archive, on_progress)
+            finally:  # while it is held: a file that has gone is no lock to anybody
+                Path(lock.lock_file).unlink()
+    except Timeout as error:
+        raise DatabaseError(f"{archive} is being written by another export") from error
+    except OSError as error:
+        raise DatabaseError(f"{archive} cannot be written: {error}") from error
+
+
+def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:
     _, log = _open_to_read(root, key)
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")

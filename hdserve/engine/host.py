@@ -216,9 +216,11 @@ def _open_statistics(
 
     Drafting fails open, so a database that cannot be used is logged, not raised.
     """
+    if config.statistics is None:
+        return None
     directory = locate(_statistics_directories(config, fingerprint), fingerprint)
     if directory is None:
-        if config.statistics not in (None, BUNDLED_STATISTICS):
+        if config.statistics != BUNDLED_STATISTICS:
             logger.error("%s: no statistics database at %s", config.name, config.statistics)
         return None
     try:

@@ -175,7 +175,7 @@ class TestInRay:
     def _actor(self) -> Iterator[None]:
         statistics_database.get_or_create()
         yield
-        statistics_database.stop()
+        ray.kill(statistics_database.get_or_create())
 
     def test_a_node_that_has_the_directory_uses_it(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"

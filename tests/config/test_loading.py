@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_unknown_keys_name_the_known_ones(
     message = refused(data)
     assert message.startswith(f"{where}: unknown key; did you mean {near!r}? known keys: ")
     assert known in message
+
+
+def test_no_error_shows_a_value_beside_it() -> None:
+    """Ray logs tracebacks of what builds an application; a value may be a key."""
+    for access in ({"admin_keys": "a-secret-key-000"}, {"admin_key": "a-secret-key-000", "x": 1}):
+        with pytest.raises(ConfigError) as caught:
+            parse_config({"models": [], "access": access})
+        shown = "".join(traceback.format_exception(caught.value))
+        assert "a-secret" not in shown
 
 
 def test_a_strange_key_has_no_hint() -> None:

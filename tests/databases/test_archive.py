@@ -92,6 +92,24 @@ def test_all_messages_are_exported(
     store.close()
 
 
+def test_two_exports_do_not_write_one_archive(tmp_path: Path) -> None:
+    """The second is refused, and the first complete."""
+    store = fill(tmp_path / "old")
+    archive = tmp_path / "a.archive"
+    refused = []
+
+    def export_again(_num: int, _total: int) -> None:
+        with pytest.raises(DatabaseError, match="being written by another export"):
+            archives.export_database(tmp_path / "old", KEY, archive)
+        refused.append(1)
+
+    assert archives.export_database(tmp_path / "old", KEY, archive, export_again) == 60
+    assert refused
+    assert [path.name for path in tmp_path.glob("a.archive*")] == ["a.archive"]
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+    store.close()
+
+
 def interrupted_export(root: Path, archive: Path, num_messages: int) -> None:
     """What Ctrl-C does after so many messages."""
     calls = iter(range(num_messages))

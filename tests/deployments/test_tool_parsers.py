@@ -61,6 +61,13 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
         [ToolCall("f", "{}")],
     ),
     ("<tool_call></tool_call>", "<tool_call></tool_call>", []),
+    *(
+        (text, text, [])  # half of a surrogate pair, which cannot be sent
+        for text in (
+            '<tool_call>{"arguments": {"q": "\\ud83d"}, "name": "f"}</tool_call>',
+            '<tool_call>{"arguments": {}, "name": "\\ud83d"}</tool_call>',
+        )
+    ),
     (
         '<tool_call>{"name": "f", "arguments": "{}"}',
         '<tool_call>{"name": "f", "arguments": "{}"}',

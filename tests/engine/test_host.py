@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from shutil import copytree
 
@@ -55,3 +56,15 @@ def test_statistics_that_may_not_be_looked_at_are_none(tmp_path: Path) -> None:
     with closed(tmp_path):
         assert first_directory([tmp_path / "s"], "") is None
     assert first_directory([tmp_path / "s"], "") == tmp_path / "s"
+
+
+def test_statistics_that_are_off_are_looked_for_nowhere() -> None:
+    """The cluster may have some of the tokenizer, for another model."""
+    engine = {"compile": False, "kv_cache_tokens": 1024, "exact": False}
+    config = {"name": "m", "model": "hdserve-tiny", "engine": engine, "statistics": None}
+
+    def locate(_directories: Iterable[Path], _fingerprint: str) -> Path | None:
+        raise AssertionError
+
+    host = ModelHost(ModelConfig.model_validate(config), locate_statistics=locate)
+    assert host.statistics is None
