@@ -207,7 +207,8 @@ def ensure_local(
     directories: Iterable[Path] = (),
     is_always_copied: bool = False,
 ) -> list[Path]:
-    """Directories on this node with every corpus of a tokenizer that the cluster has.
+    """Directories on this node with ``directories``, or, if there are none, with the largest corpus
+    of a tokenizer that the cluster has and that can be had.
 
     A corpus that this node has where the actor has it (image, wheel, volume) is used there.
     Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
@@ -250,16 +251,19 @@ def _ensure_local(
         except DatabaseError as error:
             logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
-    paths = []
-    for corpus in found.values():
-        try:
-            paths.append(_local(actor, corpus, cache_dir, is_always_copied))
-        except DatabaseError as error:
-            if corpus in own:
-                raise
-            logger.error("done without the corpus %s: %s", corpus.directory, error)
     _drop_outdated(fingerprint, cache_dir, found)
-    return paths
+    if own:
+        return [_local(actor, corpus, cache_dir, is_always_copied) for corpus in own]
+    for corpus in sorted(found.values(), key=_num_bytes, reverse=True):
+        try:
+            return [_local(actor, corpus, cache_dir, is_always_copied)]
+        except DatabaseError as error:
+            logger.error("done without the corpus %s: %s", corpus.directory, error)
+    return []
+
+
+def _num_bytes(corpus: Corpus) -> int:
+    return sum(corpus.sizes.values())
 
 
 def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:

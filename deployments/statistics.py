@@ -40,19 +40,21 @@ def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | N
     except DatabaseError as error:
         logger.warning("the cluster's statistics databases are out of reach: %s", error)
         found = []
-    return next(iter([*own, *sorted(found, key=_num_bytes, reverse=True)]), None)
+    return next(iter([*own, *filter(_is_whole, found)]), None)
 
 
 def _cache_directory() -> Path:
     return Path(tempfile.gettempdir()) / "hdserve-statistics"
 
 
-def _num_bytes(directory: Path) -> int:
+def _is_whole(directory: Path) -> bool:
     try:
-        return StatisticsDatabase.open(directory).num_bytes
-    except SnapshotError:  # it is damaged, or was replaced meanwhile
+        StatisticsDatabase.open(directory)
+    except SnapshotError as error:  # it is damaged, or was replaced meanwhile
+        logger.error("not used, and fetched again the next time: %s", error)
         _discard_copy(directory)
-        return 0
+        return False
+    return True
 
 
 def _discard_copy(directory: Path | None) -> None:

@@ -99,7 +99,7 @@ class AsyncEngine:
         """Start the thread and wait until the engine is built.
 
         Raises:
-            HdserveError: it could not be built.
+            Exception: whatever building it raised.
         """
         self._thread.start()
         self._is_ready.wait()
@@ -178,6 +178,7 @@ class AsyncEngine:
             InvalidRequest: the engine refuses the sequence, or its id is in use.
             EngineGone: it had failed or was closed before.
             EngineStopped: the engine fails or is closed.
+            HdserveError: the sequence has a value nobody checked, which the log tells.
         """
         waiter = self._open(seq)
         is_ended = False

@@ -22,6 +22,7 @@ from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.forward_cost import measure_forward_cost, num_rows_to_measure
 from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.model_check import tolerance
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.shapes import Shapes
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 _NUM_CACHE_ROWS = 64
 _NUM_TRIAL_ROWS = 512
 _NUM_CACHED_TOKENS = 12
-_TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
-_TOLERANCE_FLOAT32 = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def _compile(model: LoadedModel, **options: bool) -> CompiledForward:
             difference = _difference(model, compiled)
     except Exception as error:  # of a compiler, any
         raise UnsupportedModel(f"{name} cannot be compiled: {error}") from error
-    if difference > _TOLERANCE.get(model.dtype, _TOLERANCE_FLOAT32):
+    if difference > tolerance(model.dtype):
         raise UnsupportedModel(f"{name} gives other results when compiled (by {difference:.1%})")
     logger.info("compiled %s in %.0f s", name, time.monotonic() - started)
     return compiled

@@ -21,6 +21,12 @@ _TOLERANCES = {torch.float16: 0.05, torch.bfloat16: 0.1}
 _TOLERANCE = 1e-3
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """By how much logits of the same tokens may differ, relative to how much they differ among
+    themselves."""
+    return _TOLERANCES.get(dtype, _TOLERANCE)
+
+
 def check_packed_forward(runner: ModelRunner) -> None:
     """Compare a packed forward of a draft tree with plain forwards of each of its paths.
 
@@ -53,7 +59,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
     difference = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
-    if difference > _TOLERANCES.get(model.dtype, _TOLERANCE):
+    if difference > tolerance(model.dtype):
         raise UnsupportedModel(
             f"{name} gives other results in packed forwards (by {difference:.1%}); its attention "
             "does something that is not known here"
