@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -258,8 +257,8 @@ class _Database:
             SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
                 large; nothing of it was added.
         """
-        decode = partial(Publish.decode, message, self._key.fingerprint, model=None)
-        received = await asyncio.to_thread(decode)
+        fingerprint = self._key.fingerprint
+        received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
         largest = max(map(len, received.calibrations.values()), default=0)
         if largest > MAX_CALIBRATION_BYTES:
             raise SnapshotError(
@@ -276,8 +275,9 @@ class _Database:
         """The actor that keeps a namespace; started if there is none."""
         shard = shard_of(namespace, self._config.num_shards)
         if shard not in self._actors:
-            start = partial(model_database.get_or_create, self._key, self._config)
-            self._actors[shard] = await _ask(asyncio.to_thread(start, merge_drafter_states, shard))
+            arguments = self._key, self._config, merge_drafter_states, shard
+            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
+            self._actors[shard] = await _ask(starting)
         return self._actors[shard]
 
 

@@ -25,12 +25,6 @@ class AppArgs(StrictModel):
     models."""
 
 
-def _has_key(config: str | dict[str, Any] | None) -> bool:
-    """Whether the key of the administrator is in the arguments themselves."""
-    access = config.get("access") if isinstance(config, dict) else None
-    return isinstance(access, dict) and access.get("admin_key") is not None
-
-
 def app(args: AppArgs) -> serve.Application:
     """Build the application: one deployment per model, and the gateway.
 
@@ -45,3 +39,9 @@ def app(args: AppArgs) -> serve.Application:
     config = config.model_copy(update={"access": AccessConfig()})
     models = {model.name: model_deployment(model, config) for model in config.models}
     return gateway_deployment(config, models, access)
+
+
+def _has_key(config: str | dict[str, Any] | None) -> bool:
+    """Whether the key of the administrator is in the arguments themselves."""
+    access = config.get("access") if isinstance(config, dict) else None
+    return isinstance(access, dict) and access.get("admin_key") is not None

@@ -14,11 +14,9 @@ from typing import Final, NamedTuple
 import torch
 
 from hdserve.core import SamplingParams
+from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.sampler import choose
 from hdserve.engine.top import can_be_read
-
-NO_TOKEN: Final = -1
-"""Where the logit of what was chosen is no finite number."""
 
 MAX_LOGITS: Final = 1 << 24
 """From which tokens are chosen at once, if not from one tree's: some tensors of 128 MiB."""

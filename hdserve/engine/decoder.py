@@ -10,10 +10,11 @@ from math import isfinite
 import torch
 
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
-from hdserve.engine.batched_choices import NO_TOKEN, Nodes
+from hdserve.engine.batched_choices import Nodes
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.grammar import GrammarState
+from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.sampler import (

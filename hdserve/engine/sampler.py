@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from hdserve.core import SamplingParams, TokenLogprob
-from hdserve.engine.kernels.draw import BLOCK, NUM_BINS, draw_token
+from hdserve.engine.kernels.draw import BLOCK, NO_TOKEN, NUM_BINS, draw_token
 from hdserve.engine.top import argmax, can_be_read
 from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
 
@@ -26,7 +26,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     In a sampled row the token that arrives first is chosen (:mod:`hdserve.noise`), which does not
     depend on the other rows.  Tokens as likely as the last one that
     ``top_k`` or ``top_p`` keeps are kept too.  Logits that are no numbers, of a model that
-    overflowed, give some token or -1, so that they harm no other sequence.
+    overflowed, give some token or :data:`~hdserve.engine.kernels.draw.NO_TOKEN`, so that they harm
+    no other sequence.
 
     Args:
         logits: ``[rows, vocab_size]``, penalties and biases applied.
@@ -42,7 +43,8 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
     weights = filtered_probabilities(logits, params)
     tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
-    return torch.where(logits.max(dim=-1).values.isfinite(), tokens, -1)
+    found = weights.gather(1, tokens[:, None])[:, 0]  # above 0, or no number
+    return torch.where(found > 0, tokens, NO_TOKEN)
 
 
 def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -71,7 +73,7 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
 def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
     """Whether there is such a token, its raw logit, of one row, is a number, and what was made of
     it forbids it not; a bias may make it infinite."""
-    if token_id < 0 or not isfinite(_at(logits, token_id)):
+    if token_id == NO_TOKEN or not isfinite(_at(logits, token_id)):
         return False
     return shaped is logits or _at(shaped, token_id) > -inf
 

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hdserve.core import SamplingParams
-from hdserve.engine.batched_choices import NO_TOKEN, Nodes, choose_together
+from hdserve.engine.batched_choices import Nodes, choose_together
+from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.sampler import choose_one
 from hdserve.noise import position_key
 

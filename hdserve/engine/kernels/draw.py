@@ -8,7 +8,7 @@ those, three times in all.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from hdserve.engine.kernels.vectors import (
     exponential as power_of_e,
 )
 from hdserve.noise import exponential, noise_word
+
+NO_TOKEN: Final = -1
+"""What is chosen where nothing can be: of logits that are no finite numbers."""
 
 BLOCK = 4 * NUM_LANES
 """Weights come in whole blocks; behind the vocabulary they are 0."""
@@ -145,8 +148,8 @@ def _lead(weights: Any, first: int, key: int, least: Any) -> Any:
 
 @inlined
 def _find_first(weights: Any, key: int) -> int:
-    """The column that arrives first, see :mod:`hdserve.noise`; -1 if all weights are 0."""
-    least, found = _LONGEST, -1
+    """The column that arrives first, see :mod:`hdserve.noise`; none if all weights are 0."""
+    least, found = _LONGEST, NO_TOKEN
     for first in range(0, weights.shape[1], BLOCK):
         limit = spread(np.float32(least) * _A_LITTLE_MORE)
         low = _lead(weights, first, key, limit)
@@ -176,7 +179,7 @@ def draw_token(
     scratch_at: int,
     sums_at: int,
 ) -> int:
-    """One of the columns of float32 ``[num_columns]``; -1 where none can be chosen.
+    """One of the columns of float32 ``[num_columns]``; :data:`NO_TOKEN` where none can be chosen.
 
     Args:
         inverse_temperature: finite.
