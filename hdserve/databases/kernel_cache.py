@@ -13,6 +13,7 @@ a baseline is taken where it is all the code would use.
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any, Final
 
 from filelock import FileLock
 from numba.core import caching
+
+logger = logging.getLogger(__name__)
 
 _COMPILED_TOGETHER = ("databases", "drafting")
 COMPILED_INTO_ALL: Final = (Path(__file__).parents[1] / "noise.py",)
@@ -58,7 +61,10 @@ class _StampedByAll:
 
 
 class _Provided(_StampedByAll, caching.UserProvidedCacheLocator):
-    """``NUMBA_CACHE_DIR``."""
+    """``NUMBA_CACHE_DIR``, which may have been filled before and be only readable now."""
+
+    def ensure_cache_path(self) -> None:
+        Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)  # type: ignore[no-untyped-call]
 
 
 class _InTree(_StampedByAll, caching.InTreeCacheLocator):
@@ -114,6 +120,8 @@ class KernelCache(caching.FunctionCache):
     def _save_overload(self, sig: Any, data: Any) -> None:
         try:
             super()._save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            logger.warning("what was compiled is not kept in %s: %s", self._cache_path, error)
         finally:
             self._lock.release()
 
@@ -137,5 +145,9 @@ def _baseline_of(triple: str, _name: str, features: str) -> _Baseline | None:
 
 
 def keep_compiled(function: Any, *, takes_baseline: bool = False) -> None:
-    """Load ``function``, compiled by numba, from the cache, and keep it there."""
-    function._cache = KernelCache(function.py_func, takes_baseline=takes_baseline)
+    """Load ``function``, compiled by numba, from the cache, and keep it there, if there is a place
+    for one."""
+    try:
+        function._cache = KernelCache(function.py_func, takes_baseline=takes_baseline)
+    except RuntimeError as error:
+        logger.warning("it is compiled by each process: %s", error)

@@ -111,7 +111,7 @@ class CompiledForward:
         is_cpu = next(module.parameters()).device.type == "cpu"
         chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._operators = load_operators() if uses_native and is_cpu else None
-        self.is_native = self._operators is not None and call_natively(module)
+        self.is_native = call_natively(module, is_native=self._operators is not None)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,

@@ -180,7 +180,7 @@ def _logits_at(
         for length in lengths:
             _read_context(runner, own, length, length - num_last % length)
             tested = Chunk(own, length, [1], DraftTree(1, 0))
-            neighbours = _neighbours(other, num_rows - 1)
+            neighbours = _neighbours(other, num_rows - 1, runner.max_depth)
             first = runner.forward([tested, *neighbours])[0]
             last = runner.forward([*neighbours, tested])[-1]
             assert first is not None
@@ -201,12 +201,14 @@ def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) 
             runner.forward([Chunk(segment, first, context[first:stop], None)])
 
 
-def _neighbours(segment: Segment, num_rows: int) -> list[Chunk]:
-    """A sequence with a tree of ``num_rows`` nodes, or none."""
+def _neighbours(segment: Segment, num_rows: int, max_depth: int) -> list[Chunk]:
+    """A sequence with a tree of ``num_rows`` nodes, paths no deeper than ``max_depth``, or none."""
     if not num_rows:
         return []
     tree = DraftTree(2, num_rows - 1)
-    tree.add_path([2] * (num_rows - 1), Source.OTHER)
+    for branch, first in enumerate(range(0, num_rows - 1, max_depth)):
+        length = min(max_depth, num_rows - 1 - first)
+        tree.add_path([2 + branch, *[2] * (length - 1)], Source.OTHER)
     return [Chunk(segment, 0, [2], tree)]
 
 

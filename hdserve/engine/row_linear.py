@@ -76,13 +76,14 @@ def replace_layers(module: torch.nn.Module, found: Mapping[torch.nn.Module, RowL
                 setattr(parent, name, found[child])
 
 
-def call_natively(module: torch.nn.Module) -> bool:
-    """Have compiled models call the kernel for one row, too; whether all linear layers do."""
+def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
+    """Have compiled models call the kernel for one row, too, or not; whether all linear layers
+    do."""
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     for layer in layers:
         if isinstance(layer, RowLinear):
-            layer.is_native = True
-    return all(isinstance(layer, RowLinear) for layer in layers)
+            layer.is_native = is_native
+    return is_native and all(isinstance(layer, RowLinear) for layer in layers)
 
 
 def has_row_linear(module: torch.nn.Module) -> bool:

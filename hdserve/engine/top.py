@@ -27,7 +27,8 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
     equals where there is a kernel, and everywhere in column 0, so that the likeliest token is the
-    same whatever ``k`` is.  Values are float32 where there is a kernel."""
+    same whatever ``k`` is.  Values are float32 where there is a kernel, and where a row has fewer
+    than ``k`` numbers above minus infinity the rest are that, of column 0."""
     is_bfloat16 = can_be_read(rows, torch.bfloat16)
     if not (is_bfloat16 or can_be_read(rows)):
         return _topk_of_torch(rows, k)

@@ -20,7 +20,7 @@ from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
 from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES, NUM_LANES
 from hdserve.engine.kernels.tile_attention import (
     NUMBERS_AT_ONCE,
     TAIL,
@@ -134,8 +134,8 @@ class TreeAttention:
         shape = self._shape.layers[layer]
         attended = torch.zeros((1, num_rows, num_heads, shape.value_size))
         kernel, takes_floats, kind = self._kernel(layer)
-        queries = query.transpose(1, 2)
-        queries = (queries.float() if takes_floats else queries).contiguous()
+        dtype = torch.float32 if takes_floats else torch.bfloat16
+        queries = query.transpose(1, 2).to(dtype).contiguous()
         num_pairs = columns.num_visible * num_heads
         num_pairs += columns.num_shared * shape.num_heads * PAIRS_PER_KEY
         num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
@@ -149,7 +149,8 @@ class TreeAttention:
         )
         sinks = None if sinks is None else sinks.float().contiguous()
         sinks_at = 0 if sinks is None else sinks.data_ptr()
-        terms = (scale, softcap or 0.0, window or NO_WINDOW, sinks_at)
+        window = NO_WINDOW if window is None else window
+        terms = (float(scale), float(softcap or 0.0), window, sinks_at)
 
         def work(part: int, first: int, stop: int) -> None:
             kernel(*fixed, *rooms[part], *kind, *terms, first, stop)
@@ -186,7 +187,7 @@ class TreeAttention:
 
 def can_attend_by_tiles() -> bool:
     """Whether the processor has tiles (AMX), and the system lets this process use them."""
-    has_tiles = HAS_PAIRS and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
+    has_tiles = HAS_TILES and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
     return has_tiles and bool(torch.cpu._init_amx())
 
 

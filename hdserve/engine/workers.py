@@ -38,7 +38,7 @@ class Workers:
         self.num_threads = torch.get_num_threads()
         self._threads: ThreadPoolExecutor | None = None
         self._region = _Region(self._run_parts)
-        self._next_part: Callable[[], None] = lambda: None
+        self._next_part: Callable[[], None] = _nothing
         self._errors: list[BaseException] = []
 
     @property
@@ -67,7 +67,10 @@ class Workers:
             self._share_with_own(do_parts, num_parts)
             return
         self._next_part = do_parts
-        self._openmp.GOMP_parallel(self._region, None, self.num_threads, 0)
+        try:
+            self._openmp.GOMP_parallel(self._region, None, self.num_threads, 0)
+        finally:
+            self._next_part = _nothing  # the work has tensors
         errors = self._errors
         if errors:
             self._errors = []
@@ -93,18 +96,21 @@ class Workers:
 
 
 def load_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that comes with PyTorch and that it uses, if it is GNU's."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
-        library = ctypes.CDLL(str(path))
-        library.GOMP_parallel.argtypes = (
-            _Region,
-            ctypes.c_void_p,
-            ctypes.c_uint,
-            ctypes.c_uint,
-        )
-        library.GOMP_parallel.restype = None
-        return library
+    """The OpenMP library that PyTorch uses, if it is called as GNU's is: one that was loaded before
+    it (``LD_PRELOAD``), or else the one that comes with it."""
+    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    for path in (None, *map(str, bundled)):
+        library = ctypes.CDLL(path)
+        if hasattr(library, "GOMP_parallel"):
+            parameters = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+            library.GOMP_parallel.argtypes = parameters
+            library.GOMP_parallel.restype = None
+            return library
     return None
+
+
+def _nothing() -> None:
+    """What there is to do between two regions."""
 
 
 def end_own_threads() -> None:

@@ -54,6 +54,24 @@ print(int(rebase_stamps._cache._lock.is_locked))
 """Compiles a function the second time; says whether others still wait for it."""
 
 
+FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+""" + LOADED.replace(
+    "rebase_stamps(new", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nrebase_stamps(new"
+)
+"""The same, where no file can be written to any longer."""
+
+NOWHERE = (
+    """
+from hdserve.databases import kernel_cache
+kernel_cache._Implementation._locator_classes = []
+"""
+    + LOADED
+)
+"""The same, where there is no place for code."""
+
+
 def start(cache: Path, settings: Mapping[str, str], program: str = LOADED) -> subprocess.Popen[str]:
     """``program`` in a process whose compiled code is kept in ``cache``."""
     environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(cache)}
@@ -112,6 +130,11 @@ def test_code_that_was_compiled_for_the_baseline_is_taken(tmp_path: Path) -> Non
     baseline = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
     found = [hits(start(tmp_path, settings)) for settings in (baseline, {}, {})]
     assert found == [["0", "0"], ["1", "0" if HAS_AVX512 else "1"], ["1", "1"]]
+
+
+@pytest.mark.parametrize("program", [FULL, NOWHERE], ids=["full", "nowhere"])
+def test_what_cannot_be_kept_is_compiled_all_the_same(program: str, tmp_path: Path) -> None:
+    assert hits(start(tmp_path, {}, program)) == ["0", "0"]
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:

@@ -46,6 +46,19 @@ def test_bfloat16_is_read_where_it_is(shape: tuple[int, int], num_values: int) -
         assert torch.equal(indices, wanted_indices)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_no_number_hides_none(shape: tuple[int, int]) -> None:
+    """Wherever it stands beside the largest ones."""
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(shape, generator=generator)
+    rows[torch.rand(shape, generator=generator) < 0.4] = torch.nan
+    rows[:, -1] = 9.0
+    values, indices = topk(rows, 2)
+    wanted = rows.nan_to_num(-torch.inf).topk(2)
+    assert torch.equal(values, wanted.values)
+    assert torch.equal(indices, wanted.indices)
+
+
 def test_others_are_left_to_torch() -> None:
     rows = torch.randn(3, 200)
     for other in (rows.double(), rows[:, ::2]):

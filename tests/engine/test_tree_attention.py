@@ -9,19 +9,21 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
 from hdserve.engine.placed_chunks import PlacedChunks
-from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, max_attended_rows
+from hdserve.engine.tree_attention import (
+    UNLIMITED,
+    TreeAttention,
+    can_attend_by_tiles,
+    max_attended_rows,
+)
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
-needs_tiles = pytest.mark.skipif(
-    not multiplies_tiles(CPU, torch.bfloat16), reason="the processor has no tiles"
-)
+needs_tiles = pytest.mark.skipif(not can_attend_by_tiles(), reason="the processor has no tiles")
 needs_pairs = pytest.mark.skipif(
     not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
 )
@@ -158,6 +160,45 @@ def test_where_a_prompt_is_cut_changes_no_bit(dtype: torch.dtype, sizes: tuple[i
         assert torch.equal(torch.cat(found), whole)
 
 
+@KINDS
+@pytest.mark.parametrize("num_cached", [0, 31, 92, 93, 160])
+@pytest.mark.parametrize("poison", [torch.inf, torch.nan], ids=str)
+@pytest.mark.parametrize("has_poisoned_key", [False, True])
+def test_drafts_that_overflow_spoil_only_what_follows_them(
+    has_poisoned_key: bool,
+    poison: float,
+    num_cached: int,
+    dtype: torch.dtype,
+    sizes: tuple[int, int],
+) -> None:
+    """Which is told: it is not a number."""
+    cache = make_cache(1, dtype, sizes)
+    kernel = TreeAttention(cache, Workers())
+    tree = make_tree(random.Random(num_cached), 30)
+    chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7], tree)
+    query = torch.randn(chunk.num_rows, NUM_HEADS, sizes[0]).to(dtype)
+    before = attend(kernel, [chunk], query)
+    bad = 3
+    stored = cache.read_all(0)[0 if has_poisoned_key else 1]
+    stored[0, :, num_cached + bad] = poison
+    after = attend(kernel, [chunk], query)
+    for node in range(len(tree)):
+        if bad in tree.path_to(node):
+            assert not after[node].isfinite().any()
+        else:
+            assert torch.equal(after[node], before[node])
+
+
+@pytest.mark.parametrize("sizes", [IN_VECTORS, IN_PAIRS, IN_TILES], ids=str)
+def test_queries_of_another_dtype_are_those_numbers(sizes: tuple[int, int]) -> None:
+    cache = make_cache(1, torch.bfloat16, sizes)
+    kernel = TreeAttention(cache, Workers())
+    chunk = Chunk(Segment(0, SEGMENT_ROWS), 50, [7, 8], None)
+    query = torch.randn(2, NUM_HEADS, sizes[0]).bfloat16()
+    found, wanted = (attend(kernel, [chunk], each) for each in (query.float(), query))
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
 def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
     cache = make_cache(7)
@@ -179,7 +220,7 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
 @pytest.mark.parametrize("size", [8, 64])
 def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None:
     """Whether the kernel can read such a cache or not."""
-    in_tiles = size == 64 and multiplies_tiles(CPU, dtype)
+    in_tiles = size == 64 and dtype == torch.bfloat16 and can_attend_by_tiles()
     known = {UNLIMITED} if in_tiles else {17, 64, UNLIMITED}
     assert max_attended_rows(KVShape.of_equal_layers(3, 2, size, size), dtype) in known
 

@@ -62,9 +62,9 @@ def _fill(logits: Any, weights: Any, inverse_temperature: Any) -> None:
     for column in range(0, num_columns // NUM_LANES * NUM_LANES, NUM_LANES):
         found = load(logits, (0, column))
         store(weights, (0, column), found)
-        top = larger(top, found)
+        top = larger(found, top)
     for column in range(num_columns // NUM_LANES * NUM_LANES, num_padded, NUM_LANES):
-        top = larger(top, load(weights, (0, column)))
+        top = larger(load(weights, (0, column)), top)
     shift, factor = spread(-largest(top)), spread(inverse_temperature)
     lowest = multiplied(power_of_e(spread(_LOWEST)), spread(np.float32(-1.0)))
     for column in range(0, num_padded, NUM_LANES):

@@ -127,6 +127,13 @@ def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
     return _pairs(array, indices), codegen
 
 
+def in_turns(builder: Any, first: Any, second: Any) -> Any:
+    """For the code of intrinsics: the lanes of one vector and of another, by turns."""
+    turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
+    mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
+    return builder.shuffle_vector(first, second, mask)
+
+
 def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
     """Pairs of one bfloat16 of ``array`` from ``first`` on and one from ``second`` on."""
 
@@ -137,15 +144,13 @@ def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
             pointer = pointer_to(context, builder, signature.args[0], args[0], indices)
             return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
 
-        turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
-        mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
-        return builder.shuffle_vector(load(args[1]), load(args[2]), mask)
+        return in_turns(builder, load(args[1]), load(args[2]))
 
     return _pairs(array, first, second), codegen
 
 
-def _store_halves(_context: Any, words: Any, indices: Any, vector: Any) -> Any:
-    """Sixteen float32, rounded to bfloat16, as eight of ``words``, uint32."""
+def _store_halves(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
+    """Sixteen float32, rounded to bfloat16, from ``indices`` of ``array`` on, whatever it is of."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rounded = builder.fptrunc(args[2], ir.VectorType(BFloat16(), NUM_LANES))
@@ -155,7 +160,7 @@ def _store_halves(_context: Any, words: Any, indices: Any, vector: Any) -> Any:
         builder.store(builder.bitcast(rounded, halves), place, align=2)
         return context.get_dummy_value()
 
-    return types.void(words, indices, vector), codegen
+    return types.void(array, indices, vector), codegen
 
 
 load_pairs: Any = intrinsic(_load_pairs)

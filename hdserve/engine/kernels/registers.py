@@ -19,6 +19,9 @@ HAS_AVX512: Final = "avx512f" in _features()
 HAS_PAIRS: Final = HAS_AVX512 and "avx512bf16" in _features()
 """Products of vectors of bfloat16 that are summed in pairs."""
 
+HAS_TILES: Final = HAS_PAIRS and {"amx-tile", "amx-bf16"} <= _features()
+"""Products of matrices of bfloat16."""
+
 NUM_LANES: Final = 16 if HAS_AVX512 else 8
 """Float32 of a vector, which is one register, or two where they are as short as ARM's."""
 

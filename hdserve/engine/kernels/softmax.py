@@ -39,11 +39,27 @@ def sink_of(sinks: Any, head: int) -> Any:
 
 
 @inlined
+def _top(scores: Any, place: int, begin: int, end: int) -> Any:
+    """The largest score; four vectors at a time, which do not wait for each other."""
+    a = spread(_NOTHING)
+    b, c, d = a, a, a
+    stop = begin + (end - begin) // (4 * NUM_LANES) * (4 * NUM_LANES)
+    for column in range(begin, stop, 4 * NUM_LANES):
+        a = larger(load(scores, (place, column)), a)
+        b = larger(load(scores, (place, column + NUM_LANES)), b)
+        c = larger(load(scores, (place, column + 2 * NUM_LANES)), c)
+        d = larger(load(scores, (place, column + 3 * NUM_LANES)), d)
+    for column in range(stop, end, NUM_LANES):
+        a = larger(load(scores, (place, column)), a)
+    return largest(larger(larger(a, b), larger(c, d)))
+
+
+@inlined
 def softmax(
     scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any, sink: Any
 ) -> Any:
     """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum and
-    the weight of ``sink``."""
+    the weight of ``sink``: NaN if a score is, or is infinite."""
     begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
     if softcap > _ZERO:
         for column in range(begin, end, NUM_LANES):
@@ -51,11 +67,8 @@ def softmax(
             store(scores, (place, column), multiplied(tanh(score), spread(softcap / scale)))
     _fill(scores, place, begin, low, _NOTHING)
     _fill(scores, place, high, end, _NOTHING)
-    top = spread(_NOTHING)
-    for column in range(begin, end, NUM_LANES):
-        top = larger(top, load(scores, (place, column)))
     steepness, sink_power = scale * _LOG2_E, sink * _LOG2_E
-    peak = max(steepness * largest(top), sink_power)
+    peak = max(steepness * _top(scores, place, begin, end), sink_power)
     slope, shift = spread(steepness), spread(-peak)
     weights = spread(_ZERO)
     for column in range(begin, end, NUM_LANES):

@@ -9,7 +9,8 @@ in another one than there:
   Those positions lie beside each other in the cache, be the row decoded by itself or a draft, as
   long as no draft is deeper than ``TAIL`` (what lies apart of a deeper one is added one by one as
   well); other rows of the tile have weights of zero where they see less, and adding zero changes
-  nothing;
+  nothing; values that no row of the tile weighs, of drafts perhaps, are made zero, since zero times
+  infinity is not;
 - those of the last positions, which may be a draft's ancestors and lie anywhere among the other
   drafts, are added one by one.
 """
@@ -33,9 +34,10 @@ from hdserve.engine.kernels.memory import (
     word_matrices_at,
     words_at,
 )
+from hdserve.engine.kernels.pairs import store_halves
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.softmax import sink_of, softmax
-from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, TILE_ROWS
+from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, ROW_BYTES, TILE_ROWS
 from hdserve.engine.kernels.vectors import (
     fused,
     load,
@@ -52,7 +54,6 @@ NUMBERS_AT_ONCE = NUM_SUMS * NUM_LANES
 """Of a value."""
 
 _LEFT_BYTES = TILE_ROWS * PAIRED * 2
-_ROW_BYTES = 64
 _MAX_LAST = TAIL + 256
 _ROWS_AHEAD = 32
 """So far ahead keys and values are fetched into the cache."""
@@ -82,6 +83,7 @@ class _Room(NamedTuple):
         turned: float32 ``[16, 16]``, scores of 16 keys.
         weights: uint16 ``[16, 32]``, of 16 queries for 32 positions.
         paired: uint16 ``[4 * 16, 32]``, values of these.
+        pairs: the same as float32 ``[4 * 16, 16]``.
         sums: float32 ``[16, 64]``.
         last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
     """
@@ -90,6 +92,7 @@ class _Room(NamedTuple):
     turned: npt.NDArray[np.float32]
     weights: npt.NDArray[np.uint16]
     paired: npt.NDArray[np.uint16]
+    pairs: npt.NDArray[np.float32]
     sums: npt.NDArray[np.float32]
     last: npt.NDArray[np.float32]
 
@@ -146,9 +149,9 @@ def _score(call: Call, room: _Room, tile: _Tile) -> None:
                 for ahead in range(row + _ROWS_AHEAD, row + _ROWS_AHEAD + TILE_ROWS):
                     prefetch(call.keys, (tile.kv_head, ahead, number))
             tiles.load_left(call.keys, (tile.kv_head, row, number), stride)
-            tiles.load_right(room.asked, (number // 2, 0), _ROW_BYTES)
+            tiles.load_right(room.asked, (number // 2, 0), ROW_BYTES)
             tiles.add_to_scores()
-        tiles.store_scores(room.turned, (0, 0), _ROW_BYTES)
+        tiles.store_scores(room.turned, (0, 0), ROW_BYTES)
         if tile.num_queries == 1:
             for key in range(TILE_ROWS):
                 call.scores[0, column - tile.origin + key] = room.turned[key, 0]
@@ -189,12 +192,29 @@ def _most(call: Call, tile: _Tile) -> int:
 
 
 @inlined
-def _add_block(call: Call, room: _Room, tile: _Tile, block: int, first: int) -> None:
-    """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``."""
+def _blank(room: _Room, num_positions: int) -> None:
+    """No values behind so many positions of a block."""
+    pair = num_positions // 2
+    if num_positions % 2:
+        for row in range(pair, NUM_SUMS * TILE_ROWS, TILE_ROWS):
+            for number in range(1, PAIRED, 2):
+                room.paired[row, number] = 0
+        pair += 1
+    for row in range(0, NUM_SUMS * TILE_ROWS, TILE_ROWS):
+        for place in range(row + pair, row + TILE_ROWS):
+            store(room.pairs, (place, 0), spread(_ZERO))
+
+
+@inlined
+def _add_block(
+    call: Call, room: _Room, tile: _Tile, block: int, num_weighed: int, first: int
+) -> None:
+    """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``, but for those
+    behind ``num_weighed`` positions."""
     for place in range(tile.num_queries):
         for column in range(0, PAIRED, NUM_LANES):
             weights = load(call.scores, (place, block + column))
-            tiles.store_rounded(room.weights, (place, column), weights)
+            store_halves(room.weights, (place, column), weights)
     key = tile.first_key + tile.origin + block
     for pair in range(TILE_ROWS):
         if tile.first_query == 0:
@@ -210,14 +230,16 @@ def _add_block(call: Call, room: _Room, tile: _Tile, block: int, first: int) -> 
                 (tile.kv_head, key + 2 * pair, number),
                 (tile.kv_head, key + 2 * pair + 1, number),
             )
-    tiles.load_left(room.weights, (0, 0), _ROW_BYTES)
-    tiles.load_right(room.paired, (0, 0), _ROW_BYTES)
+    if block + PAIRED > num_weighed:
+        _blank(room, num_weighed - block)
+    tiles.load_left(room.weights, (0, 0), ROW_BYTES)
+    tiles.load_right(room.paired, (0, 0), ROW_BYTES)
     _add_to_0()
-    tiles.load_right(room.paired, (TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (TILE_ROWS, 0), ROW_BYTES)
     _add_to_1()
-    tiles.load_right(room.paired, (2 * TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (2 * TILE_ROWS, 0), ROW_BYTES)
     _add_to_2()
-    tiles.load_right(room.paired, (3 * TILE_ROWS, 0), _ROW_BYTES)
+    tiles.load_right(room.paired, (3 * TILE_ROWS, 0), ROW_BYTES)
     _add_to_3()
 
 
@@ -228,8 +250,9 @@ def _add_blocks(call: Call, room: _Room, tile: _Tile, first: int) -> None:
     _clear_1()
     _clear_2()
     _clear_3()
-    for block in range(0, _most(call, tile), PAIRED):
-        _add_block(call, room, tile, block, first)
+    num_weighed = _most(call, tile)
+    for block in range(0, num_weighed, PAIRED):
+        _add_block(call, room, tile, block, num_weighed, first)
     _store_0(room.sums, (0, 0), stride)
     _store_1(room.sums, (0, NUM_LANES), stride)
     _store_2(room.sums, (0, 2 * NUM_LANES), stride)
@@ -346,6 +369,7 @@ def attend_by_tiles(
         floats_at(turned_at, TILE_ROWS, NUM_LANES),
         bfloats_at(weights_at, TILE_ROWS, PAIRED),
         bfloats_at(paired_at, NUM_SUMS * TILE_ROWS, PAIRED),
+        floats_at(paired_at, NUM_SUMS * TILE_ROWS, NUM_LANES),
         floats_at(sums_at, TILE_ROWS, NUMBERS_AT_ONCE),
         floats_at(sums_at + TILE_ROWS * NUMBERS_AT_ONCE * 4, TILE_ROWS, _MAX_LAST),
     )

@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hdserve.engine.kernels.pairs import BFloat16
+from hdserve.engine.kernels.pairs import in_turns
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import pointer_to
 
@@ -24,13 +24,14 @@ TILE_ROWS: Final = 16
 PAIRED: Final = 32
 """Numbers that one product sums up."""
 
+ROW_BYTES: Final = 64
+
 NUM_SUMS: Final = 4
 """Tiles of sums that :data:`add_to_sums` adds to in turns."""
 
 _LEFT, _RIGHT, _SCORES, _SUMS = 0, 1, 2, 4
 _NUM_TILES: Final = 8
 _BYTE, _INT64, _HALF, _WORD = (ir.IntType(bits) for bits in (8, 64, 16, 32))
-_ROW_BYTES = 64
 
 
 def _instruction(builder: Any, name: str, *args: Any) -> None:
@@ -78,7 +79,7 @@ def _on_tiles(name: str, *tiles: int) -> Any:
 def _configure(_context: Any) -> Any:
     sizes = bytearray(64)
     sizes[0] = 1  # the palette
-    sizes[16:32:2] = [_ROW_BYTES] * _NUM_TILES
+    sizes[16:32:2] = [ROW_BYTES] * _NUM_TILES
     sizes[48:56] = [TILE_ROWS] * _NUM_TILES
 
     def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
@@ -148,19 +149,6 @@ def _store_turned(_context: Any, source: Any, target: Any, column: Any) -> Any:
     return types.void(source, target, types.int64), codegen
 
 
-def _store_rounded(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
-    """``array[indices : + 16] =`` sixteen float32 rounded to bfloat16, seen as uint16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rounded = builder.fptrunc(args[2], ir.VectorType(BFloat16(), NUM_LANES))
-        halves = builder.bitcast(rounded, ir.VectorType(_HALF, NUM_LANES))
-        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(halves, builder.bitcast(pointer, halves.type.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, indices, vector), codegen
-
-
 def _store_paired(
     _context: Any, array: Any, indices: Any, source: Any, first: Any, second: Any
 ) -> Any:
@@ -174,8 +162,7 @@ def _store_paired(
             pointer = pointer_to(context, builder, signature.args[2], args[2], indices)
             return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
 
-        turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(2 * NUM_LANES)]
-        paired = builder.shuffle_vector(load(args[3]), load(args[4]), _lanes(turns))
+        paired = in_turns(builder, load(args[3]), load(args[4]))
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
         builder.store(paired, builder.bitcast(pointer, paired.type.as_pointer()), align=2)
         return context.get_dummy_value()
@@ -184,5 +171,4 @@ def _store_paired(
 
 
 store_turned: Any = intrinsic(_store_turned)
-store_rounded: Any = intrinsic(_store_rounded)
 store_paired: Any = intrinsic(_store_paired)

@@ -48,10 +48,11 @@ def _find(numbers: Any, values: Any, places: Any) -> None:
         for index in range(last + 1):
             values[row, index], places[row, index] = _NOTHING, 0
         for first in range(0, whole, _BLOCK):
-            low = larger(load(numbers, (row, first)), load(numbers, (row, first + NUM_LANES)))
-            third = load(numbers, (row, first + 2 * NUM_LANES))
-            high = larger(third, load(numbers, (row, first + 3 * NUM_LANES)))
-            block = larger(larger(low, high), spread(_NOTHING))  # which no NaN comes through
+            low = larger(load(numbers, (row, first)), spread(_NOTHING))  # without NaN
+            low = larger(load(numbers, (row, first + NUM_LANES)), low)
+            high = larger(load(numbers, (row, first + 2 * NUM_LANES)), spread(_NOTHING))
+            high = larger(load(numbers, (row, first + 3 * NUM_LANES)), high)
+            block = larger(low, high)
             if largest(block) > values[row, last]:
                 for part in range(first, first + _BLOCK, NUM_LANES):
                     quarter = larger(load(numbers, (row, part)), spread(_NOTHING))

@@ -154,6 +154,11 @@ def _named(name: str, num_arguments: int) -> Any:
     return _elementwise(lambda builder, *vectors: call_llvm(builder, name, *vectors), num_arguments)
 
 
+def _chosen(builder: Any, relation: str, a: Any, b: Any) -> Any:
+    """One instruction, where LLVM's own, which never give NaN, take three."""
+    return builder.select(builder.fcmp_ordered(relation, a, b), a, b)
+
+
 def _times_power_of_two(builder: Any, number: Any, shifted: Any) -> Any:
     """``number * 2 ** n`` for the whole ``n`` that was added to :data:`_SHIFT`, as long as it is
     neither too large nor too small for the exponent of a float32."""
@@ -247,8 +252,10 @@ store_totals: Any = intrinsic(_store_totals)
 multiplied: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fmul(a, b), 2))
 added: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fadd(a, b), 2))
 divided: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fdiv(a, b), 2))
-smaller: Any = intrinsic(_named("minnum", 2))
-larger: Any = intrinsic(_named("maxnum", 2))
+smaller: Any = intrinsic(_elementwise(lambda builder, a, b: _chosen(builder, "<", a, b), 2))
+"""Of each lane ``a`` where it is smaller, else ``b``: so ``b`` where one of them is NaN."""
+larger: Any = intrinsic(_elementwise(lambda builder, a, b: _chosen(builder, ">", a, b), 2))
+"""Of each lane ``a`` where it is larger, else ``b``: so ``b`` where one of them is NaN."""
 fused: Any = intrinsic(_named("fma", 3))
 """``a * b + c``."""
 _times_two_to: Any = intrinsic(_elementwise(_times_power_of_two, 2))
@@ -280,11 +287,12 @@ def _series(t: Any) -> Any:
 
 @inlined
 def power_of_two(x: Any) -> Any:
-    """``2 ** x`` to within two units in the last place, from -125 to 126; below, as there.
+    """``2 ** x`` to within two units in the last place, from -125 to 126; below, as there; of NaN,
+    NaN.
 
     ``x = n + t`` with a whole ``n``, and a polynomial of ``2 ** t``.
     """
-    x = larger(x, spread(_LOWEST_POWER))
+    x = larger(spread(_LOWEST_POWER), x)
     shifted = added(x, spread(_SHIFT))
     n = added(shifted, spread(-_SHIFT))
     return _times_two_to(_series(fused(n, spread(-_ONE), x)), shifted)
@@ -293,7 +301,7 @@ def power_of_two(x: Any) -> Any:
 @inlined
 def exponential(x: Any) -> Any:
     """``e ** x`` likewise, between -87 and 87; beyond, as there."""
-    x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
+    x = smaller(spread(_HIGHEST), larger(spread(_LOWEST), x))
     shifted = fused(x, spread(_LOG2_E), spread(_SHIFT))
     n = added(shifted, spread(-_SHIFT))
     t = fused(x, spread(_LOG2_E_REST), fused(x, spread(_LOG2_E), multiplied(n, spread(-_ONE))))

@@ -7,14 +7,16 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import torch
 from filelock import FileLock
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-_COMPILERS: Final = ("g++", "clang++", "c++")
 _TORCH: Final = Path(torch.__file__).parent
 _OPTIONS: Final = (
     *("-std=c++20", "-O2", "-shared", "-fPIC"),
@@ -27,8 +29,11 @@ _SHOWN_CHARACTERS = 300
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler of this machine; ``None`` if there is none."""
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+    """The C++ compiler that PyTorch takes, so ``CXX`` if that is set; ``None`` if it is not
+    there."""
+    with suppress(InvalidCxxCompiler):
+        return shutil.which(get_cpp_compiler())
+    return None
 
 
 def compile_library(source: Path) -> Path:

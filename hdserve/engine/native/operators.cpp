@@ -18,6 +18,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -89,15 +91,23 @@ void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_p
     const Work &work;
     int64_t num_items, parts;
     std::atomic<int64_t> next{0};
+    std::mutex failing{};
+    std::exception_ptr failure{};
   } shared{work, num_items, parts};
   kernels->parallel(
       [](void *data) {
         auto &shared = *static_cast<Shared *>(data);
-        for (int64_t part; (part = shared.next++) < shared.parts;)
-          shared.work(shared.num_items * part / shared.parts,
-                      shared.num_items * (part + 1) / shared.parts);
+        try {
+          for (int64_t part; (part = shared.next++) < shared.parts;)
+            shared.work(shared.num_items * part / shared.parts,
+                        shared.num_items * (part + 1) / shared.parts);
+        } catch (...) {  // which would end the process if it left the region
+          const std::lock_guard guard(shared.failing);
+          shared.failure = std::current_exception();
+        }
       },
       &shared, static_cast<unsigned>(step->num_threads), 0);
+  if (shared.failure) std::rethrow_exception(shared.failure);
 }
 
 bool are_paired(const at::Tensor &rows, const at::Tensor &weight,

@@ -140,8 +140,8 @@ class NativeOperators:
     def running(self, plan: StepPlan) -> Iterator[None]:
         """Within it, operators that this thread calls are of the step of ``plan``."""
         step = _describe(plan)  # lives until the step has ended
-        self._begin_step(step)
         try:
+            self._begin_step(step)
             yield
         finally:
             self._begin_step(None)

@@ -9,21 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
+_PAIRS = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
 _KERNELS = Path(__file__).parent
 _TESTS = [_KERNELS / "test_linear.py", _KERNELS / "test_vectors.py"]
-_TESTS += [_KERNELS.parent / "test_tree_attention.py", _KERNELS.parent / "test_sampler.py"]
+_TESTS += [_KERNELS.parent / f"test_{name}.py" for name in ("sampler", "top", "tree_attention")]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(NUM_LANES != 16, reason="this processor has none to leave unused")
-def test_kernels_do_without_avx512(tmp_path: Path) -> None:
-    """What they give is right with vectors of eight, and the same in any company."""
+@pytest.mark.parametrize(
+    ("processor", "features"),
+    [("haswell", _AVX2), ("cooperlake", _PAIRS)],
+    ids=["vectors of eight", "pairs but no tiles"],
+)
+def test_kernels_do_without(processor: str, features: str, tmp_path: Path) -> None:
+    """What they give is right, and the same in any company."""
+    if features == _PAIRS and not HAS_PAIRS:
+        pytest.skip("the processor has no products of bfloat16 in pairs")
     settings = {
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": _AVX2,
+        "NUMBA_CPU_NAME": processor,
+        "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, _TESTS)]

@@ -155,7 +155,7 @@ def make_states(
 )
 @pytest.mark.parametrize(
     ("scaling", "window", "softcap", "has_sinks"),
-    [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False)],
+    [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False), (1, 40, 30, False)],
 )
 @pytest.mark.parametrize(
     ("key_size", "value_size"),
