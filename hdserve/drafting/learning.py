@@ -37,9 +37,10 @@ from hdserve.drafting.arrays import (
     Learned,
     Scratch,
 )
-from hdserve.drafting.candidates import arrive, expand
+from hdserve.drafting.candidates import expand
 from hdserve.drafting.chances import fill_chances, learn_chances
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
+from hdserve.drafting.known_contexts import arrive
 from hdserve.drafting.mixing import (
     confidence_after,
     distance_set,

@@ -1,0 +1,52 @@
+"""The kinds of evidence: which cell holds how often evidence of one kind was right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hdserve.databases.compiled import inlined
+from hdserve.drafting.arrays import (
+    ABSENT_CELLS,
+    NUM_ORDERS,
+    NUM_TOTALS,
+    PRESENT_CELLS,
+    ROWS_PER_LEVEL,
+    SHARE_BUCKETS,
+    SHARE_STEPS,
+)
+
+
+@inlined
+def share_bucket(share: float) -> int:
+    """0 to 7 by the share of a row's count; a damaged row may say that it is above 1."""
+    return SHARE_BUCKETS[np.uint64(min(share, np.float32(1.0)) * np.float32(SHARE_STEPS))]
+
+
+@inlined
+def total_bucket(total: int) -> int:
+    if total <= 2:
+        return 0 if total <= 1 else 1
+    if total <= 16:
+        return 2 if total <= 4 else 3
+    return 4 if total <= 128 else 5
+
+
+@inlined
+def row_kind(level: int, order: int, total: int, place: int) -> int:
+    """The kind of evidence of a row: its cells are ``CELLS_PER_ROW`` from ``kind *
+    CELLS_PER_ROW`` on, those for what it lacks ``NUM_SHARES`` from ``PRESENT_CELLS + kind *
+    NUM_SHARES`` on."""
+    return ((level * NUM_ORDERS + order) * NUM_TOTALS + total) * ROWS_PER_LEVEL + place
+
+
+@inlined
+def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
+    bucket = length if length < 8 else min(15, 8 + ((length - 8) >> 2))
+    base = PRESENT_CELLS + ABSENT_CELLS + (which * 2 + is_agreeing) * 128
+    return base + bucket * 8 + min(misses, 7)
+
+
+@inlined
+def pointer_state(is_agreeing: int, length: int) -> int:
+    """1 to 6 by agreement and length; 0 is kept for no pointer."""
+    return 1 + (0 if length < 8 else (1 if length < 16 else 2)) + 3 * is_agreeing

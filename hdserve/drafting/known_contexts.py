@@ -1,0 +1,225 @@
+"""Where candidates are looked for: a place in a tree, its pointers, and the rows of the longest
+contexts that each level knows there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hdserve.databases.compiled import inlined
+from hdserve.databases.history import MATCH_TOKENS, prefetch_places
+from hdserve.databases.ngram import (
+    COUNT_SHIFT,
+    FIRST_SLOT,
+    HASH_SEED,
+    NUM_BUCKETS,
+    Ints,
+    Rows,
+    extend_hash,
+    find_row,
+    prefetch_row,
+)
+from hdserve.drafting.arrays import (
+    BIAS_INPUT,
+    CELL_LOGIT,
+    CELLS_PER_ROW,
+    CONTEXT,
+    MAX_ORDER,
+    MODEL,
+    NODE_DEPTH,
+    NUM_INPUTS,
+    NUM_ORDERS,
+    NUM_REACHES,
+    NUM_SHARES,
+    OTHERS,
+    PRESENT_CELLS,
+    RECYCLED,
+    ROWS_PER_LEVEL,
+    STATE_CONTEXT_STAMP,
+    STATISTICS,
+    Databases,
+    Learned,
+    Scratch,
+)
+from hdserve.drafting.cells import row_kind, share_bucket, total_bucket
+from hdserve.drafting.pointers import fill_suffix, predictions, refresh
+from hdserve.drafting.vectors import copy_row
+
+_TOTAL_MASK = np.uint32(0xFFFF)
+
+
+class Place(NamedTuple):
+    """Where candidates are looked for: behind a node of a tree, the last token of its text if it is
+    node 0.
+
+    Attributes:
+        levels: those that are asked, a bit each.
+        num_suffix, num_shared: how long both rows of ``scratch.suffix`` are.
+        pointers: the copy pointers.
+        predicted: the tokens both stand at; -1 for none.
+        region: the weight set of depth and confidence.
+    """
+
+    levels: int
+    num_suffix: int
+    num_shared: int
+    pointers: Ints
+    predicted: tuple[int, int]
+    region: int
+
+
+class Table(NamedTuple):
+    """The rows of a level, and how many of them are in use."""
+
+    rows: Rows
+    size: Ints
+    level: int
+
+
+@inlined
+def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
+    """The hash of each context length up to ``MAX_ORDER`` of one suffix."""
+    value = HASH_SEED
+    scratch.hashes[which, 0] = value
+    for length in range(min(num_suffix, MAX_ORDER)):
+        value = extend_hash(value, np.int64(scratch.suffix[which, length]))
+        scratch.hashes[which, length + 1] = value
+
+
+@inlined
+def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_shared: int) -> None:
+    """Begin to load what :func:`find_level` will look at."""
+    for which in range(NUM_ORDERS):
+        order = databases.orders[table.level, which]
+        if order < 0 or order > num_shared:
+            break
+        prefetch_row(table.rows, table.size[NUM_BUCKETS], scratch.hashes[1, order])
+
+
+@inlined
+def find_level(
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
+    place: Place,
+    table: Table,
+    num_hits: int,
+) -> int:
+    """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
+
+    Contexts of the request's own table reach into its prompt, those of the others do not.  Also
+    sets what a candidate gets that a row does not hold.  A hit is ``input, level, total, first
+    cell``.
+
+    Returns:
+        The new number of hits.
+    """
+    rows, level, num_buckets = table.rows, table.level, table.size[NUM_BUCKETS]
+    suffix, num_suffix, min_stamp = 1, place.num_shared, 0
+    if level == CONTEXT:
+        suffix, num_suffix = 0, place.num_suffix
+        min_stamp = databases.state[STATE_CONTEXT_STAMP]
+    found = 0
+    for which in range(NUM_ORDERS):
+        order = databases.orders[level, which]
+        if order < 0 or order > num_suffix:
+            break
+        row = find_row(rows, num_buckets, scratch.hashes[suffix, order], min_stamp)
+        if row < 0:
+            break
+        scratch.found[found] = row
+        found += 1
+    scratch.reach[level] = min(found, NUM_REACHES - 1)
+    for number in range(min(found, 1 if level == RECYCLED else ROWS_PER_LEVEL)):
+        which = found - 1 - number
+        row = scratch.found[which]
+        copy_row(scratch.rows, num_hits, rows, row)
+        total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
+        top = np.int64(rows[row, FIRST_SLOT] >> COUNT_SHIFT)
+        kind = row_kind(level, which, total_bucket(total), number)
+        share = share_bucket(np.float32(top) / np.float32(total))
+        index = level * ROWS_PER_LEVEL + number
+        cell = PRESENT_CELLS + kind * NUM_SHARES + share
+        scratch.absent_cells[index] = cell
+        scratch.template[0, index] = learned.cells[CELL_LOGIT, cell]
+        scratch.hits[num_hits, 0] = index
+        scratch.hits[num_hits, 1] = level
+        scratch.hits[num_hits, 2] = total
+        scratch.hits[num_hits, 3] = kind * CELLS_PER_ROW
+        num_hits += 1
+    return num_hits
+
+
+@inlined
+def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
+    """Begin to load the rows of the large tables."""
+    if levels & (1 << STATISTICS):
+        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
+        prefetch_level(databases, scratch, table, num_shared)
+    if levels & (1 << MODEL):
+        table = Table(databases.model, databases.model_size, MODEL)
+        prefetch_level(databases, scratch, table, num_shared)
+    if levels & (1 << OTHERS):
+        table = Table(databases.others, databases.others_size, OTHERS)
+        prefetch_level(databases, scratch, table, num_shared)
+    if levels & (1 << RECYCLED):
+        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
+        prefetch_level(databases, scratch, table, num_shared)
+
+
+@inlined
+def arrive(
+    databases: Databases,
+    scratch: Scratch,
+    levels: int,
+    node: int,
+    pointers: Ints,
+    region: int,
+    is_asked: bool,
+) -> Place:
+    """The place behind a node, with its suffixes and their hashes in ``scratch`` and its pointers
+    at what stands there.
+
+    Args:
+        is_asked: whether the databases are asked for candidates, so that their rows are loaded
+            meanwhile.
+    """
+    num_suffix, num_shared = fill_suffix(databases, scratch, node)
+    fill_hashes(scratch, 0, num_suffix)
+    fill_hashes(scratch, 1, num_shared)
+    prefetch_places(databases.places, scratch.hashes[0, MATCH_TOKENS])
+    prefetch_places(databases.model_places, scratch.hashes[1, MATCH_TOKENS])
+    if is_asked:
+        prefetch_shared(databases, scratch, levels, num_shared)
+    refresh(databases, scratch, pointers, levels, num_suffix, num_shared)
+    depth = scratch.nodes[node, NODE_DEPTH]
+    predicted = predictions(databases, scratch, pointers, depth, num_suffix)
+    return Place(levels, num_suffix, num_shared, pointers, predicted, region)
+
+
+@inlined
+def find_all(databases: Databases, learned: Learned, scratch: Scratch, place: Place) -> int:
+    """The rows of all levels that are asked; returns the number of hits."""
+    for index in range(NUM_INPUTS):
+        scratch.template[0, index] = 0.0
+        scratch.absent_cells[index] = -1
+    scratch.template[0, BIAS_INPUT] = 1.0
+    scratch.reach[:] = 0
+    levels, num = place.levels, 0
+    if levels & (1 << CONTEXT):
+        table = Table(databases.context, databases.context_size, CONTEXT)
+        num = find_level(databases, learned, scratch, place, table, num)
+    if levels & (1 << MODEL):
+        table = Table(databases.model, databases.model_size, MODEL)
+        num = find_level(databases, learned, scratch, place, table, num)
+    if levels & (1 << OTHERS):
+        table = Table(databases.others, databases.others_size, OTHERS)
+        num = find_level(databases, learned, scratch, place, table, num)
+    if levels & (1 << STATISTICS):
+        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
+        num = find_level(databases, learned, scratch, place, table, num)
+    if levels & (1 << RECYCLED):
+        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
+        num = find_level(databases, learned, scratch, place, table, num)
+    return num
