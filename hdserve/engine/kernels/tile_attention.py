@@ -7,10 +7,10 @@ in another one than there:
 - weighted values of all positions but the last ``TAIL`` are added in blocks of 32 positions,
   counted from the beginning of the sequence, by products of tiles with weights rounded to bfloat16.
   Those positions lie beside each other in the cache, be the row decoded by itself or a draft, as
-  long as no draft is deeper than ``TAIL`` (what lies apart of a deeper one is added one by one as
-  well); other rows of the tile have weights of zero where they see less, and adding zero changes
-  nothing; values that no row of the tile weighs, of drafts perhaps, are made zero, since zero times
-  infinity is not;
+  long as no draft is deeper than ``TAIL`` (what lies apart of one up to 256 deeper is added one by
+  one as well, and none may be deeper still).  Other rows of the tile have weights of zero where
+  they see less, and adding zero changes nothing; values that no row of the tile weighs, of drafts
+  perhaps, are made zero, since zero times infinity is not;
 - those of the last positions, which may be a draft's ancestors and lie anywhere among the other
   drafts, are added one by one.
 """
