@@ -26,6 +26,16 @@ def texts(page: str, language: str) -> list[str]:
     return [text for found, text in blocks(ROOT / page) if found == language]
 
 
+def measured(page: str, section: str, model: str) -> dict[str, tuple[str, str]]:
+    """What each contender did there over all tasks, one sequence at a time: tokens per second, and
+    the median of its ratios to plain decoding."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (part,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    (part,) = re.findall(rf"^### {model}\n(.*?)(?=^##|\Z)", part, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| 1 \| all \| (\S+) \| (\d+) \| ([\d.]+) \(", part, re.MULTILINE)
+    return {contender: (rate, ratio) for contender, rate, ratio in rows}
+
+
 def shell_commands() -> Iterator[list[str]]:
     """All of all pages."""
     for path in PAGES:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from itertools import pairwise
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -31,9 +33,21 @@ from deployments.protocol import ChatBody
 from deployments.routes import build_api
 from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
+from hdserve.config.deployed import read_deployed_config
 from hdserve.prompts import read_prompts
 from tests.documents import PAGES, ROOT, blocks, commands, shell_commands, texts
-from tests.k8s.manifests import K8S, TARGETS, groups, ray_service, render
+from tests.k8s.manifests import (
+    K8S,
+    TARGETS,
+    check_built_in,
+    check_pod_templates,
+    groups,
+    of_kind,
+    ray_service,
+    render,
+    serve_config,
+    unknown_keys,
+)
 
 RUN = {
     "curl": "deployments/test_page",
@@ -48,14 +62,21 @@ NOT_RUN = {
     "python benchmarks/": (10, "takes minutes to hours: its parser reads the options here"),
     "python -m": (6, "takes minutes to hours: its parser reads the options here"),
     "kubectl create -k github.com": (1, "comes from the network"),
-    "kubectl": (39, "there is no cluster: here each is run until it asks for one"),
-    "docker build": (1, "needs Docker: k8s/test_dockerfile reads what it builds from"),
+    "kubectl delete -k github.com": (1, "comes from the network, too"),
+    "kubectl": (62, "there is no cluster: here each is run until it asks for one"),
+    "docker build": (2, "needs Docker: k8s/test_dockerfile reads what it builds from"),
+    "docker save": (1, "needs Docker"),
     "kind load": (1, "needs a cluster in Docker"),
+    "minikube image load": (1, "needs a cluster"),
+    "sudo k3s ctr images import": (1, "needs a cluster"),
+    "ray": (3, "would start a cluster of many machines"),
+    "export": (2, "is the shell's own"),
+    "(umask": (1, "is the shell's own"),
     ". .venv/bin/activate": (1, "is Python's own"),
     "vllm bench serve": (1, "is vLLM's: deployments/test_vllm_bench runs it where it is installed"),
     "echo": (3, "is the system's"),
     "base64": (1, "is the system's"),
-    "openssl": (4, "is the system's"),
+    "openssl": (5, "is the system's"),
 }
 """By how they begin: how many there are, and why."""
 
@@ -110,9 +131,16 @@ def _beginning(line: str) -> str:
 
 
 def check_yaml(data: Any, directory: Path) -> None:
-    """A whole configuration, sections of one, or a part of a kustomization."""
-    if "labels" in data:
+    """A whole configuration, sections of one, or a part of a kustomization, of a Serve config file,
+    or a manifest."""
+    if data.keys() & {"images", "labels", "patches"}:
         check_kustomization(data, directory)
+        return
+    if "deployments" in data:
+        check_deployments(data, directory)
+        return
+    if "kind" in data:
+        check_built_in([data])
         return
     names = {"hierarchy"}
     for model in data.get("models", ()):
@@ -122,18 +150,48 @@ def check_yaml(data: Any, directory: Path) -> None:
 
 
 def check_kustomization(part: dict[str, Any], directory: Path) -> None:
-    """With it, each object that the Prometheus operator reads has its labels."""
-    overlay = os.path.relpath(K8S / "overlays" / "gpu", directory.resolve())
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [overlay], **part}))
+    """Each of its patches and images changes the overlay, to something that is valid; with its
+    labels each object that the Prometheus operator reads has them."""
+    plain = render("overlays/gpu")
+    for key in ("images", "patches"):
+        for item in part.get(key, ()):
+            changed = rendered_with({key: [item]}, directory)
+            assert changed != plain, item
+            check_built_in(changed)
+            (service,) = of_kind(changed, "RayService")
+            check_pod_templates(service)
+    if "labels" not in part:
+        return
     read = [
         manifest
-        for manifest in render(str(directory))
+        for manifest in rendered_with(part, directory)
         if manifest["apiVersion"].startswith("monitoring.coreos.com/")
     ]
     assert len(read) == 3
     for manifest in read:
         for item in part["labels"]:
             assert item["pairs"].items() <= manifest["metadata"]["labels"].items()
+
+
+def rendered_with(part: dict[str, Any], directory: Path) -> tuple[dict[str, Any], ...]:
+    """The overlay of GPUs with a part of a kustomization on it."""
+    place = Path(tempfile.mkdtemp(dir=directory))
+    overlay = os.path.relpath(K8S / "overlays" / "gpu", place.resolve())
+    (place / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [overlay], **part}))
+    return render(str(place))
+
+
+def check_deployments(part: dict[str, Any], directory: Path) -> None:
+    """Ray Serve and the check of the configuration take it beside the arguments of an overlay."""
+    config = serve_config(ray_service("multi-model"))
+    config["applications"][0] |= part
+    ServeDeploySchema.model_validate(config)
+    assert unknown_keys(ServeDeploySchema, config) == []
+    path = directory / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert read_deployed_config(path).config == parse_config(
+        config["applications"][0]["args"]["config"]
+    )
 
 
 def check_command(words: list[str]) -> None:
@@ -172,13 +230,13 @@ def check_kubectl(arguments: list[str]) -> None:
         for target in TARGETS
         for manifest in render(target)
     }
-    text = " ".join(arguments)
+    text = re.sub(r"\bcreate job \S+", "", " ".join(arguments))  # a new one
     text = re.sub(r"\bexec (?:-i )?(hdserve\S*)|\bhdserve/(\S+):", r"pod/\1\2 ", text)
     text = re.sub(r"\b(job|pod|secret|rayservice) (hdserve\S*)", r"\1/\2 ", text)
     for selector in re.findall(r"(?:-l |--selector=)(\S+)", text):
         wanted = dict(pair.split("=") for pair in selector.split(","))
         assert any(wanted.items() <= labels.items() for labels in pod_labels("gpu")), selector
-    named = set(re.findall(r"\b(?:pod|job|rayservice|secret)/[\w.-]+", text))
+    named = set(re.findall(r"\b(?:pod|job|cronjob|rayservice|secret|statefulset)/[\w.-]+", text))
     assert named <= names, named - names
 
 
@@ -188,7 +246,8 @@ def test_kubectl_asks_for_a_cluster(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl")
     (tmp_path / "k8s").symlink_to(K8S)
-    (tmp_path / "corpora").mkdir()
+    for name in ("corpora", "my-model"):
+        (tmp_path / name).mkdir()
     for name in ("api-keys", "prompts.jsonl", "qwen.hdb"):
         (tmp_path / name).touch()
     nobody = ["--kubeconfig=/dev/null", "--server=http://127.0.0.1:1"]

@@ -32,7 +32,7 @@ from hdserve.core import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
 )
-from tests.documents import ROOT, texts
+from tests.documents import ROOT, measured, texts
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
 from tools.config_reference import reference
@@ -86,6 +86,23 @@ def test_figures_of_drafting_agree() -> None:
     names = ("context", "model", "statistics")
     told = ", ".join(f"{name} {figures[name]}" for name in names)
     assert f"warm, at 16: {told}, all three together {float(warm):.2f}." in tuning
+
+
+@pytest.mark.parametrize("model", ["hdserve-tiny", "hdserve-mini"])
+def test_figures_of_the_engine_with_amx_agree(model: str) -> None:
+    """Those of the overview of all processors are those of its own page."""
+    page = "docs/results/engine-amx.md"
+    cold, warm = measured(page, "Cold, batch 1", model), measured(page, "Warm, batch 1", model)
+    rates = {name: int(rate) for name, (rate, _) in cold.items()}
+    ratios = [
+        f"{rates['autoregressive'] / rates['transformers']:.1f}",
+        cold["hierarchy"][1],
+        warm["hierarchy"][1],
+        f"{rates['hierarchy'] / rates['transformers-prompt-lookup']:.1f}",
+    ]
+    overview = read(ROOT / "docs/results/engine.md")
+    (found,) = re.findall(r"^\| .*AMX.*$(?:\n\| \| .*$)?", overview, re.MULTILINE)
+    assert f"{model}, bfloat16 | {' | '.join(ratios)} |" in found
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)

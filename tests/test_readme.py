@@ -11,7 +11,7 @@ import yaml
 
 from hdserve.config import load_config
 from hdserve.drafting.base import Drafter
-from tests.documents import ROOT, texts
+from tests.documents import ROOT, measured, texts
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
@@ -25,6 +25,24 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
     assert [model.name for model in load_config(path).models] == [
         model["name"] for model in yaml.safe_load(text)["models"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("begin", "page", "model"),
+    [
+        ("hdserve-tiny, two cores with AMX", "docs/results/engine-amx.md", "hdserve-tiny"),
+        ("hdserve-mini, the same", "docs/results/engine-amx.md", "hdserve-mini"),
+        ("hdserve-tiny, one core without", "docs/results/engine.md", "hdserve-tiny"),
+        ("hdserve-mini, the same", "docs/results/engine.md", "hdserve-mini"),
+    ],
+)
+def test_the_figures_are_those_of_the_page(begin: str, page: str, model: str) -> None:
+    found = measured(page, "Cold, batch 1", model)
+    contenders = ("transformers", "transformers-prompt-lookup", "autoregressive", "hierarchy")
+    *before, last = [f"{int(found[name][0]):,}" for name in contenders]
+    gain = int(found["hierarchy"][0]) / int(found["transformers"][0])
+    row = rf"^\| {begin}.* \| {' [|] '.join(before)} \| \*\*{last}\*\*, {gain:.1f} times"
+    assert re.search(row, README, re.MULTILINE), row
 
 
 def test_the_draft_source_drafts() -> None:

@@ -70,9 +70,10 @@ class GatewayConfig(StrictModel):
     """Most requests a gateway answers at a time."""
 
     max_queued_requests: int | None = Field(default=None, ge=1)
-    """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full; one more
-    is answered with 429 by the proxy.  A burst counts until it is handed out, so this should be
-    more than come in one; ``None`` lets all of them wait."""
+    """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full, or, with
+    HAProxy as the proxy, at each gateway; one more is answered with 429 by Ray Serve.  A burst
+    counts until it is handed out, so this should be more than come in one; ``None`` lets all of
+    them wait."""
 
     request_timeout_s: float | None = Field(default=None, gt=0)
     """How long an answer may take, from the arrival of the request to its last byte: what is not

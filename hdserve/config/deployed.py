@@ -138,12 +138,21 @@ def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
 
 
 def _check_deployments(deployments: Any, config: ServeConfig, place: str) -> None:
-    """What is beside ``args`` for single deployments is for some that there are."""
+    """What is beside ``args`` for single deployments is for some that there are, and counts."""
     known = [GATEWAY_DEPLOYMENT, *(deployment_name(model.name) for model in config.models)]
+    scaled = {deployment_name(m.name) for m in config.models if m.autoscaling is not None}
     for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):
-        name = item.get("name") if isinstance(item, dict) else item
+        options = item if isinstance(item, dict) else {"name": item}
+        name = options.get("name")
         if name not in known:
             raise ConfigError(
                 f"{place}.{index}.name: there is no deployment {name!r}; there are "
                 f"{', '.join(known)}"
+            )
+        scales_itself = name in scaled and options.get("autoscaling_config", {}) is not None
+        if scales_itself and options.get("num_replicas") is not None:
+            raise ConfigError(
+                f"{place}.{index}.num_replicas: Ray Serve passes over it, because this model has "
+                "`autoscaling`; give a whole `autoscaling_config` here instead, with other "
+                "min_replicas and max_replicas"
             )

@@ -74,9 +74,9 @@ class EngineConfig(StrictModel):
     """Most prompt tokens in one step."""
 
     prefill_slowdown: float = Field(default=2.0, gt=1.0)
-    """By how much prompts may lengthen a step in which others decode: so much is measured as steps
-    go by, and a chunk of a prompt is cut to it, but for 16 tokens that always go.  Prompts get more
-    where more sequences wait for theirs than decode."""
+    """How many times as long a step in which others decode may take when it has a chunk of a prompt
+    in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
+    least.  Prompts get more where more sequences wait for theirs than decode."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and
@@ -88,10 +88,11 @@ class EngineConfig(StrictModel):
     prompts, as it mostly does once a model is compiled on a CPU."""
 
     compile: bool | Literal["auto"] = "auto"
-    """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU: ``true``
-    compiles it before the first request; ``auto``, where there is a C++ compiler, the model of a
-    server: on a GPU before the first request, on a CPU beside the first ones, but there in general
-    not with ``exact: true``: answers would be others from then on."""
+    """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``
+    compiles it before the first request.  ``auto`` compiles the model of a server where there is a
+    C++ compiler: on a GPU before the first request, on a CPU beside the first ones.  With
+    ``exact: true`` on a CPU it in general does not, because answers would be others from then
+    on."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the

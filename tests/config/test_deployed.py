@@ -34,6 +34,15 @@ def serve_config(**more: Any) -> dict[str, Any]:
     return {"applications": [application(args={"config": CONFIG})], **more}
 
 
+def scaled_by_hand(options: Any) -> dict[str, Any]:
+    """An application whose only model has ``autoscaling``, and ``options`` beside that."""
+    model = {"name": "a", "model": "hdserve-mini", "autoscaling": {"max_replicas": 2}}
+    deployments = [{"name": "model-a", **options}]
+    return {
+        "applications": [application(args={"config": {"models": [model]}}, deployments=deployments)]
+    }
+
+
 def ray_service(config: Any) -> dict[str, Any]:
     text = config if isinstance(config, str) else yaml.safe_dump(config)
     return {"kind": "RayService", "spec": {"serveConfigV2": text}}
@@ -100,6 +109,10 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
             },
             "there is no deployment 'model-b'; there are gateway, model-a",
         ),
+        (
+            scaled_by_hand({"num_replicas": 3}),
+            "applications.0.deployments.0.num_replicas: Ray Serve passes over it",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
@@ -108,6 +121,20 @@ def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
         read_deployed_config(path)
     assert reason in caught.value.message
     assert caught.value.message.startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autoscaling_config": {"min_replicas": 2, "max_replicas": 4}},
+        {"num_replicas": 3, "autoscaling_config": None},
+    ],
+)
+def test_a_model_that_scales_itself_is_told_otherwise(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Other bounds, and none: both count for Ray Serve."""
+    read_deployed_config(write(tmp_path, scaled_by_hand(options)))
 
 
 def test_two_configurations_in_one_file(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
@@ -18,12 +21,20 @@ from hdserve.config import ServeConfig, parse_config
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-dev", "gpu", "multi-model")
-HELPERS = {"volume": "cpu", "statistics-job": "cpu", "database-job": "cuda"}
+HELPERS = {
+    "volume": "cpu",
+    "statistics-job": "cpu",
+    "database-job": "cuda",
+    "backup": "cpu",
+}
 """What has pods of its own beside the application, and which image they run."""
 
 WITH_PODS = (*(f"overlays/{name}" for name in OVERLAYS), *HELPERS)
 TARGETS = (*WITH_PODS, "storage")
 CRD = ROOT.parent / "shared" / "data" / "kuberay" / "ray.io_rayservices.yaml"
+
+KUBERNETES_VERSION = "1.34"
+BUILT_IN = re.compile(r"v1|(apps|batch|policy)/v1|networking\.k8s\.io/v1")
 
 Manifest = dict[str, Any]
 
@@ -46,6 +57,21 @@ def of_kind(manifests: tuple[Manifest, ...], kind: str) -> list[Manifest]:
 def ray_service(overlay: str) -> Manifest:
     (service,) = of_kind(render(f"overlays/{overlay}"), "RayService")
     return service
+
+
+def check_built_in(manifests: Iterable[Manifest]) -> None:
+    """Those of a built-in kind, strictly, by the schemas of Kubernetes; there is one."""
+    built_in = [item for item in manifests if BUILT_IN.fullmatch(item["apiVersion"])]
+    assert built_in
+    for manifest in built_in:
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+
+
+def check_pod_templates(service: Manifest) -> None:
+    """Those of a RayService as those of a Pod, which the schema of KubeRay looks at loosely."""
+    for group in groups(service):
+        pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
 
 
 def serve_config(service: Manifest) -> Manifest:
@@ -71,6 +97,10 @@ def pod_specs(manifests: tuple[Manifest, ...]) -> list[Manifest]:
         manifest["spec"]["template"]["spec"]
         for manifest in manifests
         if manifest["kind"] in ("StatefulSet", "Job")
+    ]
+    found += [
+        manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for manifest in of_kind(manifests, "CronJob")
     ]
     found += [manifest["spec"] for manifest in of_kind(manifests, "Pod")]
     for service in of_kind(manifests, "RayService"):

@@ -13,6 +13,16 @@ from deployments.metrics import METRICS, MetricInfo
 from tests.k8s.manifests import K8S
 
 _NAME = re.compile(r"\b(?:vllm:|hdserve_)\w+")
+OF_KUBERNETES = {
+    "kube_pod_status_ready": {"namespace", "pod", "condition"},
+    "kube_pod_status_phase": {"namespace", "pod", "phase"},
+    "kube_pod_container_status_restarts_total": {"namespace", "pod", "container"},
+    "kube_statefulset_status_replicas_ready": {"namespace", "statefulset"},
+    "kubelet_volume_stats_available_bytes": {"namespace", "persistentvolumeclaim"},
+    "kubelet_volume_stats_capacity_bytes": {"namespace", "persistentvolumeclaim"},
+}
+"""Series of kube-state-metrics and of the kubelets, and the labels they have."""
+
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
 

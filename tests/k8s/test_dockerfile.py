@@ -55,6 +55,15 @@ def test_programs(program: str) -> None:
     assert program in installed.split()
 
 
+def test_a_login_shell_finds_the_programs() -> None:
+    """What is sourced there has them found, whatever ``PATH`` was set to before."""
+    (line,) = re.findall(r"echo '(.*)' > /etc/profile\.d/\w+\.sh$", DOCKERFILE, re.MULTILINE)
+    (path,) = re.findall(r"^ENV PATH=([^$:]+):\$PATH \\$", DOCKERFILE, re.MULTILINE)
+    command = ["bash", "-c", f"PATH=/usr/bin\n{line}\necho $PATH"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout == f"{path}:/usr/bin\n"
+
+
 def test_compiled_code_is_where_the_pods_take_it_from() -> None:
     """And the image's user may add to it, without which numba takes nothing from it."""
     assert 'chown --recursive hdserve:hdserve "${NUMBA_CACHE_DIR}"' in DOCKERFILE

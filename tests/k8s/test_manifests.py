@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
@@ -26,6 +25,8 @@ from tests.k8s.manifests import (
     TARGETS,
     WITH_PODS,
     Manifest,
+    check_built_in,
+    check_pod_templates,
     containers,
     groups,
     of_kind,
@@ -38,25 +39,17 @@ from tests.k8s.manifests import (
 )
 from tests.k8s.operator_rules import violations
 
-KUBERNETES_VERSION = "1.34"
-BUILT_IN = re.compile(r"v1|(apps|batch|policy)/v1|networking\.k8s\.io/v1")
-
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_built_in_kinds_are_valid(target: str) -> None:
     """Each, strictly, by the schemas of Kubernetes."""
-    built_in = [item for item in render(target) if BUILT_IN.fullmatch(item["apiVersion"])]
-    assert built_in
-    for manifest in built_in:
-        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+    check_built_in(render(target))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pod_templates_are_valid(overlay: str) -> None:
     """Those of the RayService as those of a Pod, which the schema of KubeRay looks at loosely."""
-    for group in groups(ray_service(overlay)):
-        pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
-        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
+    check_pod_templates(ray_service(overlay))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -250,6 +243,20 @@ def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
         environment = {item["name"]: item.get("value") for item in container["env"]}
         wanted = None if overlay == "cpu-dev" else "1"
         assert environment.get("RAY_SERVE_ENABLE_HA_PROXY") == wanted
+
+
+def test_redis_can_be_left_out() -> None:
+    """Where there is a managed one: an overlay brings it as a component, the base has nothing of
+    it."""
+    names = {item["metadata"]["name"] for item in render("base")}
+    assert "hdserve-redis" not in names
+    for overlay in OVERLAYS:
+        kinds = {
+            item["kind"]
+            for item in render(f"overlays/{overlay}")
+            if item["metadata"]["name"] == "hdserve-redis"
+        }
+        assert kinds == {"Service", "StatefulSet", "NetworkPolicy"}
 
 
 def test_selectors_match_pods() -> None:

@@ -24,7 +24,14 @@ from deployments.routes import build_api
 from deployments.samples import Report, Sample
 from hdserve.config import default_config
 from tests.k8s.manifests import of_kind, render
-from tests.k8s.monitoring import dashboard, expressions, metric_of, rules, series_named
+from tests.k8s.monitoring import (
+    OF_KUBERNETES,
+    dashboard,
+    expressions,
+    metric_of,
+    rules,
+    series_named,
+)
 
 OWN_LABELS = {"le", "job"}
 
@@ -38,6 +45,9 @@ def test_expressions_are_promql(where: str, expression: str) -> None:
         info = metric_of(name)
         assert info is not None, f"{where}: there is no series {name}"
         labels |= {*info.owner_labels, *info.labels}
+    for name in re.findall(r"\bkube\w+", expression):
+        assert name in OF_KUBERNETES, f"{where}: {name}"
+        labels |= OF_KUBERNETES[name]
     used = re.findall(r"(\w+)\s*=~?\s*\"", expression)
     for group in re.findall(r"\bby \(([^)]*)\)", expression):
         used += [label.strip() for label in group.split(",")]
@@ -162,6 +172,22 @@ def test_a_model_without_replicas_is_missed() -> None:
         for sample in family.samples:
             models[sample.name].add(sample.labels.get("model_name", ""))
     assert models[present] - models[absent] == {"gone"}
+
+
+def test_pods_and_volumes_are_those_of_the_overlays() -> None:
+    """Namespace and names in the rules are what the operator and Kubernetes make of the manifests'
+    names."""
+    (service,) = of_kind(render("overlays/gpu"), "RayService")
+    (redis,) = of_kind(render("overlays/gpu"), "StatefulSet")
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    found = {rule["alert"]: rule["expr"] for rule in rules() if "kube" in rule["expr"]}
+    for expression in found.values():
+        assert set(re.findall(r'namespace="([^"]*)"', expression)) == {namespace}
+    (head,) = re.findall(r'pod=~"([^"]*)"', found["HdserveHeadDown"])
+    assert re.fullmatch(head, f"{name}-x7k2p-head-9qw4z")
+    assert not re.fullmatch(head, f"{name}-x7k2p-h100-worker-9qw4z")
+    (statefulset,) = re.findall(r'statefulset="([^"]*)"', found["HdserveRedisDown"])
+    assert statefulset == redis["metadata"]["name"]
 
 
 def test_the_service_is_scraped_once() -> None:

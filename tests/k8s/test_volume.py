@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,8 +59,13 @@ def helper(target: str) -> Manifest:
 def arguments(target: str) -> dict[str, Any]:
     """Of the ``hdserve`` command of a job, as the command parses them."""
     (container,) = helper(target)["containers"]
-    words: list[str] = container["command"] + container["args"]
-    assert words.pop(0) == "hdserve"
+    program, *words = container["command"] + container["args"]
+    assert program == "hdserve"
+    return parsed(words)
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What ``hdserve`` makes of its arguments."""
     current: Any = get_command(hdserve_app)
     while hasattr(current, "commands"):
         current = current.commands[words.pop(0)]
@@ -93,6 +101,29 @@ def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
     result = run_as_the_pod(pod, init_container(pod, "volume"), {MOUNT: place})
     assert result.returncode == 1
     assert "user 10001 cannot write to" in result.stderr
+
+
+def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
+    """To a volume of its own; archives of today stay."""
+    pod = helper("backup")
+    (container,) = pod["containers"]
+    script = container["command"][-1]
+    program, *words = shlex.split(script.splitlines()[0])
+    found = parsed(words)
+    assert program == "hdserve"
+    directory = application_config(ray_service("gpu")).model_database.snapshot_dir
+    assert (found["root"], found["model"]) == (directory, served_model("gpu").name)
+    with pytest.raises(AssertionError, match="is not on the volume"):
+        place_on_volume(pod, str(found["archive"]))
+    places = {"hdserve database export": "echo", "/backup": str(tmp_path)}
+    for old, new in places.items():
+        script = script.replace(old, new)
+    (tmp_path / "new.hdb").touch()
+    (tmp_path / "old.hdb").touch()
+    os.utime(tmp_path / "old.hdb", (0, 0))
+    shown = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True)
+    assert re.search(rf" {tmp_path}/qwen2.5-7b-\d{{4}}-\d\d-\d\d\.hdb ", shown.stdout)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.hdb"]
 
 
 def test_all_pods_are_one_user() -> None:
