@@ -46,25 +46,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--image", type=Path)
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     replay = args.data / "replay"
     text = [r.response for r in read_replay(replay / "alpaca-siblings.fill.jsonl.gz")]
     requests = list(read_replay(replay / "specbench-vicuna-7b.eval.jsonl.gz", 60))
     results: list[dict[str, Any]] = []
+    for row in measure(text, requests):
+        results.append(row)
+        print(json.dumps(row), flush=True)
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+    if args.image:
+        draw(results, args.image)
+
+
+def measure(text: list[tuple[int, ...]], requests: list[Any]) -> Iterator[dict[str, Any]]:
+    """Every size of either database, with both budgets."""
     for size in MODEL_SIZES:
         model, figures = make_model(text, size)
         for budget in (16, 60):
-            results.append(figures | time_drafts(requests, budget, model, None))
-            print(json.dumps(results[-1]), flush=True)
+            yield figures | time_drafts(requests, budget, model, None)
     model, _ = make_model(text, MODEL_SIZES[0])
     for size in STATISTICS_SIZES:
         statistics, figures = make_statistics(text, size)
         for budget in (16, 60):
-            results.append(figures | time_drafts(requests, budget, model, statistics))
-            print(json.dumps(results[-1]), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=2) + "\n")
-    if args.image:
-        draw(results, args.image)
+            yield figures | time_drafts(requests, budget, model, statistics)
 
 
 def stream(text: list[tuple[int, ...]], num_tokens: int) -> Iterator[npt.NDArray[np.int32]]:

@@ -1,7 +1,8 @@
 """Measure drafting on replay files and draw it: the tables and plots of docs/results/drafting.md.
 
     python benchmarks/drafting_results.py measure --data DIR --out var/drafting
-    python benchmarks/drafting_results.py plot --out var/drafting --images docs/results/images
+    python benchmarks/drafting_results.py table --data DIR --out var/drafting
+    python benchmarks/drafting_results.py plot --data DIR --out var/drafting --images IMAGES
 
 ``measure`` skips what it has measured before, so it can be interrupted.  ``DIR`` holds
 ``replay/SET.eval.jsonl.gz``, ``replay/SET.fill.jsonl.gz`` and ``baselines.json``.
@@ -38,10 +39,12 @@ FLOORS = (0.01, 0.02, 0.04, 0.08, 0.085, 0.16)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("measure", "plot", "table"))
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--images", type=Path)
     args = parser.parse_args()
+    if args.action == "plot" and args.images is None:
+        parser.error("plot needs --images")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.action == "measure":
         measure(args.data, args.out)

@@ -50,11 +50,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for result in (*at_a_time(args.data), *again(args.data)):
         results.append(result)
         print(json.dumps(result), flush=True)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=2) + "\n")
 
 

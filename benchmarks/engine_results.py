@@ -11,9 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.engine import has_interval
+
 Row = dict[str, Any]
 
 PARTS = ("draft", "forward", "verify", "rest")
+SETTING = (
+    *("model", "dtype", "state", "fill", "statistics", "prompts", "limit", "left_out"),
+    *("max_tokens", "max_draft_tokens", "temperature", "num_rounds", "hardware", "commit"),
+)
 COLOURS = ("tab:green", "tab:blue", "tab:orange", "tab:gray")
 
 
@@ -35,14 +41,14 @@ def main() -> None:
 
 def print_setting(row: Row) -> None:
     """What all rows of a file have in common."""
-    names = ("model", "dtype", "state", "temperature", "num_rounds", "hardware", "commit")
-    print(", ".join(f"{name} {row[name]}" for name in names if row.get(name) is not None), "\n")
+    print(", ".join(f"{name} {row[name]}" for name in SETTING if row.get(name) is not None), "\n")
 
 
 def print_table(rows: list[Row]) -> None:
     """One line per contender, batch size and task."""
+    interval = "95 %" if has_interval(rows[0]["num_rounds"]) else "range"
     print(
-        "| batch | task | contender | tokens/s | to autoregressive (95 %) "
+        f"| batch | task | contender | tokens/s | to autoregressive ({interval}) "
         "| tokens/step | drafted/step | step ms: draft, forward, verify, rest | accepted |"
     )
     print("|--:|---|---|--:|---|--:|--:|---|---|")
@@ -52,9 +58,10 @@ def print_table(rows: list[Row]) -> None:
             interval = f"{row['ratio_low']:.2f}..{row['ratio_high']:.2f}"
             ratio = f"{row['ratio_to_autoregressive']:.2f} ({interval})"
         parts = ", ".join(f"{row['step_ms'][part]:.2f}" for part in PARTS)
+        weights = ", random weights" if row["weights"] == "random" else ""
         accepted = ", ".join(f"{name} {count}" for name, count in row["accepted_by_source"].items())
         print(
-            f"| {row['batch_size']} | {row['task']} | {row['contender']} "
+            f"| {row['batch_size']} | {row['task']} | {row['contender']}{weights} "
             f"| {row['tokens_per_s']:.0f} | {ratio} | {row['mean_acceptance_length']:.2f} "
             f"| {row['mean_draft_tokens']:.1f} | {parts} | {accepted or '-'} |"
         )

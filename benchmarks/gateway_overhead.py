@@ -191,6 +191,8 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure and print."""
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.update(pair.split("=", 1) for pair in environment or ())
     base_url = start(port, step_ms / 1000)

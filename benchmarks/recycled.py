@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="run the models compiled")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     print("| model | state | temperature | budget, recycled | tokens/step | to plain (range) |")
     print("|---|---|--:|---|--:|---|")

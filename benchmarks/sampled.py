@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     print("| model | temperature | budget | without noise | with | accepted a step |")
     print("|---|--:|--:|--:|--:|--:|")

@@ -251,6 +251,8 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Exits with 1 when something is not as it must be."""
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
     engine = {
         "dtype": "float32",
         "exact": True,
@@ -278,19 +280,22 @@ def main(
         )
     result |= {"model": model, "engine": engine, "commit": commit(), "hardware": cpu_name()}
     result["problems"] += too_much_growth(result["processes"])
-    report(result)
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=1) + "\n")
+    report(result)
     raise typer.Exit(bool(result["problems"]))
 
 
 def too_much_growth(processes: Sequence[Mapping[str, Any]]) -> list[str]:
     """The processes of hdserve whose memory was not flat."""
-    return [
-        f"{row['name']} grew by {row['rss_growth']:.1%}"
-        for row in processes
-        if row["is_hdserve"] and (row["rss_growth"] is None or row["rss_growth"] > MAX_GROWTH)
-    ]
+    own = [(row["name"], row["rss_growth"]) for row in processes if row["is_hdserve"]]
+    gone = [f"{name} was not there in the second half" for name, growth in own if growth is None]
+    grown = [(name, growth) for name, growth in own if growth is not None and growth > MAX_GROWTH]
+    return gone + [f"{name} grew by {growth:.1%}" for name, growth in grown]
+
+
+def _shown(growth: float | None) -> str:
+    return "-" if growth is None else f"{growth:+.1%}"
 
 
 def report(result: Mapping[str, Any]) -> None:
@@ -304,9 +309,9 @@ def report(result: Mapping[str, Any]) -> None:
             row["name"],
             "yes" if row["is_hdserve"] else "",
             " .. ".join(map(str, row["rss_mib"])),
-            f"{row['rss_growth']:+.1%}",
+            _shown(row["rss_growth"]),
             " .. ".join(map(str, row["private_mib"])),
-            f"{row['private_growth']:+.1%}",
+            _shown(row["private_growth"]),
         )
     console.print(table)
     for problem in result["problems"][:20]:

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--max-mib", type=int, default=2048)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     path = args.data / "replay" / "alpaca-siblings.fill.jsonl.gz"
     text = np.concatenate([np.array(row.response, np.int32) for row in read_replay(path)])
     builder = StatisticsBuilder("synthetic", VOCAB_SIZE, max_bytes=args.max_mib << 20)

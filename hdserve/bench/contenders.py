@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import resource
 import time
 from abc import ABC, abstractmethod
@@ -72,6 +73,7 @@ class Measurement:
 
     Attributes:
         num_steps: forwards that chose tokens, summed over the sequences.
+        peak_memory_bytes: of the device, else of the process, with what all contenders hold.
     """
 
     seconds: float = 0.0
@@ -126,6 +128,8 @@ class EngineContender(Contender):
         self.is_drafting = is_drafting
         self._state = state
         self._filled: list[list[int]] = []
+        self._ready: set[str] = set()
+        """Namespaces that are in the state a round begins with, or went on from it."""
 
     @property
     def is_exact(self) -> bool:
@@ -156,10 +160,9 @@ class EngineContender(Contender):
         self._filled += [list(output) for output in outputs]
 
     def begin_round(self) -> None:
+        self._ready.clear()
         if self.is_drafting:
             self._host.own_database.clear()
-            self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, self._filled)
-            self._engine.forget_drafter_states(core.DEFAULT_NAMESPACE)
 
     def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
         """As many tokens as the answers have; when all prompts have been, the first come again."""
@@ -168,6 +171,8 @@ class EngineContender(Contender):
         found = Measurement()
         num_wanted = task.total_tokens(max_tokens)
         begin = partial(self._begin, task, max_tokens=max_tokens, sampling=sampling)
+        for turn in range(_num_turns(task, batch_size, max_tokens)):
+            self._make_ready(_namespace(turn))
         gc.collect()
         with closing(SteadyBatch(self._engine, batch_size, begin)) as batch:
             while batch.num_tokens < num_wanted:
@@ -182,6 +187,13 @@ class EngineContender(Contender):
         found.times = _times_since(times, stats.times)
         return found
 
+    def _make_ready(self, namespace: str) -> None:
+        """Bring a namespace to the state a round begins with, once a round."""
+        if self.is_drafting and namespace not in self._ready:
+            self._ready.add(namespace)
+            self._host.apply(self._host.config.name, namespace, self._filled)
+            self._engine.forget_drafter_states(namespace)
+
     def _begin(
         self, task: Task, number: int, *, max_tokens: int, sampling: dict[str, Any]
     ) -> core.Sequence:
@@ -195,7 +207,7 @@ class EngineContender(Contender):
             list(task.prompts[index].token_ids),
             SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number, **sampling),
             SpeculationParams(is_enabled=self.is_drafting, is_output_shared=self.is_drafting),
-            namespace=f"again {turn}" if turn else core.DEFAULT_NAMESPACE,
+            namespace=_namespace(turn),
             recorded_token_ids=recorded,
         )
         if self.is_drafting and self._state == "cold":
@@ -204,8 +216,24 @@ class EngineContender(Contender):
         return seq
 
 
+def _namespace(turn: int) -> str:
+    """Of the prompts when they are decoded for the first time, the second, and so on."""
+    return f"again {turn}" if turn else core.DEFAULT_NAMESPACE
+
+
+def _num_turns(task: Task, batch_size: int, max_tokens: int) -> int:
+    """How often prompts may come: of those that were begun all but ``batch_size - 1`` have ended,
+    with fewer tokens than the answers have."""
+    longest = max(task.num_tokens(index, max_tokens) for index in range(len(task.prompts)))
+    return 1 + math.ceil((batch_size - 1) * longest / task.total_tokens(max_tokens))
+
+
 class GenerateContender(Contender):
-    """Stock ``generate`` of transformers, plain or with prompt lookup."""
+    """Stock ``generate`` of transformers, plain or with prompt lookup.
+
+    What the model's own generation config asks for, such as a penalty, is left out as it is of
+    hdserve's contenders.
+    """
 
     max_batch_size = 1
 
@@ -236,11 +264,15 @@ class GenerateContender(Contender):
             found.num_steps += 1
 
         handle = module.register_forward_pre_hook(count)
+        own_config = module.generation_config
+        make_config: Any = GenerationConfig
+        module.generation_config = make_config()  # the source of what a call does not say
         module.set_attn_implementation("sdpa")
         try:
             yield
         finally:
             module.set_attn_implementation(ATTENTION_NAME)
+            module.generation_config = own_config
             handle.remove()
 
     @torch.inference_mode()
@@ -293,7 +325,8 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The peak since the last reset: of the device's allocator, else of this process."""
+    """The peak since the last reset: of the device's allocator, else of this process, whatever in
+    it needs the memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")

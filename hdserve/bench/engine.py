@@ -33,6 +33,8 @@ class Result:
         mean_acceptance_length: tokens per forward of a sequence, the bonus token included.
         mean_draft_tokens: drafted tokens per forward of a sequence.
         step_ms: where the time of one step went.
+        peak_memory_bytes: of the device, else of the process, while the contender decoded; the
+            engines and databases of all contenders are in it.
     """
 
     contender: str
@@ -217,8 +219,14 @@ def _result(
     )
 
 
+def has_interval(num_rounds: int) -> bool:
+    """Whether the extremes of so many rounds are a 95 % interval of their median, or wider."""
+    return 2 * 0.5**num_rounds <= 0.05
+
+
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the median from order statistics (the sign test)."""
+    """A 95 % interval of the median from order statistics (the sign test); the extremes where there
+    are too few for one."""
     ordered = sorted(values)
     n = len(ordered)
     tail, rank, probability = 0.0, 0, 0.5**n

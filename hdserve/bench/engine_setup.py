@@ -76,18 +76,33 @@ def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int
     return [Task(name, found) for name, found in prompts.items()]
 
 
-def replay_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
-    """Recorded requests by task, without those that leave no room for ``max_tokens``, and those
-    that are empty."""
+def replay_tasks(
+    path: Path, limit: int | None, host: ModelHost, max_tokens: int
+) -> tuple[list[Task], int]:
+    """Recorded requests by task, and how many were left out: those that leave no room for
+    ``max_tokens``, and those that are empty.
+
+    Raises:
+        ConfigError: there is no other.
+    """
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
+    num_left_out = 0
     for request in read_replay(path, limit):
         fits = len(request.prompt) + max_tokens <= host.model.max_model_len
-        if fits and request.prompt and request.response:
-            row = PromptRow(request.name, request.task, "")
-            prompts[request.task].append(EncodedPrompt(row, request.prompt, is_cut=False))
-            recorded[request.task].append(request.response)
-    return [Task(name, found, recorded[name]) for name, found in prompts.items()]
+        if not (fits and request.prompt and request.response):
+            num_left_out += 1
+            continue
+        row = PromptRow(request.name, request.task, "")
+        prompts[request.task].append(EncodedPrompt(row, request.prompt, is_cut=False))
+        recorded[request.task].append(request.response)
+    if not prompts:
+        raise ConfigError(
+            f"{path}: none of its {num_left_out} requests can be decoded; prompt and --max-tokens "
+            f"{max_tokens} together are at most {host.model.max_model_len} tokens, and neither "
+            "prompt nor response is empty"
+        )
+    return [Task(name, found, recorded[name]) for name, found in prompts.items()], num_left_out
 
 
 def encoded_prompts(

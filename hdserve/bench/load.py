@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import RequestRecord
 from hdserve.prompts import PromptRow
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class LoadPlan:
             less is burstier, more is steadier.
         seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
             sampling.
+        num_before: requests of earlier plans: this one goes on in the order of the prompts.
     """
 
     concurrency: int
@@ -35,6 +38,12 @@ class LoadPlan:
     request_rate: float = float("inf")
     burstiness: float = 1.0
     seed: int = 0
+    num_before: int = 0
+
+    def num_repeated(self, num_rows: int) -> int:
+        """Requests whose prompt, of ``num_rows``, this plan or an earlier one has asked before: a
+        server may draft from the answer."""
+        return self.num_prompts - min(self.num_prompts, max(0, num_rows - self.num_before))
 
 
 @dataclass(slots=True)
@@ -46,18 +55,21 @@ class Load:
         duration_s: from the first request to the end of the last.
         is_interrupted: whether it was stopped before the end; requests that were under way then
             are in no count.
+        num_repeated: see :meth:`LoadPlan.num_repeated`.
     """
 
     plan: LoadPlan
     records: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     is_interrupted: bool = False
+    num_repeated: int = 0
 
 
 def arrange(rows: Sequence[PromptRow], plan: LoadPlan) -> list[PromptRow]:
     """The prompts in the order in which they are sent, again from the first where they run out."""
     order = np.random.default_rng(plan.seed).permutation(len(rows))
-    return [rows[index] for index in islice(cycle(order.tolist()), plan.num_prompts)]
+    asked = islice(cycle(order.tolist()), plan.num_before, plan.num_before + plan.num_prompts)
+    return [rows[index] for index in asked]
 
 
 def arrivals_s(plan: LoadPlan) -> list[float]:
@@ -83,7 +95,7 @@ async def run_load(
     Args:
         progress: told of every request that ended.
     """
-    load = Load(plan)
+    load = Load(plan, num_repeated=plan.num_repeated(len(rows)))
     places = asyncio.Semaphore(plan.concurrency)
     started_s = time.monotonic()
 
@@ -96,18 +108,19 @@ async def run_load(
             load.records.append(record)
         progress(record)
 
-    async def send_all() -> None:
+    async def send_all() -> bool:
         async with asyncio.TaskGroup() as group:
             for item in _numbered(rows, plan):
                 group.create_task(send(*item))
+        return True
 
-    load.is_interrupted = not await _run_until(stop, send_all())
+    load.is_interrupted = not await until_stopped(stop, send_all())
     load.duration_s = time.monotonic() - started_s
     return load
 
 
-async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether ``work`` came to its end; it is cancelled when ``stop`` is set before."""
+async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What ``work`` returns; it is cancelled when ``stop`` is set before, and that is ``None``."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     both: set[asyncio.Task[Any]] = {working, stopping}
     try:
@@ -117,9 +130,7 @@ async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
         for task in both:
             task.cancel()
         await asyncio.wait(both)
-    if is_done:
-        working.result()
-    return is_done
+    return working.result() if is_done else None
 
 
 def _numbered(rows: Sequence[PromptRow], plan: LoadPlan) -> Iterator[tuple[int, PromptRow, float]]:

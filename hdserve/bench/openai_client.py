@@ -69,10 +69,15 @@ class OpenAIClient:
         assert self._session is not None, "use the client in an async with"
         return self._session
 
-    async def get_text(self, path: str) -> str | None:
-        """The body of ``path``; ``None`` where the server does not offer it."""
+    async def get_text(self, path: str, timeout_s: float | None = None) -> str | None:
+        """The body of ``path``; ``None`` where the server does not offer it.
+
+        Args:
+            timeout_s: most seconds it may take; default: as long as a request.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
-            async with self._open.get(self._base_url + path) as response:
+            async with self._open.get(self._base_url + path, timeout=timeout) as response:
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.errors import DatabaseError
 
 
@@ -56,7 +57,7 @@ def _row(line: str, where: str) -> ReplayRow:
         prompt, response = tuple(data["prompt"]), tuple(data["response"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatabaseError(f"{where}: no recorded request: {error!r}") from error
-    if not all(type(token) is int and token >= 0 for token in (*prompt, *response)):
-        raise DatabaseError(f"{where}: a token id is no natural number")
+    if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in prompt + response):
+        raise DatabaseError(f"{where}: a token id is no number from 0 to {MAX_TOKEN_ID}")
     name, task = str(data.get("id", "")), str(data.get("task") or "all")
     return ReplayRow(name, task, prompt, response)

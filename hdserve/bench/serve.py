@@ -40,6 +40,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
     is_unlimited = np.isinf(plan.request_rate)
     return {
         "num_prompts": plan.num_prompts,
+        "num_repeated_prompts": load.num_repeated,
         "max_concurrency": plan.concurrency,
         "request_rate": "inf" if is_unlimited else plan.request_rate,
         "burstiness": plan.burstiness,

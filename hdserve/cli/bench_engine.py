@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-prompt-lookup")
 STATES = ("cold", "online", "warm")
+_BATCHING = {"autoregressive", "hierarchy"}
+"""Contenders that decode several sequences together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,11 @@ class EngineOptions:
     )
     temperature: Temperature = 0.0
     state: Annotated[
-        str, typer.Option(help="Model database: cold (emptied before each request), online, warm.")
+        str,
+        typer.Option(
+            help="Model database: cold (emptied before each request; sequences that are decoded "
+            "together still draft from one another), online, warm."
+        ),
     ] = "cold"
     fill: Annotated[
         Path | None,
@@ -100,7 +106,11 @@ class EngineOptions:
             raise ConfigError(f"unknown contender {unknown[0]!r}; known: {', '.join(CONTENDERS)}")
         if self.replay is not None and "transformers-prompt-lookup" in self.contenders:
             raise ConfigError("transformers-prompt-lookup cannot follow recorded choices")
-        _ = self.sizes
+        if max(self.sizes) > 1 and not set(self.contenders) & _BATCHING:
+            raise ConfigError(
+                f"--batch-sizes {self.batch_sizes}: transformers decodes one sequence at a time; "
+                "leave out the sizes above 1, or have autoregressive or hierarchy in --compare"
+            )
 
     @property
     def contenders(self) -> list[str]:
@@ -118,9 +128,11 @@ def engine(options: EngineOptions) -> None:
     """Decode the same prompts with the same model in several ways, interleaved.
 
     Takes --prompts or --replay.  Ratios are to `autoregressive`, plain decoding with hdserve's
-    engine, within a round; the median over the rounds and its 95 % interval are given.  At batch
-    sizes that a group of prompts cannot fill, all groups are decoded together.  An interrupted job
-    goes on with the first round it has not ended when the same command is run again.
+    engine, within a round; the median over the rounds is given, with its 95 % interval, or with
+    their range where there are fewer than six.  At batch sizes that a group of prompts cannot fill,
+    all groups are decoded together.  The peak of memory is that of the process, or of the GPU, with
+    all contenders in it.  An interrupted job goes on with the first round it has not ended when the
+    same command is run again.
     """
     output = JsonOutput(options.json_path)
     with interruptible(how_to_go_on(output.file)):
@@ -129,23 +141,28 @@ def engine(options: EngineOptions) -> None:
         job = EngineJob(options, output.file)
         results = job.run()
     if output.has_text:
-        _print(results, job.setting)
+        print_results(results, job.setting)
     output.write({"results": [{**result.to_json(), **job.setting} for result in results]})
     job.journal.finish()
 
 
-def _print(results: Sequence[Result], setting: dict[str, Any]) -> None:
+def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
+    """Print a table, entitled with what all its lines are of."""
+    from hdserve.bench.engine import has_interval
+
+    weights = ", random weights" if setting["weights"] == "random" else ""
     table = Table(title=", ".join(f"{key}: {value}" for key, value in setting.items()))
-    for column in ("batch", "task", "contender", "tokens/s", "ratio", "95 %", "accepted length"):
+    interval = "95 %" if has_interval(results[0].num_rounds) else "range"
+    for column in ("batch", "task", "contender", "tokens/s", "ratio", interval, "accepted length"):
         table.add_column(column, justify="right" if column not in {"task", "contender"} else "left")
-    for column in ("drafted", "draft ms", "forward ms", "verify ms", "rest ms", "peak MB"):
+    for column in ("drafted", "draft ms", "forward ms", "verify ms", "rest ms", "process MB"):
         table.add_column(column, justify="right")
     for row in results:
         ratio, low, high = row.ratio_to_autoregressive, row.ratio_low, row.ratio_high
         table.add_row(
             str(row.batch_size),
             row.task,
-            row.contender,
+            row.contender + weights,
             f"{row.tokens_per_s:.1f}",
             "-" if ratio is None else f"{ratio:.3f}",
             "-" if low is None or high is None else f"{low:.3f}..{high:.3f}",
@@ -154,4 +171,6 @@ def _print(results: Sequence[Result], setting: dict[str, Any]) -> None:
             *(f"{row.step_ms[part]:.2f}" for part in ("draft", "forward", "verify", "rest")),
             f"{row.peak_memory_bytes / 1e6:.0f}",
         )
-    Console(width=170, markup=False).print(table)
+    if setting["state"] == "cold" and max(row.batch_size for row in results) > 1:
+        table.caption = "above batch 1, sequences that are decoded together draft from one another"
+    Console(width=190, markup=False).print(table)

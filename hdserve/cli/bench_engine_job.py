@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hdserve.bench.contenders import Contender, EngineContender, State
+from hdserve.bench.contenders import Contender, EngineContender, State, Task
 from hdserve.bench.engine import Result, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
@@ -46,28 +46,24 @@ class EngineJob:
         self._host = _make_host(options, compiles=compiles)
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
-        self._shown = _shown(options, self._host, compiles=compiles)
+        self._tasks, num_left_out = _tasks(options, self._host)
+        self._shown = _shown(options, self._host, compiles=compiles) | {"left_out": num_left_out}
         self.journal = Journal(result_path, self._shown | _unshown(options))
         state = cast("State", options.state)
         self._contenders = make_contenders(options.contenders, self._host, state)
 
     def run(self) -> list[Result]:
         """Run all rounds that the journal does not hold, at all batch sizes."""
-        options, host = self._options, self._host
-        if options.replay is not None:
-            tasks = replay_tasks(options.replay, options.limit, host, options.max_tokens)
-        else:
-            assert options.prompts is not None
-            tasks = prompt_tasks(options.prompts, options.limit, host, options.max_tokens)
+        options = self._options
         if options.fill is not None:
             self._fill(options.fill)
         results: list[Result] = []
         able = sum(_num_able(self._contenders, size) for size in options.sizes)
-        with progress("decoding", able * options.rounds * len(tasks)) as bar:
+        with progress("decoding", able * options.rounds * len(self._tasks)) as bar:
             for size in options.sizes:
                 runs = run_rounds(
                     self._contenders,
-                    tasks,
+                    self._tasks,
                     batch_size=size,
                     max_tokens=options.max_tokens,
                     sampling={"temperature": options.temperature},
@@ -112,6 +108,14 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
     return make_host(options.model, engine, options.max_draft_tokens, options.random_weights)
 
 
+def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
+    """What is decoded, and how many recorded requests of the file are not."""
+    if options.replay is not None:
+        return replay_tasks(options.replay, options.limit, host, options.max_tokens)
+    assert options.prompts is not None
+    return prompt_tasks(options.prompts, options.limit, host, options.max_tokens), 0
+
+
 def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
     """Of what the results depend on, what is shown beside them."""
     is_cuda = host.model.device.type == "cuda"
@@ -119,15 +123,24 @@ def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[s
         "model": options.random_weights or options.model,
         "weights": "random" if options.random_weights else "real",
         "choices": "recorded" if options.replay else "the model's",
+        "prompts": _file_name(options.prompts or options.replay),
+        "limit": options.limit,
+        "max_tokens": options.max_tokens,
+        "max_draft_tokens": options.max_draft_tokens,
         "exact": options.exact,
         "compiled": compiles,
         "state": options.state,
+        "fill": _file_name(options.fill),
         "statistics": _statistics_name(options, host),
         "commit": commit(),
         "dtype": str(host.model.dtype).removeprefix("torch."),
         "num_threads": host.num_threads,
         "hardware": host.device_name if is_cuda else f"{cpu_name()}, {host.num_threads} threads",
     }
+
+
+def _file_name(path: Path | None) -> str | None:
+    return None if path is None else path.name
 
 
 def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
@@ -140,12 +153,9 @@ def _unshown(options: EngineOptions) -> dict[str, Any]:
     files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
         "statistics": [source_digest(path) for path in options.statistics or ()],
-        "max_tokens": options.max_tokens,
         "batch_sizes": options.sizes,
         "compare": options.compare,
         "temperature": options.temperature,
-        "limit": options.limit,
-        "max_draft_tokens": options.max_draft_tokens,
     }
 
 

@@ -53,7 +53,8 @@ class ReplayOptions:
         ),
     ]
     fill: Annotated[
-        list[Path] | None, typer.Option(help="Recorded requests that warm the model database.")
+        list[Path] | None,
+        typer.Option(help="Recorded requests that warm the model database in --mode warm."),
     ] = None
     statistics: Annotated[
         list[Path] | None,
@@ -65,7 +66,16 @@ class ReplayOptions:
             help="What the model database holds: nothing, what was replayed, what --fill has, too."
         ),
     ] = ReplayMode.COLD
-    budget: Annotated[int, typer.Option(help="Most drafted tokens in a step.", min=0)] = 16
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            help="Most drafted tokens in a step; default: `max_draft_tokens` of the configuration, "
+            "which is 16.",
+            show_default=False,
+            min=0,
+            max=256,
+        ),
+    ] = None
     floor: Annotated[
         float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)
     ] = 0.0
@@ -73,7 +83,8 @@ class ReplayOptions:
         bool, typer.Option(help="Prompts enter the model database as well as responses.")
     ] = False
     drafter: Annotated[
-        str | None, typer.Option(help="Name of one drafter, instead of a configuration.")
+        str | None,
+        typer.Option(help="Name of one drafter, with the options that --config has for it."),
     ] = None
     config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None
     concurrency: Annotated[
@@ -106,13 +117,16 @@ def replay(options: ReplayOptions) -> None:
     the drafters and the model database again, in the same order, and are not drafted for again.
     """
     drafting = _drafting(options)
+    if options.fill and options.mode is not ReplayMode.WARM:
+        told = f"--fill is left out: in --mode {options.mode} nothing warms the model database"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
     output = JsonOutput(options.json_path)
     shown = _shown(options, drafting)
     with interruptible(how_to_go_on(output.file)):
         journal = Journal(output.file, shown | _unshown(options, drafting))
         result = _run(options, drafting, journal)
     if output.has_text:
-        title = f"{options.evaluate.name}, {options.mode}, budget {options.budget}"
+        title = f"{options.evaluate.name}, {options.mode}, budget {drafting.max_draft_tokens}"
         Console(markup=False).print(_table(result, title))
     interruptions = {"interruptions": journal.num_interruptions}
     output.write(shown | result.as_json() | interruptions)
@@ -122,7 +136,11 @@ def replay(options: ReplayOptions) -> None:
 def _drafting(options: ReplayOptions) -> DraftingConfig:
     found = load_drafting(options.config)
     if options.drafter is not None:
-        found = found.model_copy(update={"drafters": (DrafterConfig(name=options.drafter),)})
+        kept = tuple(each for each in found.drafters if each.name == options.drafter)
+        kept = kept or (DrafterConfig(name=options.drafter),)
+        found = found.model_copy(update={"drafters": kept})
+    if options.budget is not None:
+        found = found.model_copy(update={"max_draft_tokens": options.budget})
     return with_min_score(found, options.floor) if options.floor else found
 
 
@@ -130,28 +148,34 @@ def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
     """Of what the result depends on, what is written beside it."""
     return {
         "eval": options.evaluate.name,
-        "fill": [path.name for path in options.fill or ()],
+        "limit": options.limit,
+        "fill": [path.name for path in _fill_files(options)],
         "statistics": [path.name for path in options.statistics or ()],
         "mode": str(options.mode),
-        "budget": options.budget,
+        "config": options.config and options.config.name,
+        "budget": drafting.max_draft_tokens,
         "floor": options.floor,
         "share_prompts": options.share_prompts,
         "concurrency": options.concurrency,
         "drafters": [each.name for each in drafting.drafters],
+        "database_mib": options.database_mib,
+        "statistics_mib": options.statistics_mib,
+        "commit": commit(),
     }
 
 
 def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
     """The rest of what the result depends on."""
-    files = (options.evaluate, *(options.fill or ()), *(options.statistics or ()))
+    files = (options.evaluate, *_fill_files(options), *(options.statistics or ()))
     return {
         "digests": [source_digest(path) for path in files],
         "drafting": drafting.model_dump(mode="json"),
-        "limit": options.limit,
-        "database_mib": options.database_mib,
-        "statistics_mib": options.statistics_mib,
-        "commit": commit(),
     }
+
+
+def _fill_files(options: ReplayOptions) -> list[Path]:
+    """What the mode has warm the model database."""
+    return (options.fill or []) if options.mode is ReplayMode.WARM else []
 
 
 def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> ReplayResult:
@@ -159,13 +183,17 @@ def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> 
     rows = list(read_replay(options.evaluate, options.limit))
     if not rows:
         raise ConfigError(f"{options.evaluate}: there is no recorded request in it")
-    is_warm = options.mode is ReplayMode.WARM
-    fills = [row for path in options.fill or () for row in read_replay(path)] if is_warm else []
+    fills = [row for path in _fill_files(options) for row in read_replay(path)]
     database = ModelDatabase(options.database_mib << 20, share_prompts=options.share_prompts)
     corpus = open_statistics(options.statistics or [], options.statistics_mib << 20)
     drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
     run = Replay(
-        drafters, database, options.mode, options.budget, drafting.max_depth, options.concurrency
+        drafters,
+        database,
+        options.mode,
+        drafting.max_draft_tokens,
+        drafting.max_depth,
+        options.concurrency,
     )
     with progress("filling", len(fills)) as bar:
         run.fill(fills, bar.advance)

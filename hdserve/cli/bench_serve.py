@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -50,7 +51,7 @@ class LoadOptions:
     ] = "1,8,32,128"
     num_prompts: Annotated[
         int | None,
-        typer.Option(help="Requests per concurrency; default: every prompt once.", min=1),
+        typer.Option(help="Requests per concurrency; default: as many as prompts.", min=1),
     ] = None
     request_rate: Annotated[
         float, typer.Option(help="Mean arrivals a second; default: as concurrency allows.")
@@ -79,8 +80,10 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.api not in get_args(Api):
             raise ConfigError(f"--api is one of {', '.join(get_args(Api))}")
-        if self.request_rate <= 0 or self.burstiness <= 0:
-            raise ConfigError("--request-rate and --burstiness must be above 0")
+        if not self.request_rate > 0 or not 0 < self.burstiness < math.inf:
+            raise ConfigError(
+                "--request-rate and --burstiness must be numbers above 0, and --burstiness finite"
+            )
 
     @property
     def target(self) -> Target:
@@ -138,10 +141,10 @@ class LoadOptions:
         Raises:
             ConfigError: ``concurrency`` is no list of numbers.
         """
-        num_requests = self.num_prompts or num_rows
+        num = self.num_prompts or num_rows
         return [
-            LoadPlan(places, num_requests, self.request_rate, self.burstiness, self.seed)
-            for places in numbers("--concurrency", self.concurrency)
+            LoadPlan(places, num, self.request_rate, self.burstiness, self.seed, num_before=k * num)
+            for k, places in enumerate(numbers("--concurrency", self.concurrency))
         ]
 
 
@@ -150,13 +153,16 @@ def serve(options: LoadOptions) -> None:
     """Send prompts to a running server and report latencies and throughput.
 
     The keys of the results are those of `vllm bench serve`. Requests refused with 429 are counted
-    apart from those that failed. Ctrl-C ends it, and what was measured until then is written. When
-    the same command is run again, it goes on with the first concurrency it has not ended, from that
-    one's first request. Exits with 1 when a request failed.
+    apart from those that failed. Each concurrency begins with the prompts that the one before has
+    not asked; where prompts come again, a server may draft from their answers, and the results
+    count such requests. Ctrl-C ends it, and what was measured until then is written. When the same
+    command is run again, it goes on with the first concurrency it has not ended, from that one's
+    first request. Exits with 1 when a request failed.
     """
     output = JsonOutput(options.json_path)
     rows = _rows(options)
     plans = options.plans(len(rows))
+    _warn(plans)
     bounds, target = options.bounds, options.target
     settings = _settings(options)
     journal = Journal(output.file, settings | _unshown(options, plans))
@@ -175,13 +181,23 @@ def serve(options: LoadOptions) -> None:
     if output.has_text:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
-    if results.is_interrupted:
+    if results.is_interrupted or len(results.rows) < len(plans):
         told = f"interrupted; {how_to_go_on(output.file)}"
         Console(stderr=True, highlight=False, soft_wrap=True).print(told)
         raise typer.Exit(EXIT_INTERRUPTED)
     journal.finish()
     if any(row["failed"] for row in results.rows):
         raise typer.Exit(1)
+
+
+def _warn(plans: Sequence[LoadPlan]) -> None:
+    """Of a concurrency that is never reached."""
+    most = max(plan.concurrency for plan in plans)
+    num_prompts = plans[0].num_prompts
+    if num_prompts < most:
+        told = f"of --concurrency {most} no more than {num_prompts} are reached: so many requests "
+        told += "are sent; --num-prompts has more sent"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
 
 
 def _rows(options: LoadOptions) -> list[PromptRow]:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hdserve.bench.load import Load, LoadPlan, run_load
+from hdserve.bench.load import Load, LoadPlan, run_load, until_stopped
 from hdserve.bench.openai_client import Api, OpenAIClient
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
@@ -22,6 +22,8 @@ from hdserve.prompts import PromptRow
 
 _METRICS_AGE_S = 1.1
 """A gateway may answer ``/metrics`` with what it heard up to a second ago."""
+
+_METRICS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ async def measure(
     """Run the plans one after the other until Ctrl-C.
 
     Args:
-        keep: told what came of each, with the model and what the server drafted meanwhile.
+        keep: told what came of each, with the model and what the server drafted meanwhile, if it
+            says so before Ctrl-C.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C before the first load.
@@ -64,11 +67,11 @@ async def measure(
         await _check(client, rows[0])
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        before = await _draft_totals(client, model)
-        for plan in plans:
+        before = await until_stopped(stop, _draft_totals(client, model))
+        for plan in () if stop.is_set() else plans:
             with _progress(plan) as progress:
                 load = await run_load(client, rows, plan, stop=stop, progress=progress)
-            after = await _draft_totals(client, model) if before else None
+            after = await until_stopped(stop, _draft_totals(client, model)) if before else None
             keep(load, model, after.since(before) if after and before else None)
             before = after
             if stop.is_set():
@@ -101,7 +104,7 @@ async def _check(client: OpenAIClient, row: PromptRow) -> None:
 
 async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
     await asyncio.sleep(_METRICS_AGE_S)
-    text = await client.get_text("/metrics")
+    text = await client.get_text("/metrics", _METRICS_TIMEOUT_S)
     try:
         return None if text is None else read_draft_totals(text, model)
     except ValueError:  # another text than that of Prometheus

@@ -60,6 +60,7 @@ def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """A line per load; a figure that a row lacks is ``-``."""
     columns = {
         "concurrency": "max_concurrency",
+        "prompts again": "num_repeated_prompts",
         "completed": "completed",
         "rejected": "rejected",
         "failed": "failed",

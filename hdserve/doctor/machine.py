@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +27,9 @@ _MIN_PYTHON = (3, 11)
 _IMPORT_TIMEOUT_S = 120.0
 _HTTP_TIMEOUT_S = 2.0
 _MIN_PORT, _MAX_PORT = 1024, 65535
+_OWN_TITLE = b'"title":"hdserve"'
+"""Near the beginning of the ``/openapi.json`` of hdserve, and of no other server."""
+
 _CONNECT_TIMEOUT_S = 3.0
 
 
@@ -116,20 +120,23 @@ def check_port(port: int) -> Iterator[Finding]:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            yield _taken_port(port)
+        except OSError as error:
+            yield _closed_port(port) if error.errno == errno.EACCES else _taken_port(port)
             return
     yield ok("port", f"{port} is free")
 
 
+def _closed_port(port: int) -> Finding:
+    text = f"nobody but root may listen on {port}"
+    return failure("port", text, f"hdserve serve --port {_free_port(_MIN_PORT - 1)}")
+
+
 def _taken_port(port: int) -> Finding:
-    try:
-        url = f"http://127.0.0.1:{port}/version"
+    with suppress(OSError, ValueError, http.client.HTTPException):  # no answer, or one of its own
+        url = f"http://127.0.0.1:{port}/openapi.json"
         with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
-            if b'"version"' in answer.read(1000):
+            if _OWN_TITLE in answer.read(1000):
                 return ok("port", f"hdserve answers on {port}")
-    except (OSError, ValueError, urllib.error.URLError):
-        pass
     text = f"another program listens on {port}; 'ss -ltnp' shows which"
     return failure("port", text, f"hdserve serve --port {_free_port(port)}")
 

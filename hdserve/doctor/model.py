@@ -11,13 +11,12 @@ from hdserve.config import ModelConfig
 from hdserve.databases.statistics_info import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
+from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
-
-_PICKLED = "pytorch_model*.bin"
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
@@ -75,11 +74,15 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     if model.chat_template is not None:
         yield _chat_template(model.name, model.chat_template)
     place = Path(resolve_model(model.model))
-    if place.is_dir() and not _weight_files(model):
-        text = f"{place} has no *.safetensors"
-        if any(place.glob(_PICKLED)):
+    faults = [*weight_faults(model)] if place.is_dir() else []
+    if faults:
+        yield failure(subject, "; ".join(faults), _download(model))
+        return
+    if place.is_dir() and not weight_files(model):
+        text = f"{place} has no {WHOLE}"
+        if any(place.glob(PICKLED)):
             remedy = "load_format: auto  # which loads pickled weights; they can run code"
-            yield failure(subject, f"{text}, but {_PICKLED}", remedy)
+            yield failure(subject, f"{text}, but {PICKLED}", remedy)
         else:
             yield failure(subject, text, _download(model))
         return
@@ -129,15 +132,3 @@ def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
         text = f"{model.statistics} was made with another tokenizer; it is served without them"
         return warning(subject, text, f"{build} {shlex.quote(model.statistics)}")
     return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
-
-
-def weight_bytes(model: ModelConfig) -> int:
-    """Of the files of a local model; 0 of one of the hub."""
-    return sum(path.stat().st_size for path in _weight_files(model))
-
-
-def _weight_files(model: ModelConfig) -> list[Path]:
-    """Of a local model; those of the hub are not asked for."""
-    place = Path(resolve_model(model.model))
-    found = list(place.glob("*.safetensors"))
-    return found if found or model.load_format == "safetensors" else list(place.glob(_PICKLED))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,8 @@ class StandIn:
         self.headers: list[dict[str, str]] = []
         self.num_open = self.max_num_open = 0
         self.num_answered_to_end: int | None = None
+        self.num_metrics_answered = sys.maxsize
+        self.num_metrics_asked = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -66,6 +69,9 @@ class StandIn:
         return web.json_response({"data": [{"id": MODEL}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.num_metrics_asked += 1
+        if self.num_metrics_asked > self.num_metrics_answered:
+            await asyncio.sleep(60)
         num_answers = len(self.bodies)
         samples = [Sample(name, value * num_answers) for name, value in DRAFTS.items()]
         by_position = "vllm:spec_decode_num_accepted_tokens_per_pos"

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
-from hdserve.bench.contenders import EngineContender, GenerateContender, Measurement, Run, Task
-from hdserve.bench.engine import Runs, filling, run_rounds
+from benchmarks import engine_results
+from hdserve.bench.contenders import (
+    EngineContender,
+    GenerateContender,
+    Measurement,
+    Run,
+    State,
+    Task,
+)
+from hdserve.bench.engine import Result, Runs, filling, run_rounds
 from hdserve.bench.engine_setup import replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.cli import app
+from hdserve.cli.bench_engine import print_results
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost
@@ -60,6 +71,10 @@ def bench(*arguments: str) -> Any:
         (("bench", "engine", "--state", "warm"), "--state warm and --fill belong together"),
         (("bench", "engine", "--fill", "x"), "--state warm and --fill belong together"),
         (("bench", "engine", "--compare", "hierarchy,x"), "unknown contender 'x'"),
+        (
+            ("bench", "engine", "--compare", "transformers", "--batch-sizes", "1,4"),
+            "--batch-sizes 1,4: transformers decodes one sequence at a time",
+        ),
         (("bench", "engine", "--replay", "x"), "exactly one of --prompts and --replay"),
         (("check-lossless", "--dtype", "int3"), "engine.dtype"),
     ],
@@ -84,9 +99,49 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path) -> None:
     ]
     path = tmp_path / "replay.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (task,) = replay_tasks(path, None, make_host(), 8)
+    (task,), num_left_out = replay_tasks(path, None, make_host(), 8)
+    assert num_left_out == 2
     assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
     assert task.recorded == [(6, 7)]
+
+
+def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replay.jsonl"
+    path.write_text('{"prompt": [5], "response": [6]}\n')
+    with pytest.raises(ConfigError, match="none of its 1 requests can be decoded"):
+        replay_tasks(path, None, make_host(), 1 << 20)
+
+
+def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files, limits, what was left out and how far the rounds were apart; where weights are noise,
+    every line says so."""
+    rows = [{"prompt": [5, 6], "response": [7, 8, 9]}, {"prompt": [5], "response": []}]
+    path, out = tmp_path / "replay.jsonl", tmp_path / "out.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--replay", str(path), "--model", "hdserve-mini", "--no-compile", "--rounds", "1"]
+    options += ["--compare", "autoregressive,hierarchy", "--batch-sizes", "1,2"]
+    options += ["--state", "warm", "--fill", str(path), "--max-tokens", "3", "--limit", "2"]
+    outcome = bench("bench", "engine", *options, "--json", str(out))
+    assert "range" in outcome.stdout
+    assert "95 %" not in outcome.stdout
+    results = json.loads(out.read_text())["results"]
+    for row in results:
+        named = {"prompts": path.name, "fill": path.name, "limit": 2, "left_out": 1}
+        named |= {"max_tokens": 3, "max_draft_tokens": 16, "weights": "real"}
+        assert named.items() <= row.items()
+    noise = [{**row, "weights": "random", "num_rounds": 6} for row in results]
+    engine_results.print_setting(noise[0])
+    engine_results.print_table(noise)
+    setting, _, head, _, *lines = capsys.readouterr().out.strip().splitlines()
+    assert f"prompts {path.name}, limit 2, left_out 1, max_tokens 3" in setting
+    assert "to autoregressive (95 %)" in head
+    assert [line.count("random weights") for line in lines] == [1] * 4
+    fields = {field.name for field in dataclasses.fields(Result)}
+    made = [Result(**{name: row[name] for name in fields}) for row in noise]
+    print_results(made, noise[0])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("random weights" in line for line in lines if "│" in line) == 4
+    assert any("95 %" in line for line in lines)
 
 
 def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:
@@ -98,7 +153,7 @@ def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:
     host = make_host()
     use_statistics(host, [path], is_replay=True)
     hierarchy = EngineContender("hierarchy", host, is_drafting=True, state="cold")
-    (task,) = replay_tasks(path, 1, host, len(answer))
+    (task,), _ = replay_tasks(path, 1, host, len(answer))
     measured = to_the_end(hierarchy.run(task, 1, len(answer), {"temperature": 0.0}))
     assert measured.drafts.accepted_by_source[Source.STATISTICS] > len(answer) // 2
 
@@ -159,17 +214,18 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
         assert all(one.num_steps == one.drafts.num_steps > 0 for one in measured)
 
 
-def test_a_round_knows_nothing_of_the_round_before() -> None:
-    """Cold ones all draft the same, with the calibration that ships."""
+@pytest.mark.parametrize(("state", "batch_size"), [("cold", 1), ("online", 3)])
+def test_a_round_knows_nothing_of_the_round_before(state: State, batch_size: int) -> None:
+    """All draft the same, with the calibration that ships, also for prompts that come again."""
     host = make_host()
     prompts = [
         EncodedPrompt(PromptRow(text, "all", text), tuple(host.tokenizer.encode(text)), False)
         for text in TEXTS
     ]
     runs = run_rounds(
-        [EngineContender("hierarchy", host, is_drafting=True, state="cold")],
+        [EngineContender("hierarchy", host, is_drafting=True, state=state)],
         [Task("all", prompts)],
-        batch_size=1,
+        batch_size=batch_size,
         max_tokens=60,
         sampling={"temperature": 0.0},
         num_rounds=3,
@@ -177,6 +233,46 @@ def test_a_round_knows_nothing_of_the_round_before() -> None:
     first, *others = runs["hierarchy", "all"]
     assert first.drafts.num_draft_tokens > 0
     assert all(other.drafts == first.drafts for other in others)
+
+
+def test_prompts_that_come_again_are_warm() -> None:
+    """They draft from what fills the database, and from nothing else at first."""
+    host = make_host()
+    prompt = EncodedPrompt(
+        PromptRow("a", "all", TEXTS[0]), tuple(host.tokenizer.encode(TEXTS[0])), False
+    )
+    contender = EngineContender("hierarchy", host, is_drafting=True, state="warm")
+    (answer,) = contender.answers([prompt], 60)
+    contender.fill_with([answer])
+    contender.begin_round()
+    found = to_the_end(contender.run(Task("all", [prompt]), 4, 60, {"temperature": 0.0}))
+    assert found.num_steps < 0.5 * found.num_tokens
+    for namespace in ("default", "again 1", "again 2", "again 3"):
+        partition = host.own_database.partition(namespace)
+        assert partition is not None
+        assert partition.num_tokens >= len(answer)
+
+
+def test_transformers_decode_as_hdserve_does() -> None:
+    """Whatever the model's own generation config asks for."""
+    host = make_host()
+    module: Any = host.model.module
+    own = GenerationConfig.from_dict({"repetition_penalty": 1000.0, "no_repeat_ngram_size": 1})
+    module.generation_config = own
+    prompt = EncodedPrompt(
+        PromptRow("a", "all", TEXTS[0]), tuple(host.tokenizer.encode(TEXTS[0])), False
+    )
+    wanted = EngineContender("plain", host, is_drafting=False, state="cold")
+    (answer,) = wanted.answers([prompt], 60)
+    assert len(set(answer)) < 60
+    seen: list[int] = []
+    embeddings = module.get_input_embeddings()
+    handle = embeddings.register_forward_pre_hook(lambda _, ids: seen.extend(ids[0][0].tolist()))
+    contender = GenerateContender("transformers", host, looks_up=False)
+    to_the_end(contender.run(Task("all", [prompt]), 1, 60, {"temperature": 0.0}))
+    handle.remove()
+    assert seen == [*prompt.token_ids, *answer[:-1]]
+    assert module.generation_config is own
 
 
 def test_slots_are_full_to_the_end() -> None:

@@ -146,6 +146,16 @@ def test_wrong_rows_are_named(tmp_path: Path, line: str) -> None:
         list(read_replay(path))
 
 
+def test_ids_of_no_vocabulary_are_named(tmp_path: Path) -> None:
+    """What is kept by id would need all memory there is."""
+    path = tmp_path / "r.jsonl"
+    path.write_text(
+        '{"prompt": [1048575], "response": [2]}\n{"prompt": [1048576], "response": [2]}'
+    )
+    with pytest.raises(DatabaseError, match="line 2: a token id is no number from 0 to 1048575"):
+        list(read_replay(path))
+
+
 def test_drafting_section_of_a_config(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("drafting:\n  drafters:\n  - name: context\n")
@@ -191,6 +201,44 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
     assert figures["draft_latency_us"]["p50"] > 0
     assert figures["observe_latency_us"]["p99"] > 0
     assert figures["database_bytes"] > 0
+
+
+def test_a_configuration_says_how_much_is_drafted(tmp_path: Path) -> None:
+    """And with what options, of one drafter, too; a budget of its own comes before."""
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    config, out = tmp_path / "c.yaml", tmp_path / "out.json"
+    options = "{name: hierarchy, options: {max_nodes: 2}}"
+    config.write_text(
+        f"drafting: {{max_draft_tokens: 3, drafters: [{options}, {{name: context}}]}}"
+    )
+    command = ["bench", "replay", "--eval", str(evaluate), "--json", str(out)]
+
+    def figures(*options: str) -> dict[str, Any]:
+        arguments = [*command, "--config", str(config), *options]
+        outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert outcome.exit_code == 0
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    assert figures()["budget"] == 3
+    found = figures("--drafter", "hierarchy", "--budget", "8", "--limit", "1")
+    assert (found["budget"], found["drafters"]) == (8, ["hierarchy"])
+    assert found["mean_draft_tokens"] <= 2
+    assert (found["config"], found["limit"], found["database_mib"]) == ("c.yaml", 1, 256)
+    assert found["commit"]
+    outcome = CliRunner().invoke(app, [*command, "--budget", "1000000"])
+    assert (outcome.exit_code, "--budget" in outcome.output) == (2, True)
+
+
+def test_what_fills_nothing_is_told(tmp_path: Path) -> None:
+    """It is not named as what the result is of."""
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    out = tmp_path / "out.json"
+    command = ["bench", "replay", "--eval", str(evaluate), "--fill", str(evaluate)]
+    outcome = CliRunner().invoke(app, [*command, "--mode", "cold", "--json", str(out)])
+    assert outcome.exit_code == 0
+    assert "--fill is left out: in --mode cold nothing warms" in outcome.stderr
+    assert json.loads(out.read_text())["fill"] == []
 
 
 def test_warm_needs_a_fill_file(tmp_path: Path) -> None:

@@ -113,6 +113,9 @@ def test_goodput(server: StandIn, tmp_path: Path) -> None:
         (("--extra-body", "[1]"), "--extra-body"),
         (("--goodput", "itl:3"), "--goodput"),
         (("--request-rate", "0"), "--request-rate"),
+        (("--request-rate", "nan"), "--request-rate"),
+        (("--burstiness", "inf"), "--burstiness"),
+        (("--burstiness", "nan"), "--burstiness"),
     ],
 )
 def test_wrong_options_are_named(
@@ -208,6 +211,46 @@ def test_interrupted_it_goes_on(server: StandIn, tmp_path: Path) -> None:
     assert [row["completed"] for row in found["results"]] == [4, 4, 4]
     assert len(server.bodies) == 1 + 4 + 4
     assert not journal.exists()
+
+
+@pytest.mark.parametrize("num_answered", [0, 1])
+def test_interrupted_between_loads(server: StandIn, tmp_path: Path, num_answered: int) -> None:
+    """Ctrl-C while ``/metrics`` does not answer: a load that had ended is kept."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"turns": ["good"]}\n' * 4)
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    command += ["--json", str(out), "--concurrency", "2,1"]
+    server.num_metrics_answered = num_answered
+    told = interrupt_when(lambda: server.num_metrics_asked > num_answered, *command)
+    assert "interrupted; the same command goes on where it was" in told
+    rows = json.loads(out.read_text())["results"]
+    assert [row["completed"] for row in rows] == [4] * num_answered
+    server.num_metrics_answered = sys.maxsize
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    rows = json.loads(out.read_text())["results"]
+    assert [row["completed"] for row in rows] == [4, 4]
+    assert len(server.bodies) == 2 + 4 + 4
+
+
+def test_each_load_goes_on_in_the_order_of_the_prompts(server: StandIn, tmp_path: Path) -> None:
+    """Only when all were asked they come again, and that is counted."""
+    texts = [f"good {number}" for number in range(7)]
+    options = ("--concurrency", "1,2,3,2", "--num-prompts", "3", "--detailed")
+    _, rows = bench(server, tmp_path, texts, *options)
+    names = [row["names"] for row in rows]
+    assert len({name for load in names[:2] for name in load}) == 6
+    assert len({name for load in names[:3] for name in load}) == 7
+    assert [row["num_repeated_prompts"] for row in rows] == [0, 0, 2, 3]
+
+
+def test_a_concurrency_that_cannot_be_reached_is_told(server: StandIn, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["good"]}\n' * 2)
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    told = CliRunner().invoke(app, [*command, "--concurrency", "1,3"], catch_exceptions=False)
+    assert "of --concurrency 3 no more than 2 are reached" in told.stderr
+    told = CliRunner().invoke(app, [*command, "--concurrency", "1,2"], catch_exceptions=False)
+    assert "reached" not in told.stderr
 
 
 def test_arrivals_keep_rate_and_burstiness() -> None:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from benchmarks.server import free_port
+from deployments.documented_api import DocumentedApi
 from hdserve.cli import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.doctor.configuration import (
@@ -31,6 +33,7 @@ from hdserve.doctor.configuration import (
 from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
 from hdserve.doctor.model import check_compiler, check_device, check_model
+from hdserve.doctor.weights import weight_bytes
 from hdserve.models import bundled_model_path, bundled_statistics
 from tests.closed import closed as closed_directory
 
@@ -80,6 +83,8 @@ def configured(**model: Any) -> ModelConfig:
 
 
 MODELS = [{"name": "m", "model": "hdserve-mini"}]
+
+API = DocumentedApi(needs_key=False, title="hdserve", version="1", description="LLM.").openapi()
 
 
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
@@ -224,6 +229,58 @@ def test_port() -> None:
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         assert verdicts(check_port(port)) == ["failure"]
+
+
+class Answering:
+    """A server that sends the same bytes whatever it is asked."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._answer_once)
+        self._thread.start()
+
+    def _answer_once(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (b"220 mail.example ESMTP\r\n", "failure"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"version":"0.33.0"}', "failure"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"openapi":"3.1.0","info":{"title":"FastAPI"}}', "failure"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(API, separators=(",", ":")).encode(), "ok"),
+    ],
+)
+def test_who_listens(answer: bytes, verdict: str) -> None:
+    """hdserve is told from other servers, and from what does not speak HTTP."""
+    with contextlib.closing(Answering(answer)) as server:
+        assert verdicts(check_port(server.port)) == [verdict]
+
+
+def test_a_port_that_is_for_root(tmp_path: Path) -> None:
+    """Nobody listens there; none may."""
+    code = (
+        "from hdserve.doctor.machine import check_port; (found,) = check_port(80); "
+        "print(found.text, found.remedy, sep=chr(10))"
+    )
+    apart = ["unshare", "--user", "--net"]  # whose root this process is not
+    command = [*apart, sys.executable, "-c", code]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("there are no namespaces here")
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    text, remedy = found.stdout.splitlines()
+    assert text == "nobody but root may listen on 80"
+    assert remedy == "hdserve serve --port 1024"
 
 
 def test_another_port_is_one_that_is_free() -> None:
@@ -396,3 +453,50 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
     assert verdicts(check_model(bare)) == ["failure"]
     pickled = configured(model=str(tmp_path / "m"), load_format="auto")
     assert verdicts(check_model(pickled)) == ["ok", "ok"]
+
+
+def copied(directory: Path, *left_out: str) -> Path:
+    """A bundled model without some of its files."""
+    source = bundled_model_path("hdserve-mini")
+    assert source is not None
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns(*left_out))
+    return directory
+
+
+def test_a_model_whose_files_do_not_belong_together(tmp_path: Path) -> None:
+    """What is missing, or is there in part, is named."""
+
+    def fault(place: Path) -> str:
+        (finding,) = check_model(configured(model=str(place)))
+        assert verdicts([finding]) == ["failure"]
+        return finding.text
+
+    bare = copied(tmp_path / "bare", "config.json")
+    assert fault(bare) == f"{bare} has no config.json"
+
+    cut = copied(tmp_path / "cut") / "model.safetensors"
+    os.truncate(cut, cut.stat().st_size - 1)
+    assert fault(cut.parent).startswith(f"{cut} is damaged: ")
+
+    sharded = copied(tmp_path / "sharded")
+    (sharded / "model.safetensors").rename(sharded / "a.safetensors")
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    assert fault(sharded) == f"{sharded}/b.safetensors is missing, which {index.name} names"
+    index.write_text("{")
+    assert fault(sharded).startswith(f"{index}: cannot be read: ")
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    assert verdicts(check_model(configured(model=str(sharded)))) == ["ok", "ok"]
+
+
+def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
+    """In the dtype of the engine, and once, whatever other copies lie beside them."""
+    place = copied(tmp_path / "m")
+    shutil.copy(place / "model.safetensors", place / "consolidated.safetensors")
+
+    def num_bytes(dtype: str) -> int:
+        return weight_bytes(configured(model=str(place), engine={"device": "cpu", "dtype": dtype}))
+
+    file_bytes = (place / "model.safetensors").stat().st_size
+    assert num_bytes("bfloat16") == file_bytes
+    assert num_bytes("float32") == pytest.approx(2 * file_bytes, rel=0.01)

@@ -1,0 +1,93 @@
+"""The weights of a model on this machine: the files transformers reads, and their faults."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from safetensors import SafetensorError, safe_open
+
+from hdserve.config import ModelConfig
+from hdserve.engine.devices import pick_device, pick_dtype
+from hdserve.errors import ConfigError
+from hdserve.models import resolve_model
+
+PICKLED = "pytorch_model*.bin"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_FLOAT_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
+"""Of a number, by dtype, of tensors that are loaded in ``engine.dtype``; others are quantised and
+stay as they are."""
+
+
+def weight_files(model: ModelConfig) -> list[Path]:
+    """What is read of a local model, there or not; those of the hub are not asked for.
+
+    Raises:
+        ConfigError: the index of its shards cannot be read.
+    """
+    place = Path(resolve_model(model.model))
+    if (place / WHOLE).exists():
+        return [place / WHOLE]
+    if (place / INDEX).exists():
+        return _shards(place / INDEX)
+    return [] if model.load_format == "safetensors" else sorted(place.glob(PICKLED))
+
+
+def weight_faults(model: ModelConfig) -> Iterator[str]:
+    """What keeps the files of a local model from being loaded."""
+    place = Path(resolve_model(model.model))
+    if not (place / "config.json").is_file():
+        yield f"{place} has no config.json"
+    try:
+        files = weight_files(model)
+    except ConfigError as error:
+        yield error.message
+        return
+    for path in files:
+        if not path.is_file():
+            yield f"{path} is missing, which {INDEX} names"
+        elif path.suffix == ".safetensors":
+            try:
+                with safe_open(path, "numpy"):
+                    pass
+            except (OSError, SafetensorError) as error:
+                yield f"{path} is damaged: {error}"
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Of a local model once it is loaded; of pickled weights, those of their files.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    itemsize = pick_dtype(model.engine.dtype, pick_device(model.engine.device)).itemsize
+    num_bytes = 0
+    with suppress(ConfigError, OSError, SafetensorError):  # which is said of the model
+        for path in weight_files(model):
+            is_pickled = path.suffix != ".safetensors"
+            num_bytes += path.stat().st_size if is_pickled else _loaded_bytes(path, itemsize)
+    return num_bytes
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index}: cannot be read: {error!r}") from error
+    return sorted(index.parent / name for name in names)
+
+
+def _loaded_bytes(path: Path, itemsize: int) -> int:
+    """Of the tensors of a file, floating-point numbers of ``itemsize`` bytes each."""
+    num_bytes = path.stat().st_size
+    with safe_open(path, "numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            tensor = file.get_slice(name)
+            stored = _FLOAT_BYTES.get(tensor.get_dtype(), itemsize)
+            num_bytes += (itemsize - stored) * math.prod(tensor.get_shape())
+    return num_bytes

@@ -1,0 +1,76 @@
+"""Scripts of ``benchmarks``: what is wrong shows before hours of measuring, not after them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import drafting_latency, drafting_results, recycled, sampled, statistics_build
+from benchmarks.serving_load import report, too_much_growth
+from hdserve.errors import HdserveError
+
+SMALL = ("--models", "hdserve-mini")
+
+
+@pytest.mark.parametrize(
+    ("main", "options"),
+    [
+        (statistics_build.main, ("--data", "none")),
+        (drafting_latency.main, ("--data", "none")),
+        (recycled.main, ("--prompts", "none", *SMALL)),
+        (sampled.main, ("--prompts", "none", *SMALL)),
+    ],
+    ids=lambda value: getattr(value, "__module__", ""),
+)
+def test_a_place_for_results_is_made_first(
+    main: Callable[[], None],
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "not" / "yet" / "out.json"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchmark", *options, "--out", str(out)])
+    with pytest.raises(HdserveError):  # there is nothing to measure
+        main()
+    assert out.parent.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [(("plot",), "--data"), (("table",), "--data"), (("plot", "--data", "x"), "--images")],
+)
+def test_drafting_results_say_what_they_need(
+    options: tuple[str, ...],
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["drafting_results", *options, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit):
+        drafting_results.main()
+    assert missing in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_process_that_died_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no memory to compare; others of its name have."""
+
+    def process(growth: float | None, *mib: float) -> dict[str, Any]:
+        sizes = {"rss_mib": list(mib), "private_mib": list(mib)}
+        growths = {"rss_growth": growth, "private_growth": growth}
+        return {"name": "replica", "is_hdserve": True, **sizes, **growths}
+
+    processes = [process(0.2, 100.0, 120.0), process(None), process(0.01, 100.0, 101.0)]
+    problems = too_much_growth(processes)
+    assert problems == ["replica was not there in the second half", "replica grew by 20.0%"]
+    names = ("sent", "right", "rejected", "abandoned", "wrong", "failed", "output_tokens_per_s")
+    report({**dict.fromkeys(names, 0), "processes": processes, "problems": problems})
+    shown = capsys.readouterr().out
+    assert "+20.0%" in shown
+    assert "+1.0%" in shown
