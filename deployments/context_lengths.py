@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from deployments.generation import ModelInfo
 from hdserve.errors import HdserveError
@@ -40,11 +40,15 @@ class ContextLengths:
         self._known[info.name] = info.max_model_len
         return info
 
-    async def of(self, models: Iterable[str]) -> dict[str, int]:
-        """The lengths, in tokens, of those that are known or known soon."""
+    async def of(self, models: Iterable[str], unasked: Collection[str] = ()) -> dict[str, int]:
+        """The lengths, in tokens, of those that are known or known soon.
+
+        Args:
+            unasked: models that are not asked, because that would start a replica.
+        """
         names = tuple(models)
         for name in names:
-            if name not in self._known and name not in self._questions:
+            if name not in self._known and name not in self._questions and name not in unasked:
                 self._questions[name] = asyncio.create_task(self._ask(name))
         open_questions = [self._questions[name] for name in names if name in self._questions]
         if open_questions:

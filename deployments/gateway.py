@@ -92,6 +92,8 @@ class Gateway:
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
         }
+        self._startable = {m.name for m in config.models if m.min_num_replicas == 0}
+        """Models that may have no replica: to ask one would start it, and keep it from ending."""
         # gRPC instead of calls of Ray actors: half the processor time a message.
         direct = {name: handle.options(_by_reference=False) for name, handle in handles.items()}
         self._unary = dict(direct)
@@ -214,7 +216,7 @@ class Gateway:
     async def context_lengths(self) -> dict[str, int]:
         """How many tokens fit into the models, by their own names; without those of which no
         replica has answered yet."""
-        return await self._context_lengths.of(self._configs)
+        return await self._context_lengths.of(self._configs, unasked=self._startable)
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
@@ -246,8 +248,7 @@ class Gateway:
         await self._call_all(model, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self, timeout_s: float) -> list[str]:
-        """The models of which no replica answers, but for those that may have none: to ask one
-        would start it, and keep it from ever ending."""
+        """The models of which no replica answers, but for those that may have none."""
 
         async def is_ready(name: str) -> bool:
             try:
@@ -256,7 +257,7 @@ class Gateway:
                 return False
             return True
 
-        names = [name for name, config in self._configs.items() if config.min_num_replicas > 0]
+        names = [name for name in self._configs if name not in self._startable]
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 

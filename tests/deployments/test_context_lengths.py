@@ -47,6 +47,20 @@ def test_a_model_is_asked_until_it_has_answered() -> None:
     asyncio.run(run())
 
 
+def test_models_that_would_be_started_are_not_asked() -> None:
+    """What they have said before is known."""
+
+    async def run() -> None:
+        models = Models()
+        lengths = ContextLengths(models.describe)
+        assert await lengths.of("ad", unasked="d") == {"a": 97}
+        await lengths.describe("d")
+        assert await lengths.of("ad", unasked="d") == {"a": 97, "d": 100}
+        assert models.asked == ["a", "d"]
+
+    asyncio.run(run())
+
+
 def test_the_last_answer_counts() -> None:
     """Whoever asked: a replica may have room for less than the one it replaces."""
     sizes = iter((2048, 1024))
