@@ -1,13 +1,20 @@
-"""How hypothesis searches in all tests, and which tests may run at the same time."""
+"""How hypothesis searches in all tests, with how many threads, and which tests may run at the same
+time."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
-RAY_DIRECTORIES = ("tests/actors/", "tests/chaos/", "tests/deployments/")
+RAY_TESTS = (
+    *("tests/actors/", "tests/chaos/", "tests/deployments/"),
+    *("tests/fuzz/test_openapi.py", "tests/test_serve_command.py"),
+)
+
+torch.set_num_threads(1)
 
 settings.register_profile(
     "hdserve",
@@ -28,6 +35,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "ray" if path.startswith(RAY_DIRECTORIES) else path
+            return "ray" if path.startswith(RAY_TESTS) else path
 
     return Scheduler(config, log)

@@ -31,8 +31,6 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-torch.set_num_threads(1)
-
 VOCAB_SIZE = 61
 MAX_POSITIONS = 256
 

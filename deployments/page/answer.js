@@ -9,42 +9,51 @@ export class Answer {
   constructor(label) {
     this.text = "";
     this.reasoning = "";
-    this.reasoningElement = null;
-    this.steps = []; // [{tokens: [{text, source}], draft: [...]}]
+    this.steps = []; // [{number, tokens: [{text, source}], draft: [...]}]
+    this.unplaced = []; // steps of which nobody knows yet whether they are reasoning
+    this.undrawn = []; // [{step, thought, said}]
+    this.numTokens = 0;
+    this.numDrafts = 0;
+    this.numDraftedTokens = 0;
+    this.acceptedBySource = Object.fromEntries(SOURCES.map((source) => [source, 0]));
     this.finishReason = null;
     this.startedMs = performance.now();
     this.firstMs = null;
     this.lastMs = null;
-    this.summary = null;
+    this.reasoningElement = null;
     this.element = element("div", { class: "answer", role: "group", "aria-label": label, "aria-busy": "true" });
     this.element.addEventListener("keydown", (event) => this.#move(event));
+    this.told = element("p", { class: "answer-end" });
+    this.parts = [this.element, this.told];
   }
 
   add(chunk) {
-    if (chunk.metrics) this.summary = { ...chunk.metrics.speculative_decoding, ...chunk.usage };
     const choice = chunk.choices[0];
     if (!choice) return;
     this.lastMs = performance.now();
     this.firstMs ??= this.lastMs;
     const content = choice.delta.content ?? "";
+    const hadText = this.text !== "";
     this.text += content;
     this.reasoning += choice.delta.reasoning_content ?? "";
     this.finishReason = choice.finish_reason ?? this.finishReason;
-    const step = { tokens: choice.token_sources ?? [], draft: choice.draft ?? [] };
-    if (step.tokens.length) {
-      this.steps.push(step);
-      const [thought, said] = divided(step.tokens, content.length);
+    if (choice.token_sources?.length) this.#count(choice.token_sources, choice.draft ?? []);
+    if (this.text || this.reasoning) this.#place(hadText ? Infinity : content.length);
+  }
+
+  // Shows what has come since the last time.
+  draw() {
+    for (const { step, thought, said } of this.undrawn.splice(0)) {
       if (thought.length) this.#addStep(this.#reasoningElement(), step, thought);
       if (said.length) this.#addStep(this.element, step, said);
     }
   }
 
-  end() {
+  end(told) {
+    this.#place(Infinity);
+    this.draw();
     this.element.setAttribute("aria-busy", "false");
-  }
-
-  get numTokens() {
-    return this.steps.reduce((sum, step) => sum + step.tokens.length, 0);
+    this.told.textContent = told;
   }
 
   // Tokens after the first step over the time since it: what the reader sees.
@@ -60,14 +69,35 @@ export class Answer {
 
   // Tokens per verified draft: the one the model adds to each counts.
   get meanAcceptanceLength() {
-    const drafts = this.steps.filter((step) => step.draft.length);
-    return drafts.reduce((sum, step) => sum + step.tokens.length, 0) / drafts.length;
+    return this.numDraftedTokens / this.numDrafts;
   }
 
-  get acceptedBySource() {
-    const counts = Object.fromEntries(SOURCES.map((source) => [source, 0]));
-    for (const step of this.steps) for (const token of step.tokens) if (token.source in counts) counts[token.source] += 1;
-    return counts;
+  #count(tokens, draft) {
+    const step = { number: this.steps.length + 1, tokens, draft };
+    this.steps.push(step);
+    this.unplaced.push(step);
+    this.numTokens += tokens.length;
+    for (const { source } of tokens) if (source in this.acceptedBySource) this.acceptedBySource[source] += 1;
+    if (!draft.length) return;
+    this.numDrafts += 1;
+    this.numDraftedTokens += tokens.length;
+  }
+
+  // The tokens of the last `numSaid` characters are the answer's; those before, marks included, are reasoning.
+  #place(numSaid) {
+    const steps = this.unplaced.splice(0);
+    const length = steps.reduce((sum, { tokens }) => tokens.reduce((part, { text }) => part + text.length, sum), 0);
+    let numThought = numSaid ? length - numSaid : Infinity;
+    for (const step of steps) {
+      const thought = [];
+      const said = [];
+      for (const token of step.tokens) {
+        const isThought = numThought > 0 && token.text.length <= numThought;
+        numThought = isThought ? numThought - token.text.length : 0;
+        (isThought ? thought : said).push(token);
+      }
+      this.undrawn.push({ step, thought, said });
+    }
   }
 
   #reasoningElement() {
@@ -80,17 +110,15 @@ export class Answer {
 
   // One element a step and one a token: of each block only one step is in the tab order, arrows move between them.
   #addStep(block, step, tokens) {
-    const index = this.steps.length;
-    const numAccepted = count(step);
     const made = element("span", {
       class: "step",
-      tabindex: block.querySelector(":scope > .step") ? "-1" : "0",
-      onmouseenter: () => showDraft(made, step, index),
+      tabindex: block.lastElementChild?.matches(".step") ? "-1" : "0",
+      onmouseenter: () => showDraft(made, step),
       onmouseleave: hideDraft,
-      onfocus: () => showDraft(made, step, index),
+      onfocus: () => showDraft(made, step),
       onblur: hideDraft,
     });
-    made.dataset.accepted = numAccepted;
+    made.dataset.accepted = step.tokens.filter((token) => token.source !== "plain").length;
     for (const token of tokens) {
       if (token.text) made.append(element("span", { class: `token ${token.source}` }, token.text));
     }
@@ -101,24 +129,11 @@ export class Answer {
     const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
     const steps = [...this.element.querySelectorAll(":scope > .step, [open] > .step")];
     const at = steps.indexOf(document.activeElement);
-    if (event.key === "Escape") hideDraft();
     if (at < 0 || !(event.key in moves)) return;
     event.preventDefault();
     const next = steps[Math.min(steps.length - 1, Math.max(0, at + moves[event.key]))];
-    steps[at].tabIndex = -1;
+    next.parentElement.querySelector(':scope > .step[tabindex="0"]').tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   }
-}
-
-// Tokens of reasoning and its marks, and those of the last `numSaid` characters.
-function divided(tokens, numSaid) {
-  let at = tokens.length;
-  for (let rest = numSaid; at > 0 && rest > 0; at -= 1) rest -= tokens[at - 1].text.length;
-  const thought = tokens.slice(0, at);
-  return thought.some((token) => token.text) ? [thought, tokens.slice(at)] : [[], tokens];
-}
-
-function count(step) {
-  return step.tokens.filter((token) => token.source !== "plain").length;
 }

@@ -1,32 +1,38 @@
 // The gateway as the page uses it: the same routes as any other client.
 
-const KEY = "hdserve-key";
+import { Kept } from "./storage.js";
 
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, { status = 0, key = "" } = {}) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, key });
+  }
+
+  get isOfKey() {
+    return this.status === 401 || this.status === 403;
   }
 }
 
-export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
-};
+export const key = new Kept(() => sessionStorage, "hdserve-key");
 
 async function call(path, options = {}) {
+  const sent = key.get();
   const headers = { ...options.headers };
-  if (key.get()) headers.authorization = `Bearer ${key.get()}`;
-  const response = await fetch(path, { ...options, headers, credentials: "omit" });
+  if (sent) headers.authorization = `Bearer ${sent}`;
+  const response = await fetch(path, { ...options, headers, credentials: "omit" }).catch(() => {
+    throw new ApiError("The server cannot be reached.");
+  });
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+    const { status } = response;
+    throw new ApiError(body?.error?.message ?? `The server answered ${status}.`, { status, key: sent });
   }
   return response;
 }
 
 export const getJson = async (path) => (await call(path)).json();
 export const getText = async (path) => (await call(path)).text();
+export const describe = (model) => getJson(`v1/models/${model.split("/").map(encodeURIComponent).join("/")}`);
 
 // The chunks of a streamed chat; throws what the server reports in mid-stream, and when it ends too early.
 export async function* streamChat(body, signal) {
@@ -44,18 +50,22 @@ export async function* streamChat(body, signal) {
     signal.throwIfAborted(); // what has arrived already is not shown either
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.message, 500);
+    if (chunk.error) throw new ApiError(chunk.error.message);
     yield chunk;
   }
-  throw new ApiError("The answer broke off.", 500); // as when a proxy gives up
+  throw brokenOff(); // as when a proxy gives up
 }
+
+const brokenOff = () => new ApiError("The answer broke off.");
 
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(() => {
+        throw brokenOff();
+      });
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();

@@ -2,8 +2,9 @@
 
 import { streamChat } from "./api.js";
 import { Answer } from "./answer.js";
-import { byId, element, number } from "./dom.js";
+import { byId, eachFrame, element, number, swap } from "./dom.js";
 import { Meter } from "./meter.js";
+import { Turn } from "./turn.js";
 
 const EXAMPLES = [
   "I want to book a table for two in San Jose.",
@@ -12,22 +13,24 @@ const EXAMPLES = [
 ];
 
 export class Chat {
-  constructor({ model, say, fail }) {
-    Object.assign(this, { model, say, fail });
-    this.messages = []; // {role, content, reasoning_content}
+  constructor({ models, say, fail }) {
+    Object.assign(this, { models, say, fail });
+    this.turns = [];
     this.controller = null;
     this.meter = new Meter();
-    this.meterElement = byId("chat-meter");
-    this.meterElement.append(...this.meter.parts);
+    byId("chat-meter").append(...this.meter.parts);
     for (const text of EXAMPLES) {
       byId("examples").append(element("button", { type: "button", onclick: () => this.ask(text) }, text));
     }
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.ask(byId("prompt").value.trim());
+      const text = byId("prompt").value.trim();
+      if (!text || this.controller) return;
+      byId("prompt").value = "";
+      this.ask(text);
     });
     byId("prompt").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
       event.preventDefault();
       byId("composer").requestSubmit();
     });
@@ -37,85 +40,93 @@ export class Chat {
   }
 
   ask(text) {
-    if (!text || this.controller) return;
-    byId("prompt").value = "";
-    byId("hello").hidden = true;
-    this.messages.push({ role: "user", content: text });
-    this.lastAsked = element("div", { class: "asked" }, text);
-    byId("turns").append(this.lastAsked);
-    this.#answer();
+    if (this.controller) return;
+    const turn = new Turn(text);
+    this.turns.push(turn);
+    byId("turns").append(turn.element);
+    this.#answer(turn);
   }
 
   regenerate() {
-    if (this.controller || this.messages.at(-1)?.role !== "assistant") return;
-    this.messages.pop();
-    for (const part of this.lastParts) part.remove();
+    if (this.controller || !this.turns.length) return;
     byId("seed").stepUp();
-    this.#answer();
+    this.#answer(this.turns.at(-1));
   }
 
   clear() {
     this.controller?.abort();
-    this.messages = [];
+    this.controller = null;
+    this.turns = [];
     byId("turns").replaceChildren(byId("hello"));
-    byId("hello").hidden = false;
     this.meter.show(null);
+    this.say("");
     this.#showState();
     byId("prompt").focus();
   }
 
-  async #answer() {
+  async #answer(turn) {
+    const former = turn.answer;
     const answer = new Answer("Answer");
-    const end = element("p", { class: "answer-end" });
-    this.lastParts = [answer.element, end];
-    byId("turns").append(answer.element, end);
     const controller = new AbortController();
     this.controller = controller;
+    turn.answer = null;
+    turn.show(answer);
+    this.meter.show(answer);
     this.#showState();
     this.say("Answering");
-    let how = "";
+    answer.told.scrollIntoView({ block: "nearest" });
+    const draw = eachFrame(() => this.controller === controller && this.#draw(answer));
+    let fault = null;
     try {
-      for await (const chunk of streamChat(this.#body(), controller.signal)) {
+      for await (const chunk of streamChat(await this.#body(), controller.signal)) {
         answer.add(chunk);
-        this.meter.show(answer);
-        end.scrollIntoView({ block: "nearest" });
+        draw();
       }
-      how = answer.finishReason === "length" ? ", cut at the limit" : "";
-      this.say(`Answered: ${number(answer.numTokens)} tokens`);
     } catch (error) {
-      if (controller.signal.aborted) {
-        how = ", stopped";
-        this.say("Stopped");
-      } else {
-        how = ", failed";
-        this.fail(error);
-      }
+      fault = error;
     }
-    answer.end();
-    end.textContent = `${number(answer.numTokens)} tokens in ${number(answer.steps.length)} forward passes, ${number(answer.seconds, 1)} s${how}`;
-    if (this.controller !== controller) return;
+    if (this.controller !== controller) return; // there is a new chat
     this.controller = null;
-    if (how && !answer.steps.length) this.#takeBack();
-    else if (this.messages.length) this.messages.push({ role: "assistant", content: answer.text, reasoning_content: answer.reasoning || undefined });
+    answer.end(told(answer, fault, controller.signal));
+    this.#draw(answer);
+    if (fault && !answer.steps.length) this.#takeBack(turn, former);
+    else turn.answer = answer;
     this.#showState();
+    if (!fault) this.say(`Answered: ${number(answer.numTokens)} tokens`);
+    else if (controller.signal.aborted) this.say("Stopped");
+    else this.fail(fault);
   }
 
-  // A question that was refused is in the field again, and no part of the conversation.
-  #takeBack() {
-    const asked = this.messages.pop();
-    if (!asked) return;
-    for (const part of [this.lastAsked, ...this.lastParts]) part.remove();
-    byId("prompt").value ||= asked.content;
-    byId("hello").hidden = this.messages.length > 0;
+  // Shows what has come; whoever reads the end goes on reading it.
+  #draw(answer) {
+    const { top, bottom } = answer.told.getBoundingClientRect();
+    answer.draw();
+    this.meter.show(answer);
+    if (bottom > 0 && top < innerHeight) answer.told.scrollIntoView({ block: "nearest" });
   }
 
-  #body() {
+  // What was refused leaves no trace: the former answer is there again, or the question is in the field.
+  #takeBack(turn, former) {
+    if (former) {
+      turn.answer = former;
+      turn.show(former);
+    } else {
+      this.turns.pop();
+      turn.element.remove();
+      const prompt = byId("prompt");
+      if (prompt.value) prompt.setRangeText(`${turn.question}\n\n`, 0, 0);
+      else prompt.value = turn.question;
+    }
+    this.meter.show(this.turns.at(-1)?.answer ?? null);
+  }
+
+  async #body() {
     const system = byId("system").value.trim();
     const boxes = [...document.querySelectorAll("[name=database]")];
     const databases = boxes.filter((box) => box.checked).map((box) => box.value);
     return {
-      model: this.model(),
-      messages: [...(system ? [{ role: "system", content: system }] : []), ...this.messages],
+      model: await this.models.chosen(),
+      messages: [...(system ? [{ role: "system", content: system }] : []), ...this.turns.flatMap((turn) => turn.messages)],
       temperature: byId("temperature").valueAsNumber || 0,
       max_tokens: byId("max-tokens").valueAsNumber || undefined,
       seed: byId("seed").valueAsNumber || 0,
@@ -125,9 +136,22 @@ export class Chat {
 
   #showState() {
     const isBusy = this.controller !== null;
-    byId("send").hidden = isBusy;
-    byId("stop").hidden = !isBusy;
-    byId("again").disabled = isBusy || this.messages.at(-1)?.role !== "assistant";
-    byId("clear").disabled = this.messages.length === 0;
+    const { activeElement } = document;
+    if (isBusy) swap(byId("send"), byId("stop"));
+    else swap(byId("stop"), byId("send"));
+    if (isBusy && activeElement?.closest("#again, #hello")) byId("stop").focus();
+    byId("hello").hidden = this.turns.length > 0;
+    byId("again").disabled = isBusy || !this.turns.length;
+    byId("clear").disabled = !this.turns.length;
   }
 }
+
+// What stands at the end of an answer.
+function told(answer, fault, signal) {
+  const passes = `${number(answer.numTokens)} tokens in ${number(answer.steps.length)} forward passes, ${number(answer.seconds, 1)} s`;
+  if (fault) return `${passes}, ${signal.aborted ? "stopped" : `failed: ${fault.message}`}`;
+  return answer.finishReason === "length" ? `${passes}, cut at the limit` : passes;
+}
+
+// Safari has ended the composition by the time of the Enter that confirms it, and says so by this code alone.
+const isComposing = (event) => event.isComposing || event.keyCode === 229;

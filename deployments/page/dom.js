@@ -22,6 +22,25 @@ function fill(made, options, children) {
   made.append(...children);
 }
 
+// A function that has `draw` called in the next frame, once, however often it is called until then.
+export function eachFrame(draw) {
+  let frame = null;
+  return () => {
+    frame ??= requestAnimationFrame(() => {
+      frame = null;
+      draw();
+    });
+  };
+}
+
+// One control in the place of another; the focus goes along.
+export function swap(hidden, shown) {
+  const hadFocus = document.activeElement === hidden;
+  shown.hidden = false;
+  if (hadFocus) shown.focus({ preventScroll: true });
+  hidden.hidden = true;
+}
+
 export const number = (value, digits = 0) =>
   Number.isFinite(value)
     ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })

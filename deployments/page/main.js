@@ -1,29 +1,40 @@
 // The frame: views, the model, the key, the theme.
 
-import { ApiError, getJson, key } from "./api.js";
+import { key } from "./api.js";
 import { Chat } from "./chat.js";
 import { Cluster } from "./cluster.js";
-import { byId, element } from "./dom.js";
+import { byId } from "./dom.js";
+import { watchDraft } from "./draft.js";
+import { Models } from "./models.js";
 import { Race } from "./race.js";
+import { Kept } from "./storage.js";
 
 const THEMES = ["auto", "light", "dark"];
 
 function say(text, { isBad = false } = {}) {
-  byId("status").textContent = text;
+  if (byId("status").textContent !== text) byId("status").textContent = text;
   byId("status").classList.toggle("is-bad", isBad);
 }
 
 function fail(error) {
+  if (error.isOfKey && error.key !== key.get()) return say(""); // there is another key by now
   say(error.message, { isBad: true });
-  if (error instanceof ApiError && (error.status === 401 || error.status === 403)) askForKey(error.message);
+  if (error.isOfKey) askForKey(error.message);
+}
+
+// What a request for an answer failed with: the model may be gone.
+function failToAsk(error) {
+  fail(error);
+  if (error.status === 404) models.load().catch(fail);
 }
 
 // ---- the key ----
 
 function askForKey(reason) {
-  if (reason) byId("key-reason").textContent = reason;
+  byId("key-reason").textContent = reason ?? "";
+  if (byId("key-dialog").open) return;
   byId("key").value = key.get();
-  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+  byId("key-dialog").showModal();
 }
 
 function useKey(value) {
@@ -51,22 +62,22 @@ function showTheme(theme) {
   byId("theme-button").textContent = `Theme: ${theme}`;
 }
 
-let theme = THEMES.includes(localStorage.getItem("hdserve-theme")) ? localStorage.getItem("hdserve-theme") : "auto";
+const keptTheme = new Kept(() => localStorage, "hdserve-theme");
+let theme = THEMES.includes(keptTheme.get()) ? keptTheme.get() : "auto";
 showTheme(theme);
 byId("theme-button").addEventListener("click", () => {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  localStorage.setItem("hdserve-theme", theme);
+  keptTheme.set(theme);
   showTheme(theme);
 });
 
 // ---- the model ----
 
+const models = new Models();
+
 async function loadModels() {
   try {
-    const { data } = await getJson("v1/models");
-    const chosen = byId("model").value;
-    byId("model").replaceChildren(...data.map((model) => element("option", { value: model.id }, model.id)));
-    if (data.some((model) => model.id === chosen)) byId("model").value = chosen;
+    await models.load();
     say("");
   } catch (error) {
     fail(error);
@@ -75,10 +86,11 @@ async function loadModels() {
 
 // ---- the views ----
 
-const tools = { model: () => byId("model").value, say, fail };
-const cluster = new Cluster(tools);
+const tools = { models, say, fail: failToAsk };
+const cluster = new Cluster(fail);
 new Chat(tools);
 new Race(tools);
+watchDraft();
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -104,5 +116,7 @@ for (const tab of tabs) {
   });
 }
 
-show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+const named = () => tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
+addEventListener("hashchange", () => named() && show(named()));
+show(named() ?? tabs[0]);
 loadModels();

@@ -1,8 +1,8 @@
 // The same prompt with and without drafts, at the same time.
 
-import { getJson, streamChat } from "./api.js";
+import { describe, streamChat } from "./api.js";
 import { Answer } from "./answer.js";
-import { byId, element, number } from "./dom.js";
+import { byId, eachFrame, element, number, swap } from "./dom.js";
 import { Meter } from "./meter.js";
 
 class Lane {
@@ -15,22 +15,34 @@ class Lane {
   }
 
   async run(body, signal) {
-    this.answer = new Answer(this.title);
-    this.place.replaceChildren(this.answer.element);
+    const answer = new Answer(this.title);
+    this.answer = answer;
+    this.place.replaceChildren(...answer.parts);
+    this.#draw();
+    const draw = eachFrame(() => this.#draw());
     try {
       for await (const chunk of streamChat({ ...body, speculation: this.speculation }, signal)) {
-        this.answer.add(chunk);
-        this.meter.show(this.answer);
+        answer.add(chunk);
+        draw();
       }
+      answer.end("");
+    } catch (error) {
+      answer.end(signal.aborted ? "stopped" : `failed: ${error.message}`);
+      throw error;
     } finally {
-      this.answer.end();
+      this.#draw();
     }
+  }
+
+  #draw() {
+    this.answer.draw();
+    this.meter.show(this.answer);
   }
 }
 
 export class Race {
-  constructor({ model, say, fail }) {
-    Object.assign(this, { model, say, fail });
+  constructor({ models, say, fail }) {
+    Object.assign(this, { models, say, fail });
     this.controller = null;
     this.lanes = [
       new Lane("lane-drafts", "With drafts", { enabled: true, share_output: false }),
@@ -49,38 +61,50 @@ export class Race {
     this.controller = controller;
     this.#showState();
     byId("verdict").textContent = "";
+    this.say("Answering");
+    try {
+      byId("verdict").textContent = await this.#run(text, controller.signal);
+      this.say("");
+    } catch (error) {
+      if (controller.signal.aborted) this.say("Stopped");
+      else this.fail(error);
+    }
+    this.controller = null;
+    this.#showState();
+  }
+
+  // What is told of two answers; throws what one of them was refused for, once both have ended.
+  async #run(text, signal) {
     const body = {
-      model: this.model(),
+      model: await this.models.chosen(),
       messages: [{ role: "user", content: text }],
       temperature: byId("temperature").valueAsNumber || 0,
       max_tokens: byId("max-tokens").valueAsNumber || undefined,
       seed: byId("seed").valueAsNumber || 0,
     };
-    const ends = await Promise.allSettled(this.lanes.map((lane) => lane.run(body, controller.signal)));
-    const failed = ends.find((end) => end.status === "rejected");
-    if (!failed) byId("verdict").textContent = await this.#verdict(body.model);
-    else if (controller.signal.aborted) this.say("Stopped");
-    else this.fail(failed.reason);
-    this.controller = null;
-    this.#showState();
+    const ends = await Promise.allSettled(this.lanes.map((lane) => lane.run(body, signal)));
+    for (const end of ends) if (end.status === "rejected") throw end.reason;
+    return this.#verdict(body.model);
   }
 
   async #verdict(model) {
     const [drafted, plain] = this.lanes.map((lane) => lane.answer);
-    if (drafted.text !== plain.text || drafted.reasoning !== plain.reasoning) return differing(await getJson(`v1/models/${encodeURI(model)}`).catch(() => ({})));
+    if (drafted.text !== plain.text || drafted.reasoning !== plain.reasoning) {
+      return describe(model).then(differing, ({ message }) => `The texts differ. Whether the model is exact is not known: ${message}`);
+    }
     const passes = `${number(drafted.steps.length)} forward passes instead of ${number(plain.steps.length)}`;
     const times = `${number(drafted.seconds, 2)} s and ${number(plain.seconds, 2)} s`;
     return `The same text, ${number(plain.numTokens)} tokens: ${passes}; ${times}.`;
   }
 
   #showState() {
-    byId("race-start").hidden = this.controller !== null;
-    byId("race-stop").hidden = this.controller === null;
+    if (this.controller) swap(byId("race-start"), byId("race-stop"));
+    else swap(byId("race-stop"), byId("race-start"));
   }
 }
 
 // What is told when drafts did change the text.
 function differing({ is_exact: isExact, dtype }) {
-  if (isExact !== false) return "The texts differ. That must not happen: please report it.";
+  if (isExact) return "The texts differ. That must not happen: please report it.";
   return `The texts differ: in ${dtype} a near-tie between two tokens was rounded the other way. With engine.exact: true the model takes no such turns.`;
 }

@@ -413,6 +413,15 @@ def test_close_publishes_what_is_queued(cluster):
     assert cluster.count("n", 199) == 1
 
 
+def test_what_is_not_published_in_time_is_said(cluster, caplog):
+    cluster.config = cluster.config.model_copy(update={"publish_interval_s": 3600.0})
+    one = cluster.mirror(Replica(), "n")
+    assert one.wait_until_current(WAIT_S)
+    one.publish("n", [1])
+    one.close(0.0)
+    eventually(lambda: "bytes were not published" in caplog.text)
+
+
 def test_a_mirror_can_be_closed_at_any_moment(cluster):
     """Its tasks are ended wherever they are: calling, waiting, just woken."""
     cluster.config = cluster.config.model_copy(
@@ -439,15 +448,19 @@ def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(cluster):
 
 def test_an_idle_namespace_is_no_longer_followed_until_it_is_used_again(cluster):
     replica = Replica()
-    two = Mirror(cluster.key, cluster.config, replica, namespace_idle_s=0.0)
+    two = Mirror(cluster.key, cluster.config, replica, namespace_idle_s=WAIT_S)
     cluster.mirrors.append(two)
+    two.use("n")
+    two._last_used["n"] -= 2 * WAIT_S
     two.start()
     one = cluster.mirror(Replica(), "n")
-    two.use("n")
     one.publish("n", [1])
     eventually(lambda: one.stats().num_published_outputs == 1)
     assert two.wait_until_current(WAIT_S)
     assert replica.outputs == []
+    two.use("n")
+    assert two.wait_until_current(WAIT_S)
+    assert replica.texts() == [[1]]
 
 
 def test_a_mirror_that_was_never_started_closes():

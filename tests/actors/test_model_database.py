@@ -222,9 +222,13 @@ def test_a_flush_waits_for_a_snapshot_and_is_not_undone_by_it(config, monkeypatc
     monkeypatch.setattr(os, "fsync", wait)
     with ThreadPoolExecutor(2) as threads:
         snapshot = threads.submit(actor.snapshot_now)
-        assert is_waiting.wait(30)
-        flush = threads.submit(actor.flush, "n")
-        goes_on.set()
+        try:
+            assert is_waiting.wait(30)
+            flush = threads.submit(actor.flush, "n")
+            with pytest.raises(TimeoutError):
+                flush.result(0.2)
+        finally:
+            goes_on.set()
         assert snapshot.result(30)
         flush.result(30)
     assert [path.name for path in config.snapshot_dir.rglob("*/*/*/*")] == ["state"]

@@ -113,10 +113,16 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_gap_of_two_tokens() -> None:
-    """Where the model gives no numbers there is none, and looking for it ends."""
+    """As the model has it; where it gives no numbers there is none, and looking for it ends."""
     model = make_model()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 7]])).logits[0, -1]
+    first, second = logits.topk(2).indices.tolist()
     engine = make_engine(model=model, max_draft_tokens=0)
-    assert _gap(engine, [5, 7], [3, 3]) is None or _gap(engine, [5, 7], [3, 3]) == 0.0
+    wanted = float(logits[first] - logits[second])
+    assert wanted > 0.01
+    assert _gap(engine, [5, 7], [second, first]) == pytest.approx(wanted, abs=1e-4)
+    assert _gap(engine, [5, 7], [first, int(logits.argmin())]) is None
     with torch.no_grad():
         model.get_input_embeddings().weight[7] = float("nan")
     assert _gap(engine, [5, 7], [1, 2]) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -318,6 +320,22 @@ def test_import_into_a_database_in_use_is_refused(
     assert caplog.text == ""
     store.close()
     assert archives.import_archive(tmp_path / "copy", tmp_path, KEY) == 0
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once the database was open; the same import is right when the disk is."""
+    fill(tmp_path / "old").close()
+    archive, new = tmp_path / "a.archive", tmp_path / "new"
+    archives.export_database(tmp_path / "old", KEY, archive)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "broken on purpose")
+
+    says = pytest.raises(DatabaseError, match="cannot be written; the log says why")
+    with monkeypatch.context() as patch, says:
+        archives.import_archive(archive, new, KEY, lambda *_: patch.setattr(os, "fsync", fail))
+    archives.import_archive(archive, new, KEY)
+    assert contents(new) == contents(tmp_path / "old")
 
 
 def test_damaged_and_foreign_archives_are_refused(tmp_path: Path) -> None:

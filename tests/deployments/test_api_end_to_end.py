@@ -130,10 +130,20 @@ def test_clients_raise_their_own_error(application: ServedApplication) -> None:
     assert [model.id for model in application.client(OTTO_KEY).models.list()] == [MODEL, "a"]
 
 
-def test_keys_change_while_it_runs(application: ServedApplication) -> None:
-    """A new key is let in, a broken file changes nothing, and a key that is gone is refused."""
+@pytest.fixture
+def key_file(application: ServedApplication) -> Iterator[tuple[Path, str]]:
+    """Where the keys are, and what they are; they are so again in the end."""
     path = application.log_path.with_name("keys")
     before = path.read_text()
+    yield path, before
+    path.write_text(before)
+
+
+def test_keys_change_while_it_runs(
+    application: ServedApplication, key_file: tuple[Path, str]
+) -> None:
+    """A new key is let in, a broken file changes nothing, and a key that is gone is refused."""
+    path, before = key_file
 
     def wait_for(status: int) -> None:
         deadline_s = time.monotonic() + 60
@@ -158,7 +168,6 @@ def test_keys_change_while_it_runs(application: ServedApplication) -> None:
         assert answer(ANNA_KEY) == 200
         assert time.monotonic() < deadline_s, "nothing is said in a minute"
         time.sleep(0.2)
-    path.write_text(before)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -27,17 +27,20 @@ def test_what_takes_longer_is_ended() -> None:
     assert asyncio.run(ended()) == ["cancelled"]
 
 
-def test_what_was_complete_stays_so() -> None:
+def test_what_was_complete_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it ended with an error."""
 
     async def ended() -> list[str]:
-        deadline, calls = Deadline(0.05), list[str]()
+        loop = asyncio.get_running_loop()
+        deadline, calls, time_s = Deadline(60), list[str](), loop.time
         assert await deadline.wait(asyncio.sleep(0, "done")) == "done"
         with deadline.ending(lambda: calls.append("cancelled")):
             await asyncio.sleep(0)
         with pytest.raises(ValueError), deadline.ending(lambda: calls.append("cancelled")):  # noqa: PT011
             raise ValueError
-        await asyncio.sleep(0.1)
+        monkeypatch.setattr(loop, "time", lambda: time_s() + 120)
+        await asyncio.sleep(0.01)
+        assert deadline.remaining_s == 0
         assert not deadline.is_over
         return calls
 

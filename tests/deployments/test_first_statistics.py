@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,10 +93,21 @@ def test_a_damaged_copy_is_fetched_again_next_time(
 
 
 @pytest.mark.parametrize("host", [False], ids=["right"], indirect=True)
-def test_a_right_one_stays(host: ModelHost, engine: AsyncEngine) -> None:
-    ChosenStatistics(host, engine, None).start()
-    for thread in threading.enumerate():
-        if thread.name == "hdserve-statistics":
-            thread.join(60)
-    asyncio.run(engine.ask(lambda engine: engine.use_statistics(host.statistics)))
-    assert host.statistics is not None
+def test_a_right_one_stays(
+    host: ModelHost, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all of it was read."""
+    found, read, verify = host.statistics, list[StatisticsDatabase](), StatisticsDatabase.verify
+
+    def noted(database: StatisticsDatabase) -> None:
+        verify(database)
+        read.append(database)
+
+    monkeypatch.setattr(StatisticsDatabase, "verify", noted)
+    chosen = ChosenStatistics(host, engine, None)
+    chosen.start()
+    chosen._thread.join(60)
+    asyncio.run(engine.ask(lambda engine: engine.stats))
+    assert [database is found for database in read] == [True]
+    assert host.statistics is found
+    assert chosen.num_unusable == 0

@@ -75,8 +75,11 @@ def answer(
     return asyncio.run(post())
 
 
-def late_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
-    config = ServeConfig(models=CONFIG.models, gateway=GatewayConfig(request_timeout_s=0.2))
+def late_answer(
+    path: str, num_deltas: int, *, stream: bool, timeout_s: float = 0.2
+) -> httpx.Response:
+    gateway = GatewayConfig(request_timeout_s=timeout_s)
+    config = ServeConfig(models=CONFIG.models, gateway=gateway)
     model = serve.deployment(Stalling).bind(num_deltas)
     return answer(model, path, config=config, stream=stream)
 
@@ -145,9 +148,16 @@ def test_what_takes_too_long_has_its_status(path: str, num_deltas: int, stream: 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_that_takes_too_long_ends_with_an_error(path: str) -> None:
-    *before, last = events_of(late_answer(path, 2, stream=True))
-    assert sum('"text"' in json.dumps(event) for event in before) >= 2
-    assert last.get("error", last)["code"] == "request_timeout"
+    """As an event behind what had come; a busy machine has time for that."""
+    num_texts = 0
+    for timeout_s in (0.2, 2.0, 20.0):
+        found = late_answer(path, 2, stream=True, timeout_s=timeout_s)
+        *before, last = events_of(found) or [found.json()]
+        assert last.get("error", last)["code"] == "request_timeout"
+        num_texts = sum('"text"' in json.dumps(event) for event in before)
+        if num_texts >= 2:
+            break
+    assert num_texts >= 2
 
 
 @pytest.mark.parametrize("path", BODIES)

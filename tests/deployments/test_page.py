@@ -73,6 +73,11 @@ def test_a_chat_is_coloured_by_source(page: Any) -> None:
     assert not popover.is_visible()
     page.locator(".answer").last.locator(".step").nth(1).hover()
     assert popover.inner_text().startswith("Step 2:")
+    drafted.hover()
+    source = drafted.get_attribute("class").split()[1]
+    assert f"{source}, accepted" in popover.inner_text()
+    page.keyboard.press("Escape")
+    assert not popover.is_visible()
 
 
 def test_figures_follow_the_stream(page: Any) -> None:
@@ -235,15 +240,19 @@ def test_a_narrow_window_does_not_scroll_sideways(page: Any, view: str) -> None:
 
 
 def test_dark_and_light(page: Any) -> None:
-    """The page follows the system until it is told otherwise; text can be read in both."""
+    """The page follows the system until it is told otherwise; text can be read, and controls be
+    told from the paper, in both."""
     ink = "getComputedStyle(document.documentElement).color"
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(paper)
     assert contrast(page.evaluate(ink), light) > 7
+    edge = "getComputedStyle(document.getElementById('prompt')).borderTopColor"
+    assert contrast(page.evaluate(edge), light) >= 3
     page.emulate_media(color_scheme="dark")
     dark = page.evaluate(paper)
     assert dark != light
     assert contrast(page.evaluate(ink), dark) > 7
+    assert contrast(page.evaluate(edge), dark) >= 3
     page.get_by_role("button", name="Theme: auto").click()
     assert page.evaluate(paper) == light
     page.get_by_role("button", name="Theme: light").click()

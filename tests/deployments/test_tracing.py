@@ -65,8 +65,11 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
     """Queue, prefill, decode and as many steps as are wanted, one after the other, with what
     drafting did."""
     config = TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0, max_steps=2)
-    tracing = Tracing(config, "tested")
-    request = make_request(sampling={"temperature": 0.5, "max_tokens": 9})
+    tracing, trace_id = Tracing(config, "tested"), "2" * 32
+    request = make_request(
+        sampling={"temperature": 0.5, "max_tokens": 9},
+        trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"},
+    )
     with tracing.generation(request, "m") as trace:
         seq = make_sequence(time.monotonic())
         spans = trace.sequence(seq)
@@ -83,9 +86,9 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
         spans.end()
         trace.summarise(Summary(3, 8, seq.counts, "replica-7"))
     tracing.close()
-    queue, prefill, decode, *steps = sink.wait(6, TRACE_ID)[1:]
-    (root,) = [span for span in sink.spans if span.name == "text_completion m"]
-    assert (root.service, root.parent_id, root.has_failed) == ("tested", PARENT_ID, False)
+    root, queue, prefill, decode, *steps = sink.wait(6, trace_id)
+    assert (root.service, root.name) == ("tested", "text_completion m")
+    assert (root.parent_id, root.has_failed) == (PARENT_ID, False)
     assert root.attributes["gen_ai.request.temperature"] == 0.5
     assert root.attributes["gen_ai.request.max_tokens"] == 9
     assert root.attributes["gen_ai.usage.input_tokens"] == 3

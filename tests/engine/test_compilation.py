@@ -14,10 +14,11 @@ from torch._inductor import metrics
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdserve.config import EngineConfig
+from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine import repeated_layers
+from hdserve.engine.build import build_engine
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import Faster, compile_beside, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
@@ -31,15 +32,17 @@ from hdserve.engine.shapes import Shapes
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
+from tests.engine.helpers import RecordingDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
 
 pytestmark = [
-    pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
+
+needs_compiler = pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,8 @@ def model() -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def faster(model: torch.nn.Module) -> Future[Faster]:
     """Compiled in a thread beside this one, with the cost of its forwards."""
+    if not can_compile():
+        pytest.skip("there is no C++ compiler")
     loaded = prepare_model(model, EngineConfig())
     found = compile_beside(loaded, EngineConfig(max_num_sequences=2), 4, 64, True)
     found.result(240)
@@ -75,6 +80,7 @@ os._exit(0)
 """
 
 
+@needs_compiler
 def test_what_is_traced_is_traced_before() -> None:
     """PyTorch's tracer takes part in every call of a module, in all threads, and fails at modules
     it does not know: what the compiler traces so, once in a process, it may not trace while an
@@ -268,6 +274,28 @@ def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:
     assert seq.token_ids == wanted["a"]
 
 
+def test_a_drafter_that_reads_hidden_states_has_the_model_run_as_it_is(
+    model: torch.nn.Module, compiled: CompiledForward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are none of what a compiled model gives."""
+    seq = make_sequence("a", make_prompt(5))
+    wanted = plain_tokens(model, [seq])
+    config = ModelConfig(
+        name="m",
+        model="m",
+        engine=EngineConfig(kv_cache_tokens=512, exact=False),
+        drafting=DraftingConfig(adapts_budget=False),
+    )
+    drafters = (RecordingDrafter(wanted),)
+    engine = build_engine(config, prepare_model(model, config.engine), drafters, compiled=compiled)
+    assert "a drafter reads its hidden states" in caplog.text
+    run(engine, [seq])
+    assert not engine.is_compiled
+    assert seq.token_ids == wanted["a"]
+    assert seq.counts.num_accepted_tokens > 0
+    assert engine.stats.num_drafter_failures == {}
+
+
 def test_its_cost_is_measured(faster: Future[Faster]) -> None:
     """The budget of an engine that changes over follows the compiled model."""
     cost = faster.result().cost
@@ -277,6 +305,7 @@ def test_its_cost_is_measured(faster: Future[Faster]) -> None:
     assert isinstance(cost._by_num_sequences[2], ForwardCost)
 
 
+@needs_compiler
 def test_the_code_of_one_layer_is_made_for_all() -> None:
     """As it is for models of large layers, and on a GPU: each layer writes to its own cache, sees
     its own window, and no number of rows compiles again."""
@@ -296,6 +325,7 @@ def test_the_code_of_one_layer_is_made_for_all() -> None:
         runner.compiled = compiled
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 @pytest.mark.parametrize(("is_repeating", "are_equal"), [(True, True), (False, False)])
@@ -310,6 +340,7 @@ def test_more_layers_are_no_more_code(is_repeating: bool, are_equal: bool) -> No
     assert (counts[0] == counts[1]) == are_equal
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_model_whose_layers_share_more_than_code_is_compiled_whole(
     caplog: pytest.LogCaptureFixture,
@@ -344,14 +375,14 @@ def test_layers_that_are_called_otherwise_stay_so(monkeypatch: pytest.MonkeyPatc
     assert vars(first)["forward"] is own
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt_oss"}))
 def test_every_architecture_compiles(architecture: str, dtype: torch.dtype) -> None:
-    """With grouped heads, windows of attention, and whatever else its layers do; where the
-    processor multiplies tiles with packed weights; but for experts that are called one by one, as
-    the numbers say.  By the kernels forwards are exact at any
-    number of rows, but for one in bfloat16, whose graph may round otherwise."""
+    """And gives the same, with grouped heads, windows of attention, and whatever else its layers
+    do, but experts that are called one by one, as the numbers say.  By the kernels forwards are
+    exact at any number of rows, but for one in bfloat16, whose graph may round otherwise."""
     loaded = prepare_model(make_model(architecture, dtype), EngineConfig())
     compiled = compile_model(loaded)
     if compiled.is_native:
@@ -360,6 +391,7 @@ def test_every_architecture_compiles(architecture: str, dtype: torch.dtype) -> N
         found = choose_shapes(runner, 17, exact=True)
         assert found.is_exact
         assert not found.row_counts
+        assert found.min_rows <= (2 if dtype == torch.bfloat16 else 1)
 
 
 class Refusing(torch.nn.Module):
@@ -370,9 +402,26 @@ class Refusing(torch.nn.Module):
         return value
 
 
+@needs_compiler
 def test_a_model_that_cannot_be_compiled_is_named() -> None:
     """With what stands in the way."""
     model = make_model()
     model.model.norm = Refusing()
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot be compiled"):
+        compile_model(prepare_model(model, EngineConfig()))
+
+
+class Different(torch.nn.Module):
+    """A module that gives something else when it is compiled."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return 2 * value if torch.compiler.is_compiling() else value
+
+
+@needs_compiler
+def test_a_model_that_gives_something_else_is_refused() -> None:
+    """It is compared with itself before anybody is answered by it."""
+    model = make_model()
+    model.model.norm = Different()
+    with pytest.raises(UnsupportedModel, match="gives other results when compiled"):
         compile_model(prepare_model(model, EngineConfig()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hdserve import core
-from hdserve.core import SpeculationParams
+from hdserve.core import FinishReason, SpeculationParams
 from hdserve.drafting.base import Drafter, Forward
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
@@ -37,7 +37,8 @@ def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) ->
     seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=8)
     run(engine, [seq])
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=8).token_ids
-    assert seq.token_ids == wanted[: len(seq.token_ids)]
+    assert seq.finish_reason is FinishReason.LENGTH
+    assert seq.token_ids == wanted[: options.get("max_model_len", len(wanted))]
     assert engine.stats.kv_cache_usage == 0.0
 
 

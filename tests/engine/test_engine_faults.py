@@ -22,8 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_overflow_harms_nobody_else(exact: bool) -> None:
-    """In float16 a sequence whose numbers overflow ends somehow; neither those beside it nor those
-    that get its rows of the cache later are harmed."""
+    """In float16 a sequence whose numbers overflow ends somehow, with an error where its last token
+    makes them; neither those beside it nor those that get its rows of the cache later are
+    harmed."""
     model = make_model(dtype=torch.float16)
     poison = 7
     clean = [token for token in make_prompt(20) if token != poison]
@@ -33,15 +34,13 @@ def test_an_overflow_harms_nobody_else(exact: bool) -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("inf")
     engine = make(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
-    sequences = [
-        make_sequence(str(number), [poison, *clean] if number % 2 else clean, **params)
-        for number in range(5)
-    ]
+    prompts = [clean, [poison, *clean], clean, [*clean, poison], clean]
+    sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(prompts)]
     run(engine, sequences)
-    for number, seq in enumerate(sequences):
-        assert seq.finish_reason is FinishReason.LENGTH
-        if number % 2 == 0:
-            assert seq.token_ids == wanted.token_ids
+    reasons = [seq.finish_reason for seq in sequences]
+    assert reasons.pop(3) is FinishReason.ERROR
+    assert {*reasons} == {FinishReason.LENGTH}
+    assert all(seq.token_ids == wanted.token_ids for seq in sequences[::2])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine.host import ModelHost, first_directory
 from hdserve.models import resolve_model
 from tests.closed import closed
@@ -56,6 +57,32 @@ def test_statistics_that_may_not_be_looked_at_are_none(tmp_path: Path) -> None:
     with closed(tmp_path):
         assert first_directory([tmp_path / "s"], "") is None
     assert first_directory([tmp_path / "s"], "") == tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("none", "no statistics database at"), ("foreign", "drafting without statistics")],
+)
+def test_a_model_is_served_without_statistics_that_cannot_be_used(
+    tmp_path: Path, name: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that are not there, and those of another tokenizer."""
+    builder = StatisticsBuilder("another", 100, max_bytes=1 << 20)
+    builder.add("corpus", [5, 6, 7])
+    builder.write(tmp_path / "foreign")
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "statistics": str(tmp_path / name),
+        "engine": {"compile": False, "kv_cache_tokens": 1024, "exact": False},
+        "drafting": {"adapts_budget": False},
+    }
+    host = ModelHost(ModelConfig.model_validate(config))
+    assert host.statistics is None
+    assert f"m: {said}" in caplog.text
+    seq = make_sequence("a", [5, 300, 41, 7], max_tokens=4)
+    run(host.make_engine(), [seq])
+    assert seq.num_output_tokens
 
 
 def test_statistics_that_are_off_are_looked_for_nowhere() -> None:

@@ -17,7 +17,7 @@ def work(amount: int) -> None:
 
 @pytest.mark.parametrize(("limit", "found"), [(0, 0), (4, 4), (9, 8), (100, 16)])
 def test_the_last_count_before_the_first_that_is_slower(limit: int, found: int) -> None:
-    """Ours does 300 times the other's work beyond the limit, and a 300th of it up to there."""
+    """Ours does 20 times the other's work beyond the limit, and none up to there."""
     counts = (4, 8, 16)
 
     def ours(count: int) -> None:
@@ -63,7 +63,8 @@ def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_layers_are_tried(dtype: torch.dtype) -> None:
-    """Whatever comes out, all layers are of one kind, and give what they gave."""
+    """Whatever comes out, all layers are of one kind, and give what they gave to who calls them
+    outside of a step."""
     module = layers_of(1024, dtype)
     rows = torch.randn(3, 1024).to(dtype)
     before = module(rows)

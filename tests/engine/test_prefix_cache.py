@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hdserve.core import PromptScores, SpeculationParams
+from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache import KVCache, KVShape, Owned, Segment, align
 from hdserve.engine.prefix_cache import BLOCK_TOKENS, PrefixCache
@@ -315,15 +315,15 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def converse(engine: Engine, num_turns: int = 4) -> list[tuple[int, list[int]]]:
-    """A conversation: how much of each prompt was reused, and the answer."""
-    found, history = [], make_prompt(50)
+def converse(engine: Engine, num_turns: int = 4) -> list[Sequence]:
+    """The turns of a conversation, each with its answer."""
+    turns, history = [], make_prompt(50)
     for turn in range(num_turns):
         seq = make_sequence(str(turn), history, max_tokens=12)
         run(engine, [seq])
-        found.append((seq.num_reused_tokens, seq.output_token_ids))
+        turns.append(seq)
         history = [*seq.token_ids, *make_prompt(9, turn + 1)]
-    return found
+    return turns
 
 
 @pytest.mark.parametrize("is_drafting", [False, True])
@@ -332,11 +332,14 @@ def test_a_conversation_is_not_read_again(is_drafting: bool) -> None:
     answer it gives without that."""
     model = make_model()
     cold = converse(make_engine(model=model, prefix_caching=False))
-    drafters = [OracleDrafter({}, length=2)] if is_drafting else []
-    warm = converse(make_engine(drafters, model=model))
-    assert [answer for _, answer in warm] == [answer for _, answer in cold]
-    assert [reused for reused, _ in cold] == [0, 0, 0, 0]
-    assert [reused for reused, _ in warm] == [0, 61, 82, 103]
+    futures = {seq.request_id: seq.token_ids for seq in cold}
+    engine = make_engine([OracleDrafter(futures, length=2)] if is_drafting else [], model=model)
+    warm = converse(engine)
+    assert [seq.token_ids for seq in warm] == [seq.token_ids for seq in cold]
+    assert [seq.num_reused_tokens for seq in cold] == [0, 0, 0, 0]
+    assert [seq.num_reused_tokens for seq in warm] == [0, 61, 82, 103]
+    assert all(bool(seq.counts.num_accepted_tokens) is is_drafting for seq in warm)
+    assert engine.stats.num_drafter_failures == {}
 
 
 def test_choices_of_one_prompt_share_it() -> None:

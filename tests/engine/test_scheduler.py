@@ -281,7 +281,7 @@ def test_everything_finishes(
         for number, (prompt, output, at) in enumerate(sequences)
     ]
     arriving.sort(key=lambda item: item[0])
-    pending, started, num_idle = [*arriving], [], 0
+    pending, started = [*arriving], []
     for now in range(2000):
         while pending and pending[0][0] <= now:
             scheduler.add(pending.pop(0)[1])
@@ -291,7 +291,6 @@ def test_everything_finishes(
         for slot in scheduler.running:
             assert slot.segment.num_rows >= len(slot.seq.token_ids) + NUM_EXTRA_ROWS
         scheduled = scheduler.schedule()
-        num_idle = 0 if scheduled else num_idle + 1
         assert not scheduler.has_work or scheduled, "there is work, but nothing is done"
         prefill = [work.num_tokens for work in scheduled if work.slot.seq.num_pending_tokens > 1]
         assert sum(prefill) <= chunk

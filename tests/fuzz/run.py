@@ -9,17 +9,25 @@ import sys
 
 INSTRUMENTED = ["hdserve", "deployments"]
 COMPILED = [  # numba reads their bytecode
+    "hdserve.databases.cache_lines",
     "hdserve.databases.history",
+    "hdserve.databases.last_positions",
     "hdserve.databases.ngram",
+    "hdserve.databases.recycled",
     "hdserve.drafting.arrays",
     "hdserve.drafting.candidates",
     "hdserve.drafting.cells",
+    "hdserve.drafting.chances",
     "hdserve.drafting.growth",
     "hdserve.drafting.handles",
     "hdserve.drafting.known_contexts",
     "hdserve.drafting.learning",
+    "hdserve.drafting.mixing",
     "hdserve.drafting.pointers",
+    "hdserve.drafting.recycling",
     "hdserve.drafting.vectors",
+    "hdserve.drafting.votes",
+    "hdserve.noise",
 ]
 
 

@@ -9,13 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES, NUM_LANES
+from hdserve.engine.tree_attention import can_attend_by_tiles
 
+_PROCESSOR = Path("/proc/cpuinfo")
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
 _PAIRS = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
 _KERNELS = Path(__file__).parent
 _TESTS = [_KERNELS / "test_linear.py", _KERNELS / "test_vectors.py"]
 _TESTS += [_KERNELS.parent / f"test_{name}.py" for name in ("sampler", "top", "tree_attention")]
+
+
+@pytest.mark.skipif(
+    "NUMBA_CPU_FEATURES" in os.environ or not _PROCESSOR.exists(),
+    reason="nothing else says what the processor has",
+)
+def test_what_the_processor_has_is_seen() -> None:
+    """So that no test is skipped for the want of it."""
+    has = {*_PROCESSOR.read_text().split()}
+    assert (NUM_LANES == 16) is ("avx512f" in has)
+    assert HAS_PAIRS is ({"avx512f", "avx512_bf16"} <= has)
+    has_tiles = {"avx512_bf16", "amx_tile", "amx_bf16"} <= has
+    assert HAS_TILES is has_tiles
+    assert can_attend_by_tiles() is has_tiles
 
 
 @pytest.mark.slow

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.native import compiler, operators
 from hdserve.engine.native.compiler import compile_library, find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -29,6 +33,15 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.skipif("CXX" in os.environ, reason="it says which compiler is taken")
+def test_a_compiler_that_the_machine_has_is_taken() -> None:
+    """So that no test is skipped for the want of it."""
+    found = shutil.which("clang++" if sys.platform == "darwin" else "g++")
+    assert find_compiler() == found
+    assert can_compile() is (found is not None)
+
+
+@needs_compiler
 def test_it_is_compiled_once(source: Path, folder: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = {*pool.map(compile_library, [source] * 3)}
@@ -39,6 +52,7 @@ def test_it_is_compiled_once(source: Path, folder: Path) -> None:
     assert compile_library(source).stat().st_mtime_ns == made_at
 
 
+@needs_compiler
 def test_another_source_is_another_library(source: Path) -> None:
     before = compile_library(source)
     source.write_text(SOURCE.replace("42", "43"))
@@ -47,6 +61,7 @@ def test_another_source_is_another_library(source: Path) -> None:
     assert ctypes.CDLL(str(after)).answer() == 43
 
 
+@needs_compiler
 def test_what_the_compiler_says_is_told_in_short(source: Path, folder: Path) -> None:
     source.write_text("this is not C++;\n" * 1_000)
     with pytest.raises(OSError, match=r"failed: .*error") as caught:
