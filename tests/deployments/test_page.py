@@ -73,8 +73,8 @@ def test_a_chat_is_coloured_by_source(page: Any) -> None:
     assert not popover.is_visible()
     page.locator(".answer").last.locator(".step").nth(1).hover()
     assert popover.inner_text().startswith("Step 2:")
-    drafted.hover()
-    source = drafted.get_attribute("class").split()[1]
+    coloured.hover()
+    source = coloured.get_attribute("class").split()[1]
     assert f"{source}, accepted" in popover.inner_text()
     page.keyboard.press("Escape")
     assert not popover.is_visible()

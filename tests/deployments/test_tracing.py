@@ -65,7 +65,7 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
     """Queue, prefill, decode and as many steps as are wanted, one after the other, with what
     drafting did."""
     config = TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0, max_steps=2)
-    tracing, trace_id = Tracing(config, "tested"), "2" * 32
+    tracing, trace_id = Tracing(config, "tested"), "c" * 32
     request = make_request(
         sampling={"temperature": 0.5, "max_tokens": 9},
         trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"},
