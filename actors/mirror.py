@@ -251,7 +251,8 @@ class Mirror:
             async with asyncio.timeout(self._drain_s):
                 await self._publisher.drain()
         except TimeoutError:
-            logger.warning("%d bytes were not published", self._queue.num_bytes)
+            told = "%d bytes were not published, nor perhaps the message that was under way"
+            logger.warning(told, self._queue.num_bytes)
 
     async def _forever(self, run: Callable[[], Awaitable[None]]) -> None:
         while True:
