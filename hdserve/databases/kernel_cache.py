@@ -121,7 +121,7 @@ class KernelCache(caching.FunctionCache):
         try:
             super()._save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:
-            logger.warning("what was compiled is not kept in %s: %s", self._cache_path, error)
+            _warn(f"what is compiled is not kept in {self._cache_path}: {error.strerror}")
         finally:
             self._lock.release()
 
@@ -149,5 +149,11 @@ def keep_compiled(function: Any, *, takes_baseline: bool = False) -> None:
     for one."""
     try:
         function._cache = KernelCache(function.py_func, takes_baseline=takes_baseline)
-    except RuntimeError as error:
-        logger.warning("it is compiled by each process: %s", error)
+    except RuntimeError:  # numba finds no place
+        _warn("what is compiled is not kept: NUMBA_CACHE_DIR may name a directory to write to")
+
+
+@cache
+def _warn(told: str) -> None:
+    """Once, not for each function."""
+    logger.warning(told)

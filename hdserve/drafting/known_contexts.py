@@ -152,20 +152,30 @@ def find_level(
 
 
 @inlined
+def table_of(databases: Databases, level: int) -> Table:
+    """That of a level, which where it is a constant is nothing to be looked for."""
+    if level == CONTEXT:
+        return Table(databases.context, databases.context_size, level)
+    if level == MODEL:
+        return Table(databases.model, databases.model_size, level)
+    if level == OTHERS:
+        return Table(databases.others, databases.others_size, level)
+    if level == STATISTICS:
+        return Table(databases.statistics, databases.statistics_size, level)
+    return Table(databases.recycled, databases.recycled_size, level)
+
+
+@inlined
 def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
     """Begin to load the rows of the large tables."""
     if levels & (1 << STATISTICS):
-        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
-        prefetch_level(databases, scratch, table, num_shared)
+        prefetch_level(databases, scratch, table_of(databases, STATISTICS), num_shared)
     if levels & (1 << MODEL):
-        table = Table(databases.model, databases.model_size, MODEL)
-        prefetch_level(databases, scratch, table, num_shared)
+        prefetch_level(databases, scratch, table_of(databases, MODEL), num_shared)
     if levels & (1 << OTHERS):
-        table = Table(databases.others, databases.others_size, OTHERS)
-        prefetch_level(databases, scratch, table, num_shared)
+        prefetch_level(databases, scratch, table_of(databases, OTHERS), num_shared)
     if levels & (1 << RECYCLED):
-        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
-        prefetch_level(databases, scratch, table, num_shared)
+        prefetch_level(databases, scratch, table_of(databases, RECYCLED), num_shared)
 
 
 @inlined
@@ -208,18 +218,13 @@ def find_all(databases: Databases, learned: Learned, scratch: Scratch, place: Pl
     scratch.reach[:] = 0
     levels, num = place.levels, 0
     if levels & (1 << CONTEXT):
-        table = Table(databases.context, databases.context_size, CONTEXT)
-        num = find_level(databases, learned, scratch, place, table, num)
+        num = find_level(databases, learned, scratch, place, table_of(databases, CONTEXT), num)
     if levels & (1 << MODEL):
-        table = Table(databases.model, databases.model_size, MODEL)
-        num = find_level(databases, learned, scratch, place, table, num)
+        num = find_level(databases, learned, scratch, place, table_of(databases, MODEL), num)
     if levels & (1 << OTHERS):
-        table = Table(databases.others, databases.others_size, OTHERS)
-        num = find_level(databases, learned, scratch, place, table, num)
+        num = find_level(databases, learned, scratch, place, table_of(databases, OTHERS), num)
     if levels & (1 << STATISTICS):
-        table = Table(databases.statistics, databases.statistics_size, STATISTICS)
-        num = find_level(databases, learned, scratch, place, table, num)
+        num = find_level(databases, learned, scratch, place, table_of(databases, STATISTICS), num)
     if levels & (1 << RECYCLED):
-        table = Table(databases.recycled, databases.recycled_size, RECYCLED)
-        num = find_level(databases, learned, scratch, place, table, num)
+        num = find_level(databases, learned, scratch, place, table_of(databases, RECYCLED), num)
     return num

@@ -402,15 +402,6 @@ class Refusing(torch.nn.Module):
         return value
 
 
-@needs_compiler
-def test_a_model_that_cannot_be_compiled_is_named() -> None:
-    """With what stands in the way."""
-    model = make_model()
-    model.model.norm = Refusing()
-    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot be compiled"):
-        compile_model(prepare_model(model, EngineConfig()))
-
-
 class Different(torch.nn.Module):
     """A module that gives something else when it is compiled."""
 
@@ -419,9 +410,18 @@ class Different(torch.nn.Module):
 
 
 @needs_compiler
-def test_a_model_that_gives_something_else_is_refused() -> None:
-    """It is compared with itself before anybody is answered by it."""
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        (Refusing, "LlamaForCausalLM cannot be compiled"),
+        (Different, "gives other results when compiled"),
+    ],
+)
+def test_a_model_that_is_not_itself_when_compiled_is_refused(
+    norm: type[torch.nn.Module], reason: str
+) -> None:
+    """By its name, and before anybody is answered by it."""
     model = make_model()
-    model.model.norm = Different()
-    with pytest.raises(UnsupportedModel, match="gives other results when compiled"):
+    model.model.norm = norm()
+    with pytest.raises(UnsupportedModel, match=reason):
         compile_model(prepare_model(model, EngineConfig()))
