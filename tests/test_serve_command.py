@@ -42,7 +42,7 @@ END_S = 20.0
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
-subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sleep", "600"], process_group=0)
 print("ready", flush=True)
 while True:
     signal.pause()
@@ -108,6 +108,14 @@ def family(mark: str) -> list[int]:
     return found
 
 
+def haproxy_configurations(mark: str) -> Iterator[Path]:
+    """The files that the HAProxy processes which carry ``mark`` have read."""
+    for pid in family(mark):
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if command[0].endswith("/haproxy"):
+            yield Path(command[command.index("-f") + 1])
+
+
 def wait_until_gone(mark: str) -> None:
     deadline = time.monotonic() + END_S
     while family(mark):
@@ -171,7 +179,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> None:
-    """A child that ignores its signal, and its own child, end with the command."""
+    """A child that ignores its signal, and its own one, of another group, end with the command."""
     log = tmp_path / "log"
     with started(log, "-c", running(STUBBORN, 0.2)) as (process, mark):
         wait_for("ready", log, process)
@@ -339,9 +347,11 @@ def test_it_waits_for_nothing_in_ray_once_it_is_told_to_end(tmp_path: Path) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
     """With every process it started, whichever signal ends it: first what it has begun to answer,
-    and without a traceback."""
+    and without a traceback.  HAProxy, with its files where nobody else gets, is among them."""
     log = tmp_path / "log"
     with serving(tmp_path, log) as (process, mark, client):
+        directories = {path.parents[1] for path in haproxy_configurations(mark)}
+        assert [path.stat().st_mode & 0o777 for path in directories] == [0o700]
         answer = client.completions.create(
             model="m", prompt="A table for", max_tokens=8, extra_body={"ignore_eos": True}
         )

