@@ -73,7 +73,13 @@ class DraftBudget:
 
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
+        self._last = None
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
+
+    def wants_times(self, num_sequences: int) -> bool:
+        """Whether to :meth:`trim` the trees of this step though none of them has drafts, so that
+        it is known what such a step takes."""
+        return num_sequences > 0 and self._patience_with(num_sequences).is_timed
 
     def is_trying(self, num_sequences: int) -> bool:
         """Whether drafts are looked for only to see whether they pay again, for which a part of the

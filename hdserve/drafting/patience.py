@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-_MAX_PAUSE = 128
-"""Steps."""
+_MAX_PAUSE = 256
+"""Steps.  Longer ones would have drafts rest for long after other work kept the machine busy."""
 
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
@@ -47,6 +47,8 @@ class Patience:
 
     Attributes:
         was_looking: what :meth:`is_looking` said last.
+        is_timed: whether what that step takes will be asked for; the last steps of a pause tell
+            what those without drafts take.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -58,6 +60,7 @@ class Patience:
         self._num_looks = 0
         self._has_gained = False
         self.was_looking = True
+        self.is_timed = True
         self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """In looks at the end of a pause."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
@@ -65,6 +68,7 @@ class Patience:
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
         self.was_looking = self._num_steps_to_skip <= 0
+        self.is_timed = self._num_steps_to_skip <= _NUM_TIMED_STEPS
         self._num_steps_to_skip -= 1
         return self.was_looking
 

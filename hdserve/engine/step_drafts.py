@@ -64,6 +64,11 @@ class StepDrafts:
         if budget is None:
             return [self._tree(work) if work.is_choosing else None for work in scheduled]
         is_drafting = budget.wants_drafts(len(choosing))
+        if not (is_drafting or budget.wants_times(len(choosing))):
+            return [
+                self._tree(work, is_drafting=False) if work.is_choosing else None
+                for work in scheduled
+            ]
         num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
         num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
         if is_drafting:

@@ -253,8 +253,31 @@ def test_looking_costs_next_to_nothing_where_it_never_pays(looking_s: float) -> 
     num_looks = len(steps_with_drafts(budget, num_steps, looking_s))
     num_tokens = num_steps + 0.5 * num_looks
     seconds = num_steps + looking_s * num_looks
-    assert num_looks >= num_steps / 130
+    assert num_looks >= num_steps / 260
     assert num_tokens / seconds >= 0.985
+
+
+def test_of_a_pause_only_the_end_is_timed() -> None:
+    """Looks come when they would if all steps were; those that nobody asks of are left alone."""
+    budget, timed = make_budget(FREE), make_budget(FREE)
+    expected = steps_with_drafts(timed, 3000, looking_s=2.0)
+    looked, asked = list[int](), list[int]()
+    for step in range(3000):
+        is_looking = budget.wants_drafts(1)
+        if is_looking:
+            looked.append(step)
+        elif not budget.wants_times(1):
+            budget.took(1000.0, 1.0)
+            continue
+        else:
+            asked.append(step)
+        budget.trim([make_tree([0.5]) if is_looking else DraftTree(0, 0)])
+        budget.took(3.0 if is_looking else 1.0, 1.0)
+    assert looked == expected
+    pauses = [range(first + 1, last) for first, last in itertools.pairwise(looked)]
+    wanted = [step for pause in pauses for step in pause[-9:]]
+    assert [step for step in asked if step < looked[-1]] == wanted
+    assert max(len(pause) for pause in pauses) > 100
 
 
 def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:
