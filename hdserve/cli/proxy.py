@@ -10,13 +10,14 @@ its ports are the same for all servers of a machine, and a gateway that ends sta
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
+from hdserve.cli.ports import listening_error
+
+_CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 """The variable that says whether HAProxy replaces Ray Serve's own proxy: 1, or 0."""
 
 _HOSTS = ("127.0.0.1", "0.0.0.0")
@@ -62,8 +63,8 @@ def proxy_variables(
         environment: whose own choices hold.
     """
     variables = dict(_HEALTH_CHECK)
-    if environment.get(CHOICE, "1") == "1" and _is_possible(host, directory):
-        variables |= {CHOICE: "1", **_SETTINGS}
+    if environment.get(_CHOICE, "1") == "1" and _is_possible(host, directory):
+        variables |= {_CHOICE: "1", **_SETTINGS}
         variables |= {name: str(directory / file) for name, file in _PATHS.items()}
         variables |= {name: str(_free_port(first, port)) for name, first in _PORTS.items()}
     return {**variables, **{name: environment[name] for name in variables if name in environment}}
@@ -78,14 +79,6 @@ def _is_possible(host: str, directory: Path) -> bool:
 def _free_port(first: int, taken: int) -> int:
     """The first that nobody listens at from ``first`` on; below those that the system gives to
     whoever asks for any, as Ray's processes do at their start."""
-    return next(port for port in count(first) if port != taken and _is_free(port))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    return next(
+        port for port in count(first) if port != taken and listening_error("0.0.0.0", port) is None
+    )

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import typer
 
 from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
+from hdserve.cli.ports import listening_error
 from hdserve.cli.proxy import proxy_variables
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
@@ -127,14 +127,9 @@ def check_is_free(host: str, port: int) -> None:
     Raises:
         ConfigError: another program listens there, or ``host`` is not one of this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = f"{error.strerror}; --port takes another one"
-            raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
+    if error := listening_error(host, port):
+        reason = f"{error.strerror}; --port takes another one"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
 def check_can_start(config: ServeConfig, source: Path | None) -> None:

@@ -47,8 +47,6 @@ class Patience:
 
     Attributes:
         was_looking: what :meth:`is_looking` said last.
-        is_timed: whether what that step takes will be asked for; the last steps of a pause tell
-            what those without drafts take.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -60,7 +58,6 @@ class Patience:
         self._num_looks = 0
         self._has_gained = False
         self.was_looking = True
-        self.is_timed = True
         self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """In looks at the end of a pause."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
@@ -68,9 +65,14 @@ class Patience:
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
         self.was_looking = self._num_steps_to_skip <= 0
-        self.is_timed = self._num_steps_to_skip <= _NUM_TIMED_STEPS
         self._num_steps_to_skip -= 1
         return self.was_looking
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether what the step takes that was asked for last will be needed: the last ones of a
+        pause tell what those without drafts take."""
+        return self._num_steps_to_skip < _NUM_TIMED_STEPS
 
     @property
     def is_cautious(self) -> bool:

@@ -59,16 +59,13 @@ class StepDrafts:
     def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
         self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
-        choosing = [work for work in scheduled if work.is_choosing]
         budget = self._budget
         if budget is None:
-            return [self._tree(work) if work.is_choosing else None for work in scheduled]
+            return self._trees(scheduled, is_drafting=True)
+        choosing = [work for work in scheduled if work.is_choosing]
         is_drafting = budget.wants_drafts(len(choosing))
         if not (is_drafting or budget.wants_times(len(choosing))):
-            return [
-                self._tree(work, is_drafting=False) if work.is_choosing else None
-                for work in scheduled
-            ]
+            return self._trees(scheduled, is_drafting=False)
         num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
         num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
         if is_drafting:
@@ -78,14 +75,19 @@ class StepDrafts:
             self._min_score = budget.least_score(
                 max_drafts, len(choosing), num_other_rows, num_columns
             )
-        trees = [
-            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
-            for work in scheduled
-        ]
+        trees = self._trees(scheduled, is_drafting=is_drafting)
         budget.trim([tree for tree in trees if tree is not None], num_other_rows, num_columns)
         return trees
 
-    def _tree(self, work: Scheduled, *, is_drafting: bool = True) -> DraftTree:
+    def _trees(
+        self, scheduled: Sequence[Scheduled], *, is_drafting: bool
+    ) -> list[DraftTree | None]:
+        return [
+            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            for work in scheduled
+        ]
+
+    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         capacity = self._max_draft_tokens if is_drafting else 0

@@ -241,8 +241,9 @@ def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
     for group in groups(ray_service(overlay)):
         (container,) = group["template"]["spec"]["containers"]
         environment = {item["name"]: item.get("value") for item in container["env"]}
-        wanted = None if overlay == "cpu-dev" else "1"
-        assert environment.get("RAY_SERVE_ENABLE_HA_PROXY") == wanted
+        wanted = (None, None) if overlay == "cpu-dev" else ("1", "86400")
+        names = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S")
+        assert tuple(environment.get(name) for name in names) == wanted
 
 
 def test_redis_can_be_left_out() -> None:
