@@ -15,19 +15,37 @@ _PATIENCE = 0.1
 _WORST_GAIN = -0.5
 """Of a step: a larger loss counts as no more."""
 
-_NUM_KEPT_TIMES = 2
-"""Of those from before a long pause."""
+_NUM_COMPARED_STEPS = 3
+"""Without drafts, before any are held for a loss."""
 
-_NUM_WEIGHED_STEPS = 16
+_NUM_WEIGHED_STEPS = 32
+"""Drafts may pay by a few large gains among many losses."""
+
 _NUM_TIMED_STEPS = 9
 
 
 class _StepTimes:
-    """What the last steps took beside their forwards, with drafts looked for and without."""
+    """What the last steps took beside their forwards, with drafts looked for and without.
+
+    The first step of a kind takes longer than those that follow in a row, so it counts only where
+    nothing else is known, or where it took less.
+    """
 
     def __init__(self) -> None:
         self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+
+    def add_look(self, seconds: float, *, is_first: bool) -> None:
+        """Less than before at once means that something else kept the machine busy then."""
+        if is_first and self.looking_s:
+            if seconds >= _median(self.looking_s):
+                return
+            self.looking_s.clear()
+        self.looking_s.append(seconds)
+
+    def add_plain(self, seconds: float, *, is_first: bool) -> None:
+        if not (is_first and self.plain_s and seconds >= _median(self.plain_s)):
+            self.plain_s.append(seconds)
 
 
 class Patience:
@@ -35,7 +53,9 @@ class Patience:
     step.
 
     What it was while something else kept the machine busy is soon forgotten: a loss counts only up
-    to half a step, and after a long pause few of the times before it.
+    to half a step, and what plain steps took only until as many looks came in a row as the longest
+    pause has steps.  The next look that seems to lose is followed by a few plain steps then, as
+    is the first of all, before any loss counts.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
@@ -56,7 +76,11 @@ class Patience:
         self._pause = 0
         self._num_steps_to_skip = 0
         self._num_looks = 0
+        self._num_steps_in_a_row = 0
+        """Of the kind of the last one."""
         self._has_gained = False
+        self._has_compared = False
+        """Once a look seemed to lose since times of plain steps were forgotten."""
         self.was_looking = True
         self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """In looks at the end of a pause."""
@@ -64,9 +88,15 @@ class Patience:
 
     def is_looking(self) -> bool:
         """Whether to look in this step; to be asked once per step."""
-        self.was_looking = self._num_steps_to_skip <= 0
+        is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
-        return self.was_looking
+        self._num_steps_in_a_row = self._num_steps_in_a_row * (is_looking == self.was_looking) + 1
+        self.was_looking = is_looking
+        if is_looking and self._num_steps_in_a_row % _MAX_PAUSE == 0:
+            self._has_compared = False
+            for times in (self._alone, self._beside_prompts):
+                times.plain_s.clear()
+        return is_looking
 
     @property
     def is_timed(self) -> bool:
@@ -86,10 +116,8 @@ class Patience:
         if self.was_looking and self._pause:
             self._catching_up_s.append(catching_up_s)
         times = self._beside_prompts if beside_prompts else self._alone
-        if self.was_looking and self._pause >= _NUM_TIMED_STEPS:
-            while len(times.looking_s) > _NUM_KEPT_TIMES:
-                times.looking_s.popleft()
-        (times.looking_s if self.was_looking else times.plain_s).append(seconds)
+        add = times.add_look if self.was_looking else times.add_plain
+        add(seconds, is_first=self._num_steps_in_a_row == 1)
 
     @property
     def _times(self) -> _StepTimes:
@@ -114,10 +142,12 @@ class Patience:
         if not self.was_looking or self._num_looks < _NUM_TIMED_STEPS:
             return  # the first ones take long, as everything does for the first time
         self._has_gained = gain_s > 0
-        if gain_s < self._worst_gain_s:  # beyond doubt
-            self._gain_s = self._worst_gain_s
-        else:
-            self._gain_s += (gain_s - self._gain_s) / _NUM_WEIGHED_STEPS
+        if gain_s < 0 and not self._has_compared:
+            self._has_compared = True
+            self._num_steps_to_skip = _NUM_COMPARED_STEPS
+            return
+        counted_s = max(gain_s, self._worst_gain_s)
+        self._gain_s += (counted_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
             self._pause = 0
         elif gain_s > -self._gain_s:  # it may be about to pay again
