@@ -22,29 +22,35 @@ _NUM_WEIGHED_STEPS = 32
 """Drafts may pay by a few large gains among many losses."""
 
 _NUM_TIMED_STEPS = 9
+_NUM_TRIED_STEPS = 3
+"""Few, as they are far from each other."""
 
 
 class _StepTimes:
     """What the last steps took beside their forwards, with drafts looked for and without.
 
-    The first step of a kind takes longer than those that follow in a row, so it counts only where
-    nothing else is known, or where it took less.
+    The first steps of a kind take longer than those that follow in a row, so they count only where
+    nothing else is known, or where they took less.
+
+    Attributes:
+        trying_s: of looks that may have been at a part of the sequences.
     """
 
     def __init__(self) -> None:
         self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self.trying_s: deque[float] = deque(maxlen=_NUM_TRIED_STEPS)
         self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
-    def add_look(self, seconds: float, *, is_first: bool) -> None:
+    def add_look(self, seconds: float, num_in_a_row: int) -> None:
         """Less than before at once means that something else kept the machine busy then."""
-        if is_first and self.looking_s:
+        if num_in_a_row <= 2 and self.looking_s:
             if seconds >= _median(self.looking_s):
                 return
             self.looking_s.clear()
         self.looking_s.append(seconds)
 
-    def add_plain(self, seconds: float, *, is_first: bool) -> None:
-        if not (is_first and self.plain_s and seconds >= _median(self.plain_s)):
+    def add_plain(self, seconds: float, num_in_a_row: int) -> None:
+        if num_in_a_row > 1 or not self.plain_s or seconds < _median(self.plain_s):
             self.plain_s.append(seconds)
 
 
@@ -59,8 +65,8 @@ class Patience:
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
-    drafters catch up with: without it nobody would have told them of the sequences since.  A
-    look that gains, which may have been at a part of the sequences, is followed by another one.
+    it takes more than one of many in a row, and what drafters catch up with: without it nobody
+    would have told them of the sequences since.  A look that gains, which may have been at a part of the sequences, is followed by another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -82,8 +88,9 @@ class Patience:
         self._has_compared = False
         """Once a look seemed to lose since times of plain steps were forgotten."""
         self.was_looking = True
-        self._catching_up_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-        """In looks at the end of a pause."""
+        self._was_cautious = False
+        self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        """What looks at the end of a pause take more than others."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
     def is_looking(self) -> bool:
@@ -91,7 +98,7 @@ class Patience:
         is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
         self._num_steps_in_a_row = self._num_steps_in_a_row * (is_looking == self.was_looking) + 1
-        self.was_looking = is_looking
+        self.was_looking, self._was_cautious = is_looking, self.is_cautious
         if is_looking and self._num_steps_in_a_row % _MAX_PAUSE == 0:
             self._has_compared = False
             for times in (self._alone, self._beside_prompts):
@@ -113,11 +120,17 @@ class Patience:
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
         self._num_looks += self.was_looking
-        if self.was_looking and self._pause:
-            self._catching_up_s.append(catching_up_s)
         times = self._beside_prompts if beside_prompts else self._alone
-        add = times.add_look if self.was_looking else times.add_plain
-        add(seconds, is_first=self._num_steps_in_a_row == 1)
+        if not self.was_looking:
+            times.add_plain(seconds, self._num_steps_in_a_row)
+            return
+        if self._was_cautious:
+            times.trying_s.append(seconds)
+        if self._pause:
+            more_s = max(0.0, seconds - self.looking_s)
+            self._resuming_s.append(catching_up_s + more_s)
+        if not (self._was_cautious and times.looking_s):
+            times.add_look(seconds, self._num_steps_in_a_row)
 
     @property
     def _times(self) -> _StepTimes:
@@ -129,7 +142,10 @@ class Patience:
     @property
     def looking_s(self) -> float:
         """What a step that looks for drafts takes beside its forward."""
-        return _median(self._times.looking_s)
+        times = self._times
+        looking_s = _median(times.looking_s)
+        is_known = self._was_cautious and times.trying_s
+        return min(_median(times.trying_s), looking_s) if is_known else looking_s
 
     @property
     def plain_s(self) -> float:
@@ -150,10 +166,8 @@ class Patience:
         self._gain_s += (counted_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
             self._pause = 0
-        elif gain_s > -self._gain_s:  # it may be about to pay again
-            self._pause //= 2
         elif gain_s <= 0:
-            loss_s = _median(self._catching_up_s) - min(gain_s, self._gain_s)
+            loss_s = _median(self._resuming_s) - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
             longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
