@@ -66,7 +66,8 @@ class Patience:
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
     it takes more than one of many in a row, and what drafters catch up with: without it nobody
-    would have told them of the sequences since.  A look that gains, which may have been at a part of the sequences, is followed by another one.
+    would have told them of the sequences since.  A look that gains, which may have been at a part
+    of the sequences, is followed by another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
