@@ -131,7 +131,8 @@ def test_stop(page: Any, application: ServedApplication) -> None:
             if (document.querySelector(".step")) document.getElementById("stop").click();
         }).observe(document.getElementById("turns"), { childList: true, subtree: true })"""
     )
-    answer = ask(page, "Go on and on.", **{"max-tokens": "2000"})
+    endless = "List the numbers from one to five hundred, each on its own line."
+    answer = ask(page, endless, **{"max-tokens": "2000"})
     wait_for_end(page)
     assert page.locator(".answer-end").inner_text().endswith("stopped")
     assert answer.get_attribute("aria-busy") == "false"
