@@ -22,8 +22,6 @@ _NUM_WEIGHED_STEPS = 32
 """Drafts may pay by a few large gains among many losses."""
 
 _NUM_TIMED_STEPS = 9
-_NUM_TRIED_STEPS = 3
-"""Few, as they are far from each other."""
 
 
 class _StepTimes:
@@ -33,12 +31,12 @@ class _StepTimes:
     nothing else is known, or where they took less.
 
     Attributes:
-        trying_s: of looks that may have been at a part of the sequences.
+        trying_s: of the last look that may have been at a part of the sequences; ``None`` before.
     """
 
     def __init__(self) -> None:
         self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-        self.trying_s: deque[float] = deque(maxlen=_NUM_TRIED_STEPS)
+        self.trying_s: float | None = None
         self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
     def add_look(self, seconds: float, num_in_a_row: int) -> None:
@@ -126,7 +124,7 @@ class Patience:
             times.add_plain(seconds, self._num_steps_in_a_row)
             return
         if self._was_cautious:
-            times.trying_s.append(seconds)
+            times.trying_s = seconds
         if self._pause:
             more_s = max(0.0, seconds - self.looking_s)
             self._resuming_s.append(catching_up_s + more_s)
@@ -145,8 +143,9 @@ class Patience:
         """What a step that looks for drafts takes beside its forward."""
         times = self._times
         looking_s = _median(times.looking_s)
-        is_known = self._was_cautious and times.trying_s
-        return min(_median(times.trying_s), looking_s) if is_known else looking_s
+        if self._was_cautious and times.trying_s is not None:
+            return min(times.trying_s, looking_s)
+        return looking_s
 
     @property
     def plain_s(self) -> float:

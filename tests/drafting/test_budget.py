@@ -383,7 +383,7 @@ def test_a_busy_machine_is_soon_forgotten() -> None:
     assert len(steps_with_drafts(budget, 100, looking_s=0.2)) == 100
     assert len(steps_with_drafts(budget, 1000, looking_s=40.0, plain_s=9.0)) < 60
     later = steps_with_drafts(budget, 2000, looking_s=0.2, plain_s=0.1)
-    assert len(later) > 1000
+    assert len(later) > 1400
     assert later[-100:] == list(range(1900, 2000))
 
 
