@@ -22,7 +22,7 @@ MAX_STATISTICS_BYTES = 2 << 30
 
 
 def make_host(
-    model: str, engine: Mapping[str, Any], max_draft_tokens: int, random_weights: str | None
+    model: str, engine: Mapping[str, Any], max_draft_tokens: int | None, random_weights: str | None
 ) -> ModelHost:
     """Load a model, or make one of the shape ``random_weights``.
 

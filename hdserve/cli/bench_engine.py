@@ -79,8 +79,12 @@ class EngineOptions:
         ),
     ] = None
     max_draft_tokens: Annotated[
-        int, typer.Option(help="Most drafted tokens of a sequence in a step.")
-    ] = 16
+        int | None,
+        typer.Option(
+            help="Most drafted tokens of a sequence in a step; default: 16 on a CPU, 31 on a GPU.",
+            show_default=False,
+        ),
+    ] = None
     random_weights: Annotated[
         str | None,
         typer.Option(help="A shape such as llama-2-7b with noise for weights, instead of --model."),

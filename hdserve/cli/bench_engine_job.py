@@ -126,7 +126,7 @@ def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[s
         "prompts": _file_name(options.prompts or options.replay),
         "limit": options.limit,
         "max_tokens": options.max_tokens,
-        "max_draft_tokens": options.max_draft_tokens,
+        "max_draft_tokens": host.config.drafting.most_draft_tokens(host.model.device.type),
         "exact": options.exact,
         "compiled": compiles,
         "state": options.state,

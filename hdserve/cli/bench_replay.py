@@ -126,7 +126,7 @@ def replay(options: ReplayOptions) -> None:
         journal = Journal(output.file, shown | _unshown(options, drafting))
         result = _run(options, drafting, journal)
     if output.has_text:
-        title = f"{options.evaluate.name}, {options.mode}, budget {drafting.max_draft_tokens}"
+        title = f"{options.evaluate.name}, {options.mode}, budget {_budget(drafting)}"
         Console(markup=False).print(_table(result, title))
     interruptions = {"interruptions": journal.num_interruptions}
     output.write(shown | result.as_json() | interruptions)
@@ -144,6 +144,11 @@ def _drafting(options: ReplayOptions) -> DraftingConfig:
     return with_min_score(found, options.floor) if options.floor else found
 
 
+def _budget(drafting: DraftingConfig) -> int:
+    """Most drafted tokens in a step; without an engine, what is the default on a CPU."""
+    return drafting.most_draft_tokens("cpu")
+
+
 def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
     """Of what the result depends on, what is written beside it."""
     return {
@@ -153,7 +158,7 @@ def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
         "statistics": [path.name for path in options.statistics or ()],
         "mode": str(options.mode),
         "config": options.config and options.config.name,
-        "budget": drafting.max_draft_tokens,
+        "budget": _budget(drafting),
         "floor": options.floor,
         "share_prompts": options.share_prompts,
         "concurrency": options.concurrency,
@@ -191,7 +196,7 @@ def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> 
         drafters,
         database,
         options.mode,
-        drafting.max_draft_tokens,
+        _budget(drafting),
         drafting.max_depth,
         options.concurrency,
     )

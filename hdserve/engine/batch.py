@@ -34,6 +34,11 @@ AttendByBlocks = Callable[
 ]
 """See :class:`~hdserve.engine.block_attention.BlockAttention`."""
 
+MultiplyRows = Callable[
+    [torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]
+]
+"""See :class:`~hdserve.engine.gpu_kernels.multiply.RowProducts`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -89,6 +94,7 @@ class StepPlan:
         is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
         by_blocks: attends for all sequences, if it is not ``None``.
+        multiply_rows: multiplies few rows, on a GPU; ``None`` leaves that to PyTorch.
     """
 
     cache: KVCache
@@ -98,6 +104,7 @@ class StepPlan:
     is_exact: bool
     workers: Workers
     by_blocks: AttendByBlocks | None = None
+    multiply_rows: MultiplyRows | None = None
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 
     def masks(self, sliding_window: int | None, like: torch.Tensor) -> list[torch.Tensor]:

@@ -78,7 +78,7 @@ def build_engine(
         UnsupportedModel: the model gives other results in packed forwards.
     """
     drafting = config.drafting
-    max_draft_tokens = drafting.max_draft_tokens if drafters else 0
+    max_draft_tokens = drafting.most_draft_tokens(model.device.type) if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
     cache = _make_cache(config, model, max_draft_tokens)

@@ -12,6 +12,7 @@ import torch._inductor.config
 
 from hdserve.engine.batch import ForwardBatch
 from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.few_rows_linear import MultiplyTogether
 from hdserve.engine.native.compiler import find_compiler
 from hdserve.engine.native.operators import load_operators
 from hdserve.engine.row_linear import call_natively, is_plain
@@ -127,7 +128,8 @@ class CompiledForward:
         Numbers of layers are constants of the code, or each would be made a tensor in every
         forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
         """
-        of_code = torch._inductor.config.patch(_PACKING if self.is_packed else {})
+        chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
+        of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
         with torch._dynamo.config.patch(specialize_float=True), of_code:
             yield
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hdserve.engine.batch import ForwardBatch, StepPlan
+from hdserve.engine import gpu_kernels
+from hdserve.engine.batch import ForwardBatch, MultiplyRows, StepPlan
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kernels.rows import WORD_BITS
@@ -30,6 +31,11 @@ class FixedBatches:
     def __init__(
         self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, is_compiled: bool
     ) -> None:
+        self._multiply_rows: MultiplyRows | None = None
+        if gpu_kernels.are_available(cache.device):
+            from hdserve.engine.gpu_kernels.multiply import RowProducts
+
+            self._multiply_rows = RowProducts(cache.device)
         self._cache = cache
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
@@ -72,7 +78,14 @@ class FixedBatches:
                 buffers, cache.num_stored_rows, is_compiled=self._is_compiled
             )
             plan = StepPlan(
-                cache, buffers.kv_rows, None, [], False, self._workers, by_blocks=attention
+                cache,
+                buffers.kv_rows,
+                None,
+                [],
+                False,
+                self._workers,
+                by_blocks=attention,
+                multiply_rows=self._multiply_rows,
             )
             found = self._made[num_rows] = buffers, plan
         return found

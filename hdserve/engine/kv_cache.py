@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.moves import BYTES_AT_ONCE, move_rows
 
 ROW_ALIGNMENT = 32
@@ -24,6 +25,12 @@ def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
     """``number`` rounded up to a multiple of ``alignment``."""
     return -(-number // alignment) * alignment
 
+
+StoreRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""See :func:`hdserve.engine.gpu_kernels.store.store_rows`."""
+
+Mover = Callable[[Sequence[torch.Tensor], Sequence[tuple[int, int]]], None]
+"""See :class:`hdserve.engine.gpu_kernels.move.RowMover`."""
 
 _ROWS_COPIED_AT_ONCE = 1024
 """Where rows are copied to others that overlap them, so that what is copied twice stays small."""
@@ -123,6 +130,13 @@ class KVCache:
             found[layer] = zip(keys.unsqueeze(1), values.unsqueeze(1), strict=True)
         self._layers = [next(found[layer]) for layer in shape.layers]
         self._free: list[Segment] = [Segment(0, self.num_rows)]
+        self._store_rows: StoreRows | None = None
+        self._mover: Mover | None = None
+        if gpu_kernels.are_available(device):
+            from hdserve.engine.gpu_kernels.move import RowMover
+            from hdserve.engine.gpu_kernels.store import store_rows
+
+            self._store_rows, self._mover = store_rows, RowMover(device)
 
     @property
     def device(self) -> torch.device:
@@ -236,6 +250,10 @@ class KVCache:
         values that are no numbers, and keys that are none beside them: a score of no number is not
         seen where a mask hides it, and those who do see it get no numbers.
         """
+        own_keys, own_values = self._layers[layer]
+        if self.is_read_whole and self._store_rows is not None:
+            self._store_rows(rows, keys, values, own_keys, own_values)
+            return
         if self.dtype == torch.float16:
             keys = keys.nan_to_num(0.0, 0.0, 0.0)
             values = values.nan_to_num(0.0, 0.0, 0.0)
@@ -243,7 +261,6 @@ class KVCache:
             is_number = values.isfinite()
             keys = keys.masked_fill(~is_number.all(dim=-1, keepdim=True), torch.nan)
             values = values.where(is_number, 0.0)
-        own_keys, own_values = self._layers[layer]
         own_keys.index_copy_(2, rows, keys)
         own_values.index_copy_(2, rows, values)
 
@@ -257,8 +274,12 @@ class KVCache:
         return self._layers[layer]
 
     def keep(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy rows ``(source, target)`` in all layers at once, as if simultaneously."""
+        """Copy rows ``(source, target)`` in all layers, as if simultaneously: none is read that an
+        earlier one has written."""
         if not moves:
+            return
+        if self._mover is not None:
+            self._mover(self._stored, moves)
             return
         for stored in self._stored:
             _move(stored, np.array(moves, np.int64))

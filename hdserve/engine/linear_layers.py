@@ -1,4 +1,4 @@
-"""How the linear layers of a model on a CPU are stored and multiplied."""
+"""How the linear layers of a model are stored and multiplied."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.few_rows_linear import use_few_rows_linear
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.row_linear import (
     RowLinear,
@@ -32,8 +33,10 @@ _TRIED_WEIGHTS = 1 << 24
 
 
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
-    """Choose how the layers are multiplied, in place; outside a CPU they stay as they are.
+    """Choose how the layers are multiplied, in place.
 
+    On a GPU see :class:`~hdserve.engine.few_rows_linear.FewRowsLinear`.  On a CPU there is another
+    kernel for few rows.
     The kernel is for all rows where results must be exact.  Else it is for up to as many rows as it
     is faster for than PyTorch, which is tried.  PyTorch multiplies float32 weights faster by
     columns, so these are copied where layers are small, and PyTorch has one row and many; where the
@@ -42,7 +45,10 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     """
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     layers = [layer for layer in layers if is_plain(layer)]
-    if not layers or layers[0].weight.device.type != "cpu":
+    if not layers:
+        return
+    if layers[0].weight.device.type != "cpu":
+        use_few_rows_linear(module)
         return
     if multiplies_tiles(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
         return

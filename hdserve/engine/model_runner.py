@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hdserve.engine import gpu_kernels
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
@@ -27,7 +28,12 @@ from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
 from hdserve.engine.workers import Workers
 from hdserve.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hdserve.engine.gpu_top import TopOfForward
+
 logger = logging.getLogger(__name__)
+
+Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class TopTokens:
@@ -37,14 +43,17 @@ class TopTokens:
     Args:
         logits: ``[num_rows, vocab_size]``.
         num_at_once: as many are computed if fewer are asked for.
+        found: some of them, if they are known: tokens and their logits.
     """
 
-    def __init__(self, logits: torch.Tensor, num_at_once: int = 1) -> None:
+    def __init__(
+        self, logits: torch.Tensor, num_at_once: int = 1, found: Found | None = None
+    ) -> None:
         self._logits = logits
         self._num_at_once = min(num_at_once, logits.shape[1])
-        self._found = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
+        self._found = found or (np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
 
-    def __call__(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def __call__(self, k: int) -> Found:
         """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
         if k > self._found[0].shape[1]:
             self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
@@ -58,9 +67,7 @@ class TopTokens:
         return tokens[:, 0].tolist(), logits[:, 0].tolist()
 
 
-def _to_host(
-    values: torch.Tensor, tokens: torch.Tensor
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def _to_host(values: torch.Tensor, tokens: torch.Tensor) -> Found:
     """Tokens and values as arrays, which come from a GPU in one piece."""
     if values.device.type == "cpu":
         return tokens.numpy(), values.float().numpy()
@@ -88,7 +95,7 @@ class NodeOutputs:
     hidden_states: torch.Tensor | None = None
     prompt_logits: torch.Tensor | None = None
 
-    def top_tokens(self, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def top_tokens(self, k: int) -> Found:
         """The ``k`` likeliest next tokens after every node and their logits, two arrays
         ``[num_nodes, k]``."""
         tokens, logits = self.top(k)
@@ -143,6 +150,11 @@ class ModelRunner:
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
+        self._top: TopOfForward | None = None
+        if gpu_kernels.are_available(cache.device):
+            from hdserve.engine.gpu_top import TopOfForward
+
+            self._top = TopOfForward()
         self.shapes = Shapes()
         self._attention: TreeAttention | None = None
         if TreeAttention.can_read(cache):
@@ -191,6 +203,12 @@ class ModelRunner:
         self._fixed = self._graphs = None
 
     @property
+    def finds_top(self) -> bool:
+        """Whether forwards find the likeliest tokens themselves, so that it takes no time to ask
+        for a few of them."""
+        return self._top is not None
+
+    @property
     def attends_by_blocks(self) -> bool:
         """Whether the rows of all sequences attend in one call, unless they are to be exact."""
         return self._fixed is not None
@@ -216,7 +234,7 @@ class ModelRunner:
             self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
         self._wait()  # whoever times a forward times all of it
-        top = TopTokens(logits[: batch.num_nodes], num_top)
+        top = TopTokens(logits[: batch.num_nodes], num_top, self._found(batch, logits, hidden))
         outputs = [
             None
             if chunk.tree is None
@@ -227,6 +245,15 @@ class ModelRunner:
             nodes = outputs[index] or NodeOutputs(logits[:0], top, slice(0))
             outputs[index] = replace(nodes, prompt_logits=logits[part].float())
         return outputs
+
+    def _found(
+        self, batch: ForwardBatch, logits: torch.Tensor, hidden: torch.Tensor | None
+    ) -> Found | None:
+        """The likeliest tokens, as far as the forward has found them itself."""
+        if self._top is None or hidden is not None or not len(logits):
+            return None
+        tokens, found = self._top.read(len(logits))
+        return tokens[: batch.num_nodes], found[: batch.num_nodes]
 
     def _wait(self) -> None:
         """Until the device has done what it was told."""
@@ -244,10 +271,17 @@ class ModelRunner:
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.needs_hidden or self.compiled is not None:
             graphs = self._graphs
-            logits = self._logits(batch) if graphs is None else graphs(self._logits, batch)
+            logits = self._decoded(batch) if graphs is None else graphs(self._decoded, batch)
             return logits, None
         output = self._output(batch)
         return rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
+
+    def _decoded(self, batch: ForwardBatch) -> torch.Tensor:
+        """The logits, of which the likeliest are on their way to the host where it can be so."""
+        logits = self._logits(batch)
+        if self._top is not None and len(logits):
+            self._top.send(logits)
+        return logits
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         if self.compiled is not None:

@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import torch
 
+Tensors = torch.Tensor | list[torch.Tensor]
+
 
 def define_operator(
     name: str,
     signature: str,
-    function: Callable[..., torch.Tensor],
-    like: Callable[..., torch.Tensor],
+    function: Callable[..., Tensors],
+    like: Callable[..., Tensors],
 ) -> None:
     """Define ``hdserve::name``, which compiled models call, and ``hdserve::name_in_python``, which
     it stays where it has code of its own for a device (``native/operators.cpp``).
 
     Args:
-        like: gives a tensor of the shape, dtype and strides of what ``function`` gives.
+        like: gives tensors of the shapes, dtypes and strides of what ``function`` gives.
     """
     for each in (f"hdserve::{name}", f"hdserve::{name}_in_python"):
         torch.library.define(each, signature)

@@ -68,7 +68,9 @@ class RowLinear(torch.nn.Linear):
         return cast("torch.Tensor", found)
 
 
-def replace_layers(module: torch.nn.Module, found: Mapping[torch.nn.Module, RowLinear]) -> None:
+def replace_layers(
+    module: torch.nn.Module, found: Mapping[torch.nn.Module, torch.nn.Linear]
+) -> None:
     """Put what is ``found`` for a layer wherever ``module`` has it."""
     for parent in [*module.modules()]:
         for name, child in [*parent._modules.items()]:

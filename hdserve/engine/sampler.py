@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from hdserve.core import SamplingParams, TokenLogprob
+from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.draw import BLOCK, NO_TOKEN, NUM_BINS, draw_token
 from hdserve.engine.top import argmax, can_be_read
 from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
@@ -41,10 +42,23 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     if can_be_read(logits):
         return torch.tensor(_drawn(logits, params, keys))
     keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
+    if not _has_filters(params, logits.shape[-1]) and gpu_kernels.are_available(logits.device):
+        from hdserve.engine.gpu_kernels.draw import draw_tokens
+
+        return draw_tokens(logits, keys_of_rows, _inverse_temperature(params))
     weights = filtered_probabilities(logits, params)
     tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
     found = weights.gather(1, tokens[:, None])[:, 0]  # above 0, or no number
     return torch.where(found > 0, tokens, NO_TOKEN)
+
+
+def _has_filters(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether not all tokens may be chosen."""
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _inverse_temperature(params: SamplingParams) -> float:
+    return min(1.0 / float(params.temperature), _HIGHEST_INVERSE_TEMPERATURE)
 
 
 def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -94,7 +108,7 @@ def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     scratch = torch.empty(2 * (num_padded + NUM_BINS))
     sums_at = scratch.data_ptr()
     scratch_at = sums_at + NUM_BINS * _BYTES_OF_DOUBLE
-    inverse_temperature = min(1.0 / float(params.temperature), _HIGHEST_INVERSE_TEMPERATURE)
+    inverse_temperature = _inverse_temperature(params)
     top_k = min(int(params.top_k), num_columns)
     filters = top_k, float(params.top_p), float(params.min_p)
     first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()
@@ -138,9 +152,10 @@ def _nucleus_threshold(probabilities: torch.Tensor, top_p: float) -> torch.Tenso
     num_candidates = min(_NUM_TOP_CANDIDATES, probabilities.shape[-1])
     largest = probabilities.topk(num_candidates, dim=-1).values
     thresholds = _threshold_of_sorted(largest, top_p)
-    for row in (largest.sum(dim=-1) < top_p).nonzero()[:, 0].tolist():
-        whole = probabilities[row : row + 1].sort(dim=-1, descending=True).values
-        thresholds[row] = _threshold_of_sorted(whole, top_p)[0]
+    flat = (largest.sum(dim=-1) < top_p).nonzero()[:, 0]
+    if len(flat):
+        whole = probabilities[flat].sort(dim=-1, descending=True).values
+        thresholds[flat] = _threshold_of_sorted(whole, top_p)
     return thresholds
 
 

@@ -14,6 +14,7 @@ from hdserve.config import (
     ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
     CONFIG_ENVIRONMENT_VARIABLE,
+    DraftingConfig,
     EngineConfig,
     ModelConfig,
     ServeConfig,
@@ -265,6 +266,13 @@ def test_there_is_one_administrator() -> None:
     """A key and a file at once would leave open which is meant."""
     with pytest.raises(ConfigError, match="admin_key or admin_key_file"):
         parse_config({**ONE_MODEL, "access": {"admin_key_file": "a", "admin_key": "b"}})
+
+
+def test_how_many_tokens_are_drafted_depends_on_the_device() -> None:
+    """Unless it is said; none is a number, too."""
+    default, none = DraftingConfig(), DraftingConfig(max_draft_tokens=0)
+    assert (default.most_draft_tokens("cpu"), default.most_draft_tokens("cuda")) == (16, 31)
+    assert (none.most_draft_tokens("cpu"), none.most_draft_tokens("cuda")) == (0, 0)
 
 
 def test_an_empty_mapping_is_no_default() -> None:

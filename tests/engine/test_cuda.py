@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,22 @@ def test_graphs_are_made_of_the_compiled_model(
         found = logits_of(graphs, make_work(graphs))
     wanted = logits_of(plain, make_work(plain))
     torch.testing.assert_close(found, wanted, atol=_TOLERANCE, rtol=_TOLERANCE)
+
+
+def test_what_the_last_token_gives_does_not_depend_on_drafts() -> None:
+    """Bit for bit, in bfloat16, where layers are as large as the kernel for few rows takes them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+    module = make_model("llama", torch.bfloat16, **sizes).to("cuda")
+    model = prepare_model(module, EngineConfig())
+    runner = make_runner(model, compiled=compile_model(model))
+    assert has_graphs(runner)
+    (chunk,) = make_work(runner, 1)
+    drafted = logits_of(runner, [chunk])
+    alone = logits_of(runner, [replace(chunk, tree=DraftTree(3, 0))])
+    assert torch.equal(drafted[:1], alone)
+    plain = make_runner(model, uses_blocks=False)
+    wanted = logits_of(plain, make_work(plain, 1))
+    torch.testing.assert_close(drafted, wanted, atol=0.25, rtol=0.25)
 
 
 def make_gpu_engine(

@@ -47,9 +47,9 @@ class OneDevice(TorchDispatchMode):
 def test_forwards_of_stock_modules_wait_for_nothing(architecture: str) -> None:
     """Their tensors are without data here, so that there is nothing to wait for; nor do they copy
     from another device, or to it, which no graph may."""
-    loaded = prepare_model(make_model(architecture, torch.bfloat16), EngineConfig())
     device = torch.device("meta")
-    module: Any = loaded.module.to(device)
+    module: Any = make_model(architecture, torch.bfloat16).to(device)
+    loaded = prepare_model(module, EngineConfig())
     cache = KVCache(loaded.kv_shape, 64, loaded.dtype, device)
     cache.is_read_whole = True
     rows = torch.zeros(8, dtype=torch.int64, device=device)

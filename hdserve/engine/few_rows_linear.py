@@ -1,0 +1,121 @@
+"""Linear layers on a GPU, where a few rows take as long as reading the weights, and each product
+some microseconds more: those of the same input are multiplied together (docs/adr/0031)."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import torch
+import torch.nn.functional as F
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from hdserve.engine.python_operator import define_operator
+from hdserve.engine.row_linear import is_plain, replace_layers
+from hdserve.engine.step_context import current_plan
+
+_MAX_TOGETHER: Final = 3
+"""Layers of the same input."""
+
+
+class FewRowsLinear(torch.nn.Linear):
+    """A linear layer with the weights of another, which are not copied."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        is_compiling = torch.compiler.is_compiling()
+        multiply = torch.ops.hdserve.few_rows_linear if is_compiling else multiply_by_plan
+        return cast("torch.Tensor", multiply(input, self.weight, self.bias))
+
+
+def use_few_rows_linear(module: torch.nn.Module) -> None:
+    """Replace the linear layers of ``module``, in place."""
+    layers = [layer for layer in module.modules() if is_plain(layer)]
+    replace_layers(module, {layer: FewRowsLinear(cast("Any", layer)) for layer in layers})
+
+
+def multiply_by_plan(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """``rows [..., num_inputs]`` times ``weight [num_outputs, num_inputs]``: what the operator does
+    in Python."""
+    return multiply_together_by_plan(rows, [weight], [bias])[0]
+
+
+def multiply_together_by_plan(
+    rows: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """The same by each of ``weights``, as many tensors."""
+    plan = current_plan()
+    if plan is None or plan.multiply_rows is None:
+        return [F.linear(rows, *each) for each in zip(weights, biases, strict=True)]
+    return plan.multiply_rows(rows, weights, biases)
+
+
+def _like_products(rows: torch.Tensor, weight: torch.Tensor, _bias: Any) -> torch.Tensor:
+    """Shape and dtype of what the operator gives."""
+    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
+
+
+def _like_products_together(
+    rows: torch.Tensor, weights: Sequence[torch.Tensor], biases: Any
+) -> list[torch.Tensor]:
+    return [_like_products(rows, weight, biases) for weight in weights]
+
+
+define_operator(
+    "few_rows_linear",
+    "(Tensor rows, Tensor weight, Tensor? bias) -> Tensor",
+    multiply_by_plan,
+    _like_products,
+)
+define_operator(
+    "few_rows_linears",
+    "(Tensor rows, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+    multiply_together_by_plan,
+    _like_products_together,
+)
+
+
+class MultiplyTogether(CustomGraphPass):
+    """Has compiled code multiply the same rows by the weights of several layers in one call.
+
+    Not by weights that are computed, which may not be there when the first of the layers is called.
+    """
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        groups: dict[tuple[Any, bool], list[torch.fx.Node]] = defaultdict(list)
+        for node in graph.nodes:
+            if node.target is torch.ops.hdserve.few_rows_linear.default:
+                rows, *others = node.args
+                if all(each is None or each.op in ("placeholder", "get_attr") for each in others):
+                    groups[rows, others[1] is None].append(node)
+        for group in groups.values():
+            for first in range(0, len(group), _MAX_TOGETHER):
+                nodes = group[first : first + _MAX_TOGETHER]
+                if len(nodes) > 1:
+                    _merge(graph, nodes)
+
+    def uuid(self) -> Any:
+        return get_hash_for_files((__file__,))
+
+
+def _merge(graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]) -> None:
+    rows = nodes[0].args[0]
+    weights, biases = ([node.args[index] for node in nodes] for index in (1, 2))
+    with graph.inserting_before(nodes[0]):
+        together = graph.call_function(
+            torch.ops.hdserve.few_rows_linears.default, (rows, weights, biases)
+        )
+        parts = [graph.call_function(operator.getitem, (together, i)) for i in range(len(nodes))]
+    together.meta["val"] = [node.meta["val"] for node in nodes]
+    for node, part in zip(nodes, parts, strict=True):
+        part.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)

@@ -1,0 +1,212 @@
+"""Products of the few rows of a decoding step, which take as long as reading the weights.
+
+A program reads the weights of ``_OUTPUTS`` outputs once, ``_INPUTS`` columns at a time, for all
+rows.  Where that makes fewer programs than the GPU has processors, several share the columns; the
+last of them to end adds up what each has found, in their order.  So what a row gets depends on
+nothing but the row and the layer, bit for bit::
+
+    outputs        program 0      program 1      ...
+    columns 0      |  part 0  |   |  part 0  |
+    columns 1      |  part 1  |   |  part 1  |          sum = part 0 + part 1 + ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+_MAX_ROWS: Final = 64
+_OUTPUTS: Final = 64
+_INPUTS: Final = 128
+_MIN_ROWS: Final = 16
+"""Fewer are not multiplied at a time."""
+
+_MAX_PARTS: Final = 8
+_MAX_STAGES: Final = 4
+"""Blocks of columns that are on their way at a time."""
+
+
+def can_multiply(num_rows: int, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernel is for so many rows, and for the dtypes and the sizes of ``weights``,
+    ``[num_outputs, num_inputs]`` each."""
+    return 0 < num_rows <= _MAX_ROWS and all(
+        weight.dtype in (torch.bfloat16, torch.float16)
+        and weight.is_contiguous()
+        and weight.shape[0] % _OUTPUTS == 0
+        and weight.shape[1] % _INPUTS == 0
+        for weight in weights
+    )
+
+
+class RowProducts:
+    """Multiplies few rows by the kernel, and more, or by weights it does not know, as PyTorch does.
+
+    Not for two streams of a device at a time.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        properties: Any = torch.cuda.get_device_properties(device)
+        self._num_processors = int(properties.multi_processor_count)
+        self._shared_bytes = int(properties.shared_memory_per_block_optin)
+        self._num_ended = torch.zeros(self._num_processors, dtype=torch.int32, device=device)
+        """Of the programs that share outputs; zero between two calls."""
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor]:
+        """``rows [..., num_inputs]`` times each of one to three ``weights [num_outputs,
+        num_inputs]``, plus its bias; all have one or none has.
+
+        Returns:
+            ``[..., num_outputs]`` each, of the dtype of ``rows``.
+        """
+        num_inputs = rows.shape[-1]
+        num_rows = rows.numel() // num_inputs
+        if not can_multiply(num_rows, weights):
+            return [F.linear(rows, *each) for each in zip(weights, biases, strict=True)]
+        rows = rows.contiguous()
+        products = [rows.new_empty((*rows.shape[:-1], len(weight))) for weight in weights]
+        given = [bias for bias in biases if bias is not None]
+        num_outputs = sum(map(len, weights))
+        num_parts = self._num_parts(num_outputs, num_inputs)
+        padded = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
+        found = products[0]
+        if num_parts > 1:
+            found = rows.new_empty((num_parts, num_outputs, padded), dtype=torch.float32)
+        _multiply[(num_outputs // _OUTPUTS, num_parts)](
+            *(rows, found, self._num_ended, num_rows, num_inputs),
+            *_three(weights),
+            *_three(given or weights),
+            *_three(products),
+            *_three([len(weight) for weight in weights]),
+            COUNT=len(weights),
+            HAS_BIAS=bool(given),
+            ROWS=padded,
+            OUTPUTS=_OUTPUTS,
+            INPUTS=_INPUTS,
+            PARTS=num_parts,
+            num_warps=4,
+            num_stages=self._num_stages(padded),
+        )
+        return products
+
+    def _num_parts(self, num_outputs: int, num_inputs: int) -> int:
+        """Programs that share the columns: as many as leave no processor without."""
+        wanted = round(self._num_processors * _OUTPUTS / num_outputs)
+        return max(1, min(wanted, _MAX_PARTS, num_inputs // _INPUTS))
+
+    def _num_stages(self, num_rows: int) -> int:
+        """As many as a processor has room for."""
+        num_bytes = 2 * _INPUTS * (_OUTPUTS + num_rows)
+        return max(1, min(_MAX_STAGES, self._shared_bytes // num_bytes))
+
+
+def _three(values: Sequence[Any]) -> list[Any]:
+    """``values``, the last of them again where there are fewer."""
+    return [*values, *[values[-1]] * (3 - len(values))]
+
+
+@triton.jit
+def _one_of(own, second, third, is_second, is_third):
+    """That of the layer that a program is of."""
+    return tl.where(is_third, third, tl.where(is_second, second, own))
+
+
+@triton.jit
+def _sum(
+    total,
+    found_at,
+    part,
+    part_size,
+    num_ended_at,
+    PARTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Whether this is the last program of its outputs, and what all of them found."""
+    tl.store(found_at + part * part_size, total)
+    tl.debug_barrier()  # all of it is stored before it is counted
+    is_last = tl.atomic_add(num_ended_at, 1, sem="acq_rel") == PARTS - 1
+    if is_last:
+        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        for each in range(PARTS):
+            total += tl.load(found_at + each * part_size, cache_modifier=".cg")
+        tl.store(num_ended_at, 0)
+    return is_last, total
+
+
+@triton.jit
+def _multiply(
+    rows,
+    found,
+    num_ended,
+    num_rows,
+    num_inputs,
+    weight,
+    second_weight,
+    third_weight,
+    bias,
+    second_bias,
+    third_bias,
+    products,
+    second_products,
+    third_products,
+    num_outputs,
+    num_second,
+    num_third,
+    COUNT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    program, part = tl.program_id(0), tl.program_id(1)
+    first_output, num_all = program * OUTPUTS, num_outputs
+    if COUNT > 1:
+        num_all += num_second
+    if COUNT > 2:
+        num_all += num_third
+    is_second = (COUNT > 1) & (first_output >= num_outputs)
+    is_third = (COUNT > 2) & (first_output >= num_outputs + num_second)
+    weight = _one_of(weight, second_weight, third_weight, is_second, is_third)
+    bias = _one_of(bias, second_bias, third_bias, is_second, is_third)
+    products = _one_of(products, second_products, third_products, is_second, is_third)
+    num_own = _one_of(num_outputs, num_second, num_third, is_second, is_third)
+    first_output -= _one_of(0, num_outputs, num_outputs + num_second, is_second, is_third)
+    output = first_output + tl.arange(0, OUTPUTS)
+    row, column = tl.arange(0, ROWS), tl.arange(0, INPUTS)
+    is_row = row[None, :] < num_rows
+    num_blocks = num_inputs // INPUTS
+    first = part * num_blocks // PARTS
+    stop = (part + 1) * num_blocks // PARTS
+    weights_at = weight + output[:, None].to(tl.int64) * num_inputs + column[None, :]
+    rows_at = rows + row[None, :] * num_inputs + column[:, None]
+    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for block in range(first, stop):
+        weights = tl.load(weights_at + block * INPUTS)
+        numbers = tl.load(rows_at + block * INPUTS, mask=is_row, other=0.0)
+        total = tl.dot(weights, numbers, total)
+    is_last = True
+    if PARTS > 1:
+        place = program * OUTPUTS + tl.arange(0, OUTPUTS)
+        found_at = found + place[:, None] * ROWS + row[None, :]
+        is_last, total = _sum(
+            total, found_at, part, num_all * ROWS, num_ended + program, PARTS, OUTPUTS, ROWS
+        )
+    if is_last:
+        if HAS_BIAS:
+            total += tl.load(bias + output)[:, None].to(tl.float32)
+        products_at = products + row[None, :] * num_own + output[:, None]
+        tl.store(products_at, total.to(products.dtype.element_ty), mask=is_row)
