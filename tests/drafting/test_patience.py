@@ -1,0 +1,239 @@
+"""When drafts are looked for, by what steps take that are told: the choice is tested, never the
+time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from hdserve.drafting.batch_cost import BatchCost, ForwardCost
+from hdserve.drafting.budget import DraftBudget
+from hdserve.tree import DraftTree
+from tests.drafting.budgets import FREE, make_budget, make_tree
+
+
+def steps_with_drafts(
+    budget: DraftBudget,
+    num_steps: int,
+    looking_s: float,
+    *,
+    plain_s: float = 0.0,
+    catching_up_s: float = 0.0,
+    first_look_s: float = 0.0,
+    scores: Sequence[Sequence[float]] = ((0.5,),),
+) -> list[int]:
+    """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
+    for.
+
+    Args:
+        looking_s, plain_s: what a step takes beside its forward, with drafts and without.
+        catching_up_s: of a step with drafts.
+        first_look_s: what a look after a pause takes more.
+        scores: what looks find, one after the other and then again.
+    """
+    found: list[int] = []
+    for step in range(num_steps):
+        if budget.wants_drafts(1):
+            more_s = 0.0 if found and found[-1] == step - 1 else first_look_s
+            budget.trim([make_tree(list(scores[len(found) % len(scores)]))])
+            budget.took(1.0 + looking_s + more_s, 1.0, catching_up_s)
+            found.append(step)
+        else:
+            budget.trim([DraftTree(0, 0)])
+            budget.took(1.0 + plain_s, 1.0)
+    return found
+
+
+def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
+    """Not at all while it pays, else longer and longer, but never for ever; each number of
+    sequences by itself."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 100, looking_s=0.4) == list(range(100))
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
+    compared, first = [index for index, pause in enumerate(pauses) if pause][:2]
+    assert pauses[compared] == 3, "what plain steps take is found out first"
+    assert pauses[first : first + 7] == [1, 2, 4, 8, 16, 20, 20]
+    assert first > compared + 1, "one step proves nothing"
+    assert all(budget.wants_drafts(2) for _ in range(10))
+
+
+@pytest.mark.parametrize("looking_s", [0.55, 0.6, 1.0, 2.0])
+def test_looking_costs_next_to_nothing_where_it_never_pays(looking_s: float) -> None:
+    """The more it costs, the rarer it is."""
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 1000, looking_s)
+    num_steps = 5000
+    num_looks = len(steps_with_drafts(budget, num_steps, looking_s))
+    num_tokens = num_steps + 0.5 * num_looks
+    seconds = num_steps + looking_s * num_looks
+    assert num_looks >= num_steps / 260
+    assert num_tokens / seconds >= 0.985
+
+
+def test_of_a_pause_only_the_end_is_timed() -> None:
+    """Looks come when they would if all steps were; those that nobody asks of are left alone."""
+    budget, timed = make_budget(FREE), make_budget(FREE)
+    expected = steps_with_drafts(timed, 3000, looking_s=2.0)
+    looked, asked = list[int](), list[int]()
+    for step in range(3000):
+        is_looking = budget.wants_drafts(1)
+        if is_looking:
+            looked.append(step)
+        elif not budget.wants_times(1):
+            budget.took(1000.0, 1.0)
+            continue
+        else:
+            asked.append(step)
+        budget.trim([make_tree([0.5]) if is_looking else DraftTree(0, 0)])
+        budget.took(3.0 if is_looking else 1.0, 1.0)
+    assert looked == expected
+    pauses = [range(first + 1, last) for first, last in itertools.pairwise(looked)]
+    wanted = [step for pause in pauses for step in pause[-9:]]
+    assert [step for step in asked if step < looked[-1]] == wanted
+    assert max(len(pause) for pause in pauses) > 100
+
+
+def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:
+    """Where they begin with many sequences at the end of a pause, pauses are longer; what they
+    begin with while drafts pay is no reason to pause."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 100, looking_s=0.4, catching_up_s=5.0) == list(range(100))
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6, catching_up_s=0.3)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
+    assert pauses[-3:] == [80, 80, 80], "(0.1 + 0.3) / 0.005"
+
+
+def test_a_pause_ends_when_drafts_pay() -> None:
+    """It is tried again, and goes on when it pays by then."""
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 1000, looking_s=0.6)
+    looked = steps_with_drafts(budget, 2000, looking_s=0.0)
+    assert looked[-100:] == list(range(1900, 2000))
+
+
+def test_a_look_that_gains_is_followed_by_another() -> None:
+    """It may have been at a part of the sequences, as looks are that lose."""
+    budget = make_budget(FREE)
+    assert not budget.is_trying(1)
+    steps_with_drafts(budget, 1000, looking_s=0.6)
+    assert budget.is_trying(1)
+    assert not budget.is_trying(2)
+    while budget.is_trying(1):
+        steps_with_drafts(budget, 1, looking_s=0.0)
+    assert steps_with_drafts(budget, 1, looking_s=0.0) == [0]
+
+
+def test_that_the_first_steps_take_long_is_no_reason_to_pause() -> None:
+    """Everything does that is done for the first time."""
+    budget = make_budget(FREE)
+    assert steps_with_drafts(budget, 4, looking_s=5.0) == [0, 1, 2, 3]
+    assert steps_with_drafts(budget, 100, looking_s=0.4) == list(range(100))
+
+
+def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
+    """Time, not luck, decides: drafts that may come later are not missed."""
+    budget = make_budget(FREE)
+    for _ in range(50):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([])])
+        budget.took(1.0, 1.0)
+
+
+def test_what_plain_steps_take_is_no_loss() -> None:
+    """A step that is long with drafts and without them is no reason to pause, but for the few steps
+    in which it is found out, now and then, that it is long without them, too."""
+    budget = make_budget(FREE)
+    looked = steps_with_drafts(budget, 2000, looking_s=2.2, plain_s=2.0)
+    assert len(looked) >= 2000 - 3 * (2000 // 256 + 1)
+
+
+def test_rare_large_gains_outweigh_frequent_losses() -> None:
+    """Most looks find nothing, but what the others find is worth more than all of them take."""
+    budget = make_budget(FREE)
+    rare = [(), (), (), (0.95, 0.9, 0.9, 0.9)]
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6, scores=rare)
+    assert len(looked) > 1900
+
+
+def test_looks_after_pauses_do_not_tell_what_looks_in_a_row_take() -> None:
+    """They take longer, and yet drafting goes on as soon as it pays in a row."""
+    budget = make_budget(FREE)
+    scores = [(0.3,)]
+    looked = steps_with_drafts(budget, 2000, looking_s=0.4, first_look_s=0.3, scores=scores)
+    assert len(looked) < 300
+    looked = steps_with_drafts(budget, 2000, looking_s=0.4, first_look_s=0.3)
+    assert len(looked) > 1500
+
+
+def test_what_plain_steps_took_is_found_out_again() -> None:
+    """Though they were held for so long that drafts seem to gain whatever they take."""
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 200, looking_s=2.2, plain_s=2.0)
+    steps_with_drafts(budget, 1000, looking_s=0.6)
+    assert len(steps_with_drafts(budget, 1000, looking_s=0.6)) < 100
+
+
+def test_one_long_step_is_no_reason_to_pause() -> None:
+    """What has nothing to do with drafts, such as other work of the machine, does not count."""
+    budget = make_budget(FREE)
+    for step in range(200):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])])
+        budget.took(100.0 if step % 7 == 3 else 1.2, 1.0)
+
+
+def test_a_busy_machine_is_soon_forgotten() -> None:
+    """When steps took ten times as long for a while, and those with drafts most of all, drafting
+    goes on soon after."""
+    budget = make_budget(FREE)
+    assert len(steps_with_drafts(budget, 100, looking_s=0.2)) == 100
+    assert len(steps_with_drafts(budget, 1000, looking_s=40.0, plain_s=9.0)) < 60
+    later = steps_with_drafts(budget, 2000, looking_s=0.2, plain_s=0.1)
+    assert len(later) > 1400
+    assert later[-100:] == list(range(1900, 2000))
+
+
+def test_a_long_forward_with_a_prompt_is_no_reason_to_pause() -> None:
+    """What a chunk of a prompt takes is not the price of drafting."""
+    budget = make_budget(FREE)
+    for _ in range(100):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])], 40)
+        budget.took(50.0, 49.8)
+
+
+def test_looking_pauses_beside_prompts_too() -> None:
+    """Where prompts come all the time, what is done beside the forward is the price."""
+    budget = make_budget(FREE)
+    num_looks = 0
+    for _ in range(1000):
+        is_looking = budget.wants_drafts(1)
+        num_looks += is_looking
+        budget.trim([make_tree([0.5] if is_looking else [])], 40)
+        budget.took(50.0 + 0.8 * is_looking, 50.0)
+    assert num_looks < 50
+
+
+def test_drafts_share_what_a_step_takes_anyway() -> None:
+    """The more a step takes beside its forward, the more rows pay."""
+    cost, kept = ForwardCost({1: 1.0, 2: 1.6}), []
+    for looking_s in (0.0, 1.0):
+        budget = make_budget(cost)
+        steps_with_drafts(budget, 20, looking_s, plain_s=looking_s)
+        tree = make_tree([0.5])
+        budget.trim([tree])
+        kept.append(tree.num_draft_tokens)
+    assert kept == [0, 1]
+
+
+def test_a_long_context_is_no_reason_to_pause() -> None:
+    """What forwards take longer there is not the price of drafting."""
+    cost = BatchCost({1: FREE}, column_cost=ForwardCost({1: 0.01, 2: 0.01}))
+    budget = DraftBudget(cost)
+    for _ in range(100):
+        assert budget.wants_drafts(1)
+        budget.trim([make_tree([0.5])], num_columns=500)
+        budget.took(6.1, 6.0)
