@@ -70,7 +70,7 @@ class ReplayOptions:
         int | None,
         typer.Option(
             help="Most drafted tokens in a step; default: `max_draft_tokens` of the configuration, "
-            "which is 16.",
+            "or 16.",
             show_default=False,
             min=0,
             max=256,

@@ -25,7 +25,7 @@ from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_check import check_packed_forward
-from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.model_runner import ModelRunner, rounded
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.sampler import HistoryTerms, choose_one
@@ -184,7 +184,8 @@ def _compile_kernels(runner: ModelRunner) -> None:
     scratch_row = runner.cache.scratch_row
     runner.cache.keep([(scratch_row, scratch_row)])
     logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
-    choose_one(logits, core.SamplingParams(temperature=1.0), 0)
+    for each in (logits, rounded(logits.to(runner.model.dtype))):  # shaped, and as they are
+        choose_one(each, core.SamplingParams(temperature=1.0), 0)
 
 
 def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:

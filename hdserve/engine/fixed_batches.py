@@ -35,7 +35,8 @@ class FixedBatches:
         if gpu_kernels.are_available(cache.device):
             from hdserve.engine.gpu_kernels.multiply import RowProducts
 
-            self._multiply_rows = RowProducts(cache.device)
+            if RowProducts.are_fast_on(cache.device):
+                self._multiply_rows = RowProducts(cache.device)
         self._cache = cache
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers

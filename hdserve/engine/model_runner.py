@@ -206,7 +206,7 @@ class ModelRunner:
     def finds_top(self) -> bool:
         """Whether forwards find the likeliest tokens themselves, so that it takes no time to ask
         for a few of them."""
-        return self._top is not None
+        return self._top is not None and (not self.needs_hidden or self.compiled is not None)
 
     @property
     def attends_by_blocks(self) -> bool:

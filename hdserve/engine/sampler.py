@@ -16,6 +16,9 @@ from hdserve.engine.top import argmax, can_be_read
 from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
 
 _NUM_TOP_CANDIDATES = 256
+_NUM_SORTED = 1 << 21
+"""Probabilities at a time, if not of one row: sorting takes several times their memory."""
+
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
 _LARGEST = torch.finfo(torch.float32).max
@@ -153,9 +156,11 @@ def _nucleus_threshold(probabilities: torch.Tensor, top_p: float) -> torch.Tenso
     largest = probabilities.topk(num_candidates, dim=-1).values
     thresholds = _threshold_of_sorted(largest, top_p)
     flat = (largest.sum(dim=-1) < top_p).nonzero()[:, 0]
-    if len(flat):
-        whole = probabilities[flat].sort(dim=-1, descending=True).values
-        thresholds[flat] = _threshold_of_sorted(whole, top_p)
+    at_once = max(1, _NUM_SORTED // probabilities.shape[-1])
+    for first in range(0, len(flat), at_once):
+        part = flat[first : first + at_once]
+        whole = probabilities[part].sort(dim=-1, descending=True).values
+        thresholds[part] = _threshold_of_sorted(whole, top_p)
     return thresholds
 
 

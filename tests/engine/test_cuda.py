@@ -29,6 +29,9 @@ from tests.drafters import OracleDrafter
 from tests.engines import make_prompt, make_sequence, run
 from tests.models import ARCHITECTURES, make_model
 
+if torch.cuda.is_available():
+    from hdserve.engine.gpu_kernels.multiply import can_multiply
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
@@ -151,8 +154,10 @@ def test_graphs_are_made_of_the_compiled_model(
 
 def test_what_the_last_token_gives_does_not_depend_on_drafts() -> None:
     """Bit for bit, in bfloat16, where layers are as large as the kernel for few rows takes them."""
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "vocab_size": 128}
     module = make_model("llama", torch.bfloat16, **sizes).to("cuda")
+    layers = [each for each in module.modules() if isinstance(each, torch.nn.Linear)]
+    assert all(can_multiply([layer.weight]) for layer in layers)
     model = prepare_model(module, EngineConfig())
     runner = make_runner(model, compiled=compile_model(model))
     assert has_graphs(runner)

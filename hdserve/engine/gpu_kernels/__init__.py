@@ -16,14 +16,16 @@ logger = logging.getLogger(__name__)
 
 @cache
 def are_available(device: torch.device) -> bool:
-    """Whether ``device`` runs them, which is tried with the smallest; else PyTorch's operators have
-    to do."""
+    """Whether ``device`` runs them, each of which is tried; else PyTorch's operators have to do."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     try:
-        from hdserve.engine.gpu_kernels.top import find_largest
+        from hdserve.engine.gpu_kernels.trial import do_all_run
 
-        return bool(find_largest(torch.ones((1, 1), device=device), 1)[0].item() == 1.0)
+        if do_all_run(device):
+            return True
+        reason = "they give wrong results"
     except Exception as error:  # of a compiler, any
-        logger.warning("%s runs no kernels of hdserve's own: %s", device, error)
-        return False
+        reason = str(error)
+    logger.warning("%s runs none of hdserve's own kernels: %s", device, reason)
+    return False

@@ -22,7 +22,7 @@ class RowMover:
 
     def __call__(self, tensors: Sequence[torch.Tensor], moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows ``(source, target)`` of each of ``tensors [layers, heads, rows, size]``, which
-        are contiguous, in order: none is read that an earlier move has written."""
+        are contiguous, one after the other: none may be read that an earlier move has written."""
         if len(self._here) < len(moves):
             num_moves = triton.next_power_of_2(len(moves))
             self._here = torch.empty((num_moves, 2), dtype=torch.int64, pin_memory=True)

@@ -13,7 +13,7 @@ nothing but the row and the layer, bit for bit::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +31,30 @@ _MAX_STAGES: Final = 4
 """Blocks of columns that are on their way at a time."""
 
 
-def can_multiply(num_rows: int, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernel is for so many rows, and for the dtypes and the sizes of ``weights``,
-    ``[num_outputs, num_inputs]`` each."""
-    return 0 < num_rows <= _MAX_ROWS and all(
+def can_multiply(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernel knows the dtypes and the sizes of ``weights``, ``[num_outputs,
+    num_inputs]`` each."""
+    return all(
         weight.dtype in (torch.bfloat16, torch.float16)
         and weight.is_contiguous()
         and weight.shape[0] % _OUTPUTS == 0
         and weight.shape[1] % _INPUTS == 0
         for weight in weights
     )
+
+
+class _Layers(NamedTuple):
+    """What the kernel is told of layers that are multiplied together.
+
+    Attributes:
+        arguments: weights, biases and numbers of outputs, three of each.
+        num_parts: programs that share the columns.
+    """
+
+    arguments: tuple[Sequence[Any], Sequence[Any], Sequence[int]]
+    num_outputs: int
+    num_parts: int
+    has_bias: bool
 
 
 class RowProducts:
@@ -58,6 +72,14 @@ class RowProducts:
         self._shared_bytes = int(properties.shared_memory_per_block_optin)
         self._num_ended = torch.zeros(self._num_processors, dtype=torch.int32, device=device)
         """Of the programs that share outputs; zero between two calls."""
+        self._known: dict[tuple[int, ...], _Layers | None] = {}
+        """By where their weights are, which stay there; ``None`` for those the kernel does not
+        know."""
+
+    @staticmethod
+    def are_fast_on(device: torch.device) -> bool:
+        """Whether the GPU multiplies tiles as Triton has it do (from Ampere on)."""
+        return torch.cuda.get_device_capability(device) >= (8, 0)
 
     def __call__(
         self,
@@ -73,25 +95,27 @@ class RowProducts:
         """
         num_inputs = rows.shape[-1]
         num_rows = rows.numel() // num_inputs
-        if not can_multiply(num_rows, weights):
+        layers = None
+        if 0 < num_rows <= _MAX_ROWS and rows.dtype is weights[0].dtype:
+            layers = self._layers(weights, biases)
+        if layers is None:
             return [F.linear(rows, *each) for each in zip(weights, biases, strict=True)]
         rows = rows.contiguous()
         products = [rows.new_empty((*rows.shape[:-1], len(weight))) for weight in weights]
-        given = [bias for bias in biases if bias is not None]
-        num_outputs = sum(map(len, weights))
-        num_parts = self._num_parts(num_outputs, num_inputs)
+        num_parts = layers.num_parts
         padded = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
         found = products[0]
         if num_parts > 1:
-            found = rows.new_empty((num_parts, num_outputs, padded), dtype=torch.float32)
-        _multiply[(num_outputs // _OUTPUTS, num_parts)](
+            found = rows.new_empty((num_parts, layers.num_outputs, padded), dtype=torch.float32)
+        weight_arguments, bias_arguments, sizes = layers.arguments
+        _multiply[(layers.num_outputs // _OUTPUTS, num_parts)](
             *(rows, found, self._num_ended, num_rows, num_inputs),
-            *_three(weights),
-            *_three(given or weights),
+            *weight_arguments,
+            *bias_arguments,
             *_three(products),
-            *_three([len(weight) for weight in weights]),
+            *sizes,
             COUNT=len(weights),
-            HAS_BIAS=bool(given),
+            HAS_BIAS=layers.has_bias,
             ROWS=padded,
             OUTPUTS=_OUTPUTS,
             INPUTS=_INPUTS,
@@ -100,6 +124,23 @@ class RowProducts:
             num_stages=self._num_stages(padded),
         )
         return products
+
+    def _layers(
+        self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    ) -> _Layers | None:
+        key = tuple(weight.data_ptr() for weight in weights)
+        if key not in self._known:
+            given = [bias for bias in biases if bias is not None]
+            num_outputs = sum(map(len, weights))
+            self._known[key] = None
+            if can_multiply(weights):
+                self._known[key] = _Layers(
+                    (_three(weights), _three(given or weights), _three([*map(len, weights)])),
+                    num_outputs,
+                    self._num_parts(num_outputs, weights[0].shape[1]),
+                    bool(given),
+                )
+        return self._known[key]
 
     def _num_parts(self, num_outputs: int, num_inputs: int) -> int:
         """Programs that share the columns: as many as leave no processor without."""

@@ -61,7 +61,7 @@ def _store(
     WIDTH: tl.constexpr,
     MAY_OVERFLOW: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     target = tl.load(rows + row)
     at = tl.arange(0, WIDTH)
     of_key, of_value = at < KEY_SIZE, at < VALUE_SIZE
