@@ -20,13 +20,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hdserve.bench.engine_setup import make_host
-from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
+from hdserve.engine.forward_cost import binary_tree
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.tree import DraftTree
 
 CACHE_TOKENS = 32_768
 MAX_DRAFT_TOKENS = 31
@@ -108,9 +107,7 @@ def chunks_of(
     runner: ModelRunner, num_sequences: int, num_rows: int, num_columns: int
 ) -> Iterator[list[Chunk]]:
     """A binary tree of drafts for each sequence."""
-    tree = DraftTree(0, num_rows - 1)
-    for node in range(1, num_rows):
-        tree.add_node((node - 1) // 2, node % 2, Source.OTHER)
+    tree = binary_tree(num_rows)
     allocated = [runner.cache.allocate(num_columns + num_rows) for _ in range(num_sequences)]
     segments = [segment for segment in allocated if segment is not None]
     assert len(segments) == num_sequences, "the cache is too small"

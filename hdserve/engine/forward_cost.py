@@ -136,7 +136,7 @@ def _time_reading(runner: ModelRunner, num_rows: int) -> float:
 
 def _num_columns(runner: ModelRunner, max_rows: int, wanted: int) -> int:
     """Tokens each sequence has cached: as many as the context and the cache leave."""
-    deepest = max(_tree(max_rows).depths)
+    deepest = max(binary_tree(max_rows).depths)
     rows_left = runner.cache.num_rows - max_rows
     return max(0, min(wanted, runner.model.max_model_len - 1 - deepest, rows_left))
 
@@ -171,7 +171,7 @@ def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
     try:
         if len(segments) < point.num_sequences:
             return None
-        tree = _tree(point.num_rows)
+        tree = binary_tree(point.num_rows)
         chunks = [Chunk(segment, num_columns, [0], tree) for segment in segments]
         started = time.perf_counter()
         runner.forward(chunks)
@@ -181,8 +181,8 @@ def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
             cache.free(segment)
 
 
-def _tree(num_rows: int) -> DraftTree:
-    """A binary tree: shallow, so that it fits into a short context."""
+def binary_tree(num_rows: int) -> DraftTree:
+    """Of so many nodes: shallow, so that it fits into a short context."""
     tree = DraftTree(0, num_rows - 1)
     for node in range(1, num_rows):
         tree.add_node((node - 1) // 2, node % 2, Source.OTHER)

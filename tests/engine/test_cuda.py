@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import Sequence, Source
 from hdserve.drafting.base import Drafter
+from hdserve.engine import gpu_kernels
 from hdserve.engine.build import build_engine, forward_bytes
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
@@ -29,7 +30,7 @@ from tests.drafters import OracleDrafter
 from tests.engines import make_prompt, make_sequence, run
 from tests.models import ARCHITECTURES, make_model
 
-if torch.cuda.is_available():
+if torch.cuda.is_available() and gpu_kernels.are_available(torch.device("cuda")):
     from hdserve.engine.gpu_kernels.multiply import can_multiply
 
 pytestmark = [
