@@ -119,8 +119,9 @@ class ModelDatabaseActor:
             for namespace in received.refilled:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
-                if not self._was_flushed_since(namespace, received.standings.get(namespace)):
-                    self._take_calibration(namespace, received.sender, calibration)
+                standing = received.standings.get(namespace, Standing())
+                if not self._was_flushed_since(namespace, standing):
+                    self._take_calibration(namespace, calibration)
         return num_new
 
     def changes_since(self, message: bytes) -> bytes:
@@ -268,9 +269,9 @@ class ModelDatabaseActor:
             refilled=tuple(refilled),
         )
 
-    def _was_flushed_since(self, namespace: str, standing: Standing | None) -> bool:
+    def _was_flushed_since(self, namespace: str, standing: Standing) -> bool:
         flushed_version = self._log.partition(namespace).flushed_version
-        if standing is None or not flushed_version:
+        if not flushed_version:
             return False
         return self._is_unknown_epoch(standing.epoch) or standing.cursor < flushed_version
 
@@ -283,12 +284,12 @@ class ModelDatabaseActor:
                     self._store.append(namespace, appended)
         return num_new
 
-    def _take_calibration(self, namespace: str, sender: str, calibration: bytes) -> None:
+    def _take_calibration(self, namespace: str, calibration: bytes) -> None:
         try:
-            self._log.set_calibration(namespace, sender, calibration)
+            self._log.set_calibration(namespace, calibration)
         except DatabaseError as error:
             if not self._num_refused_calibrations:
-                logger.warning("of %r, from %s: %s", namespace, sender, error)
+                logger.warning("of %s, %r: %s", self._key.model, namespace, error)
             self._num_refused_calibrations += 1
             return
         if self._store:

@@ -4,14 +4,16 @@ Ray Serve reads these from the environment of each process, so each deployment b
 default it gives the user's code and the router an event loop in a thread each, so that code that
 blocks does not hold up health checks.  Nothing of ours blocks, and every message would change
 threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a message
-between two processes has 4 MiB, and what is larger fails.  And a process that reserves no GPU sees
-all of its node, those of others among them.
+between two processes has 4 MiB, and what is larger fails.  A process that reserves no GPU sees all
+of its node, those of others among them.  And clients may send headers that it obeys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from hdserve.config.deployed import PROXY_VARIABLES
 
 _VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -38,6 +40,6 @@ def actor_options(num_cpus: float, max_body_bytes: int, **options: Any) -> dict[
     limit = {_MESSAGE_VARIABLE: str(min(num_bytes, _MAX_MESSAGE_BYTES))}
     return {
         "num_cpus": num_cpus,
-        "runtime_env": {"env_vars": {**_VARIABLES, **limit}},
+        "runtime_env": {"env_vars": {**_VARIABLES, **PROXY_VARIABLES, **limit}},
         **options,
     }

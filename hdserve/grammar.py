@@ -126,8 +126,10 @@ def _divisors(schema: Any) -> Iterator[int]:
             yield from _divisors(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key != "multipleOf":
+            if isinstance(value, (list, tuple, Mapping)):  # perhaps of a property of that name
                 yield from _divisors(value)
+            elif key != "multipleOf":
+                continue
             elif isinstance(value, int):
                 yield max(1, value)
             elif isinstance(value, float) and isfinite(value):

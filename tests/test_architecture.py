@@ -25,6 +25,7 @@ LAYERS = {
     "hdserve.noise": 1,
     "hdserve.config": 2,
     "hdserve.access": 3,
+    "hdserve.current_access": 3,
     "hdserve.telemetry": 3,
     "hdserve.databases": 3,
     "hdserve.drafting": 4,
@@ -78,9 +79,12 @@ MODULES = dict(_modules())
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_to_lower_layers(module: str) -> None:
-    """No module imports from a layer above its own."""
+    """No module imports from a layer above its own, and none of ``hdserve`` has just that of
+    the whole."""
     own = _layer(module)
     assert own is not None, f"{module} has no layer"
+    *parts, root = _prefixes(module)
+    assert not parts or root != "hdserve" or LAYERS.keys() & parts, f"{module} has no layer"
     for imported in _imports(MODULES[module]):
         layer = _layer(imported)
         assert layer is None or layer <= own, f"{module} imports {imported}"

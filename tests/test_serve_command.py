@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import openai
 import pytest
 import yaml
@@ -357,6 +358,8 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
         )
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 8
+        for name, value in (("x-request-timeout-seconds", "0.001"), ("x-session-id", b"caf\xe9")):
+            assert answer_of(client, {name: value}).status_code == 200
         with begun(client, 600) as stream:
             process.send_signal(number)
             *_, last = (chunk for chunk in stream if chunk.choices)
@@ -404,6 +407,13 @@ def serving(
         wait_until_ready(process, base_url, log)
         wait_for_line(log, f"hdserve is ready at {base_url}")
         yield process, mark, client
+
+
+def answer_of(client: openai.OpenAI, headers: Mapping[str, str | bytes]) -> httpx.Response:
+    """To a request with headers of Ray Serve's."""
+    body = {"model": "m", "prompt": "Go on", "max_tokens": 40}
+    url = f"{client.base_url}completions"
+    return httpx.post(url, json=body, headers=list(headers.items()), timeout=60)
 
 
 def begun(client: openai.OpenAI, max_tokens: int) -> openai.Stream[openai.types.Completion]:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from hdserve.cli.proxy import proxy_variables
+from hdserve.config.deployed import PROXY_VARIABLES
 
 CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 STATISTICS = "RAY_SERVE_HAPROXY_STATS_PORT"
-HEALTH_CHECKS = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
+ALWAYS = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2", **PROXY_VARIABLES}
 DIRECTORY = Path("/tmp/of-one-user")
 
 
@@ -48,11 +49,11 @@ def test_its_ports_are_free() -> None:
 @pytest.mark.parametrize("value", ["0", "", "no"])
 def test_the_environment_may_choose_the_other_one(value: str) -> None:
     environment = {CHOICE: value, "PATH": "/bin"}
-    assert proxy_variables("127.0.0.1", 8000, DIRECTORY, environment) == HEALTH_CHECKS
+    assert proxy_variables("127.0.0.1", 8000, DIRECTORY, environment) == ALWAYS
 
 
 def test_what_the_environment_says_holds() -> None:
-    chosen = {CHOICE: "1", STATISTICS: "1234", **dict.fromkeys(HEALTH_CHECKS, "7")}
+    chosen = {CHOICE: "1", STATISTICS: "1234", **dict.fromkeys(ALWAYS, "7")}
     variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {**chosen, "PATH": "/bin"})
     assert variables.items() >= chosen.items()
     assert "PATH" not in variables
@@ -61,7 +62,7 @@ def test_what_the_environment_says_holds() -> None:
 @pytest.mark.parametrize("host", ["::", "::1", "192.0.2.1", "gpu-box", "localhost"])
 def test_it_is_left_out_where_it_would_not_find_the_gateways(host: str) -> None:
     """They listen at the same address as it, and it asks at 127.0.0.1."""
-    assert proxy_variables(host, 8000, DIRECTORY, {}) == HEALTH_CHECKS
+    assert proxy_variables(host, 8000, DIRECTORY, {}) == ALWAYS
 
 
 def test_it_is_left_out_where_its_sockets_have_no_room() -> None:

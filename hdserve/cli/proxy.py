@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from hdserve.cli.ports import listening_error
+from hdserve.config.deployed import PROXY_VARIABLES
 
 _CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 """The variable that says whether HAProxy replaces Ray Serve's own proxy: 1, or 0."""
@@ -62,7 +63,7 @@ def proxy_variables(
         directory: of this user alone, for HAProxy's files.
         environment: whose own choices hold.
     """
-    variables = dict(_HEALTH_CHECK)
+    variables = {**_HEALTH_CHECK, **PROXY_VARIABLES}
     if environment.get(_CHOICE, "1") == "1" and _is_possible(host, directory):
         variables |= {_CHOICE: "1", **_SETTINGS}
         variables |= {name: str(directory / file) for name, file in _PATHS.items()}

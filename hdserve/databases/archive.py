@@ -277,7 +277,7 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
                 store.append(namespace, appended)
     for namespace, calibration in message.calibrations.items():
         if not log.partition(namespace).calibration:
-            log.set_calibration(namespace, _SENDER, calibration)
+            log.set_calibration(namespace, calibration)
             if store:
                 store.state_changed(namespace)
     return num_new

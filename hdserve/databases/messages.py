@@ -57,10 +57,8 @@ class Publish:
         calibrations: by namespace.
         refilled: namespaces of which the sender has now sent all it had.
         epoch: of the last reply to the sender; empty before the first.
-        cursors: where the sender stands in each namespace of ``outputs`` and ``refilled``; earlier
-            versions say it of a refill alone.
-        standings: where the sender stood when it took each of the calibrations; earlier versions
-            do not say.
+        cursors: where the sender stands in each namespace of ``outputs`` and ``refilled``.
+        standings: where the sender stood when it took each of the calibrations.
     """
 
     sender: str
@@ -117,13 +115,13 @@ class Publish:
         payload = snapshot.decode(data, kind="publish", fingerprint=fingerprint, model=model)
         fields = _Fields(payload)
         outputs = fields.mapping("outputs", dict)
-        standings = fields.mapping("standings", list, {})
+        standings = fields.mapping("standings", list)
         return cls(
             sender=fields.get("sender", str),
             outputs={name: Segment.from_wire(wire) for name, wire in outputs.items()},
             calibrations=fields.mapping("calibrations", bytes),
             refilled=tuple(fields.items("refilled", str)),
-            epoch=fields.get("epoch", str, ""),
+            epoch=fields.get("epoch", str),
             cursors=fields.cursors("cursors"),
             standings={name: _standing(item) for name, item in standings.items()},
         )
@@ -158,7 +156,7 @@ class Poll:
         positions: by namespace.
         idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
         published: by namespace the numbers of the reader's own outputs that were acknowledged since
-            its last poll: the first, and one more than the last; earlier versions do not say.
+            its last poll: the first, and one more than the last.
     """
 
     reader: str
@@ -189,7 +187,7 @@ class Poll:
         payload = snapshot.decode(data, kind="poll", fingerprint=key.fingerprint, model=key.model)
         fields = _Fields(payload)
         positions = fields.mapping("positions", list)
-        published = fields.mapping("published", list, {})
+        published = fields.mapping("published", list)
         return cls(
             reader=fields.get("reader", str),
             epoch=fields.get("epoch", str),
@@ -265,7 +263,7 @@ class Reply:
                 for name, item in fields.mapping("changes", dict).items()
             },
             refill={name: _origin_ranges(item) for name, item in refill.items()},
-            is_unwritten=fields.get("is_unwritten", bool, False),
+            is_unwritten=fields.get("is_unwritten", bool),
         )
 
 
@@ -276,16 +274,13 @@ def refill_bytes(namespace: str, seen: OriginRanges) -> int:
 
 
 class _Fields:
-    """A decoded payload whose fields are checked as they are taken.
-
-    A field with a default may be missing: an earlier version does not send it.
-    """
+    """A decoded payload whose fields are checked as they are taken."""
 
     def __init__(self, payload: Any) -> None:
         self._payload = payload if isinstance(payload, dict) else {}
 
-    def get(self, name: str, expected: type, default: Any = None) -> Any:
-        value = self._payload.get(name, default)
+    def get(self, name: str, expected: type) -> Any:
+        value = self._payload.get(name)
         if type(value) is not expected:
             raise SnapshotError(f"corrupt: {name} is missing or has another type")
         return value
@@ -295,14 +290,14 @@ class _Fields:
         _check_types(name, values, expected)
         return values
 
-    def mapping(self, name: str, expected: type, default: Any = None) -> dict[str, Any]:
-        values: dict[str, Any] = self.get(name, dict, default)
+    def mapping(self, name: str, expected: type) -> dict[str, Any]:
+        values: dict[str, Any] = self.get(name, dict)
         _check_types(name, values, str)
         _check_types(name, values.values(), expected)
         return values
 
     def cursors(self, name: str) -> dict[str, int]:
-        values = self.mapping(name, int, {})
+        values = self.mapping(name, int)
         _integers(list(values.values()), len(values))
         return values
 

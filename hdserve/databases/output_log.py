@@ -211,8 +211,7 @@ class OutputLog:
             room -= CHANGE_BYTES
         calibration = None
         version = partition.calibration_version
-        is_own = origin == partition.calibration_origin and not self._merge_calibration
-        if version != known_calibration and not is_own:
+        if version != known_calibration:
             if len(partition.calibration) > room and not is_first:
                 return Changes.waiting(cursor, known_calibration)
             calibration = partition.calibration
@@ -222,7 +221,7 @@ class OutputLog:
         segment, cursor, is_complete = partition.since(cursor, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
-    def set_calibration(self, namespace: str, origin: str, blob: bytes) -> None:
+    def set_calibration(self, namespace: str, blob: bytes) -> None:
         """Keep ``blob`` as the calibration state of ``namespace``, merged if that was asked for.
 
         What is kept gives way where it cannot be merged and ``blob`` can, as after an upgrade, or
@@ -237,7 +236,6 @@ class OutputLog:
             blob = merged if len(merged) <= MAX_CALIBRATION_BYTES else blob
         check_calibration(blob)
         self._put_calibration(namespace, blob)
-        partition.calibration_origin = origin
 
     def restore_calibration(self, namespace: str, blob: bytes) -> None:
         """Put a calibration back as it was; it is new to all readers."""

@@ -54,7 +54,6 @@ class Partition:
         self.flushed_version = 0
         self.calibration = b""
         self.calibration_version = 0
-        self.calibration_origin = ""
         self._chunk_bytes = chunk_bytes
         self._tail: list[Segment] = []
         self._tail_version = first_version

@@ -23,9 +23,7 @@ from hdserve.drafting.arrays import (
     CELL_LOGIT,
     CELL_P,
     CHANCE_SET,
-    DISTANCE_SETS,
     NUM_CELLS,
-    NUM_INPUTS,
     NUM_LEVELS,
     NUM_ORDERS,
     NUM_PAIRS,
@@ -45,8 +43,6 @@ from hdserve.drafting.handles import HandleTable
 from hdserve.errors import SnapshotError
 
 FORMAT_VERSION = 5
-_FIRST_MISSING = {3: DISTANCE_SETS, 4: CHANCE_SET, FORMAT_VERSION: NUM_WEIGHT_SETS}
-"""Of each format that is read: the weights before this one are in it."""
 
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
@@ -200,29 +196,28 @@ class Calibration:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The inverse of :meth:`to_bytes`, up to half precision; also of formats before.
+        """The inverse of :meth:`to_bytes`, up to half precision.
 
         Raises:
             SnapshotError: the data is corrupt, or of another version.
         """
         try:
             message: dict[str, Any] = msgpack.unpackb(_decompress(data))
-            version = message["format"]
-            if version not in _FIRST_MISSING:
-                raise SnapshotError(f"calibration of format {version}, not {FORMAT_VERSION}")
+            if message["format"] != FORMAT_VERSION:
+                raise SnapshotError(
+                    f"calibration of format {message['format']}, not {FORMAT_VERSION}"
+                )
             vocab_size = int(message["vocab_size"])
             token_bias = _array(message["token_bias"], np.float16, vocab_size)
             state = cls(vocab_size)
             state.num_tokens = min(max(0, int(message["num_tokens"])), MAX_NUM_TOKENS)
-            base_tokens = int(message.get("base_tokens", state.num_tokens - MIN_NEW_TOKENS))
-            state.base_tokens = min(max(0, base_tokens), state.num_tokens)
+            state.base_tokens = min(max(0, int(message["base_tokens"])), state.num_tokens)
             state.expected_tokens = _sum_of(message, "expected_tokens")
             state.accepted_tokens = _sum_of(message, "accepted_tokens")
             state.cells[CELL_P] = _array(message["p"], np.float16, NUM_CELLS)
             state.cells[CELL_COUNT] = _array(message["counts"], np.uint16, NUM_CELLS)
-            num_sets = _FIRST_MISSING[version]
-            weights = _array(message["weights"], np.float16, num_sets * NUM_INPUTS)
-            state.weights[:num_sets] = weights.reshape(num_sets, NUM_INPUTS)
+            weights = _array(message["weights"], np.float16, state.weights.size)
+            state.weights[:] = weights.reshape(state.weights.shape)
             state.token_bias[:] = token_bias
         except SnapshotError:
             raise
@@ -332,8 +327,7 @@ def _decompress(data: bytes) -> bytes:
 
 
 def _sum_of(message: dict[str, Any], name: str) -> float:
-    """A sum that states of earlier releases do not have."""
-    value = float(message.get(name, _SCALE_PRIOR_TOKENS))
+    value = float(message[name])
     if not 0.0 <= value <= MAX_NUM_TOKENS:
         raise SnapshotError(f"the calibration is corrupt: {name} is {value}")
     return value

@@ -9,25 +9,24 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from hdserve.engine.grammar_trial import MAX_CPU_S, compiles_in_time, parser_limits
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
 
-_MAX_COMPILED = 32
-_MAX_LEXER_STATES = 20_000
-"""Of 1 to 2 kB each.  A schema of 200 alternatives needs between 3,000 and 10,000."""
-
+_MAX_KEPT = 32
 _MAX_REASON_CHARACTERS = 200
 
 
 class Grammars:
     """Compiles grammars for one model and keeps those used last; thread-safe.
 
-    Compiling takes up to a second, so it is done in a thread that prepares requests, one grammar at
-    a time: the other cores are the model's, and what many ask for at once is compiled once.
+    Compiling takes up to two seconds, and as long before it to try whether it does, so it is done
+    in a thread that prepares requests, one grammar at a time: the other cores are the model's, and
+    what many ask for at once is compiled once.  What took longer is not tried again.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -43,12 +42,13 @@ class Grammars:
         self._vocab_size = vocab_size
         self._step_fuel = step_fuel
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._limits = parser_limits(step_fuel)
+        self._found: OrderedDict[str, LLMatcher | InvalidRequest] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
     def is_known(self, grammar: str) -> bool:
-        """Whether it is compiled."""
+        """Whether it is compiled, or refused, without waiting."""
         return self._known(grammar) is not None
 
     def check(self, grammar: str) -> None:
@@ -69,33 +69,37 @@ class Grammars:
         return GrammarState(self._matcher(grammar).deep_copy(), self._vocab_size)
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        if (known := self._known(grammar)) is not None:
-            return known
-        with self._compiling:
-            return self._known(grammar) or self._compile(grammar)
+        found = self._known(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._known(grammar) or self._compile(grammar)
+        if isinstance(found, InvalidRequest):
+            raise InvalidRequest(found.message, found.param)
+        return found
 
-    def _known(self, grammar: str) -> LLMatcher | None:
+    def _known(self, grammar: str) -> LLMatcher | InvalidRequest | None:
         with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            return self._compiled.get(grammar)
+            if grammar in self._found:
+                self._found.move_to_end(grammar)
+            return self._found.get(grammar)
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> LLMatcher | InvalidRequest:
         if self._tokenizer is None:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
-        limits = LLParserLimits(
-            step_lexer_fuel=self._step_fuel,
-            max_lexer_states=_MAX_LEXER_STATES,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise InvalidRequest(f"the grammar cannot be used: {_reason(matcher)}", "grammar")
+        found: LLMatcher | InvalidRequest
+        if compiles_in_time(grammar, self._step_fuel):
+            found = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+            if found.is_error():
+                reason = f"the grammar cannot be used: {_reason(found)}"
+                found = InvalidRequest(reason, "grammar")
+        else:
+            reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
+            found = InvalidRequest(reason, "grammar")
         with self._lock:
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return matcher
+            self._found[grammar] = found
+            if len(self._found) > _MAX_KEPT:
+                self._found.popitem(last=False)
+        return found
 
 
 class GrammarState:

@@ -218,7 +218,7 @@ def _open_statistics(
     """
     if config.statistics is None:
         return None
-    directory = locate(_statistics_directories(config, fingerprint), fingerprint)
+    directory = locate(_statistics_directories(config.statistics, fingerprint), fingerprint)
     if directory is None:
         if config.statistics != BUNDLED_STATISTICS:
             logger.error("%s: no statistics database at %s", config.name, config.statistics)
@@ -230,9 +230,7 @@ def _open_statistics(
         return None
 
 
-def _statistics_directories(config: ModelConfig, fingerprint: str) -> list[Path]:
-    if config.statistics is None:
-        return []
-    if config.statistics != BUNDLED_STATISTICS:
-        return [Path(config.statistics)]
+def _statistics_directories(statistics: str, fingerprint: str) -> list[Path]:
+    if statistics != BUNDLED_STATISTICS:
+        return [Path(statistics)]
     return [path for path in bundled_statistics() if read_info(path).tokenizer == fingerprint]

@@ -38,7 +38,7 @@ def fill(
         outputs = [np.full(7, first_token + number, np.uint32) for number in range(num_outputs)]
         for appended in log.append(namespace, Segment.from_outputs(origin, 0, outputs)):
             store.append(namespace, appended)
-    log.set_calibration("default", "r1", b"learned")
+    log.set_calibration("default", b"learned")
     store.state_changed("default")
     assert store.sync(log)
     return store
@@ -268,7 +268,7 @@ def test_an_archive_of_many_calibrations_can_be_imported(tmp_path: Path) -> None
     calibration = bytes(MAX_CALIBRATION_BYTES)
     namespaces = [f"tenant-{number}" for number in range(MAX_MESSAGE_BYTES // len(calibration) + 1)]
     for namespace in namespaces:
-        log.set_calibration(namespace, "r", calibration)
+        log.set_calibration(namespace, calibration)
         store.state_changed(namespace)
     assert store.sync(log)
     store.close()

@@ -1,7 +1,6 @@
 """Messages come back as they were sent; whatever else arrives is refused."""
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,15 +42,6 @@ def test_a_publish_counts_what_it_carries():
     assert (sent.num_outputs, Publish("a").num_outputs) == (3, 0)
 
 
-def test_a_publish_of_an_earlier_version_says_less():
-    """It has neither a refill's fields nor standings."""
-    fields = snapshot.decode(Publish("a").encode(KEY), kind="publish", fingerprint=KEY.fingerprint)
-    for name in ("epoch", "cursors", "standings"):
-        del fields[name]
-    message = snapshot.encode(fields, kind="publish", key=KEY)
-    assert Publish.decode(message, KEY.fingerprint, KEY.model) == Publish("a")
-
-
 @pytest.mark.parametrize("wire", [[], ["e"], [1, 1], ["e", -1], ["e", "1"], ["e", 1, 1]])
 def test_a_standing_that_is_none_is_refused(wire):
     fields = snapshot.decode(Publish("a").encode(KEY), kind="publish", fingerprint=KEY.fingerprint)
@@ -63,14 +53,6 @@ def test_a_standing_that_is_none_is_refused(wire):
 def test_poll_comes_back():
     sent = Poll("a", "epoch", {"n": Position(2**40, 3, 5)}, {"m": 7}, {"n": (3, 2**40)})
     assert Poll.decode(sent.encode(KEY), KEY) == sent
-
-
-def test_a_poll_of_an_earlier_version_does_not_say_what_was_published():
-    sent = Poll("a", "epoch", {"n": Position()}, published={"n": (3, 5)})
-    fields = snapshot.decode(sent.encode(KEY), kind="poll", fingerprint=KEY.fingerprint)
-    del fields["published"]
-    message = snapshot.encode(fields, kind="poll", key=KEY)
-    assert Poll.decode(message, KEY) == replace(sent, published={})
 
 
 def test_reply_comes_back():

@@ -211,7 +211,7 @@ def test_nothing_new_is_an_empty_answer():
 def test_flush_tells_old_readers_and_only_them():
     log = OutputLog(10**6, 10**6)
     log.append("n", segment("a", 0, output(1), output(2)))
-    log.set_calibration("n", "a", b"state")
+    log.set_calibration("n", b"state")
     cursor = log.changes_since({"n": 0}, max_bytes=100)["n"].cursor
     log.flush("n")
     log.append("n", segment("a", 2, output(3)))
@@ -242,23 +242,21 @@ def test_a_reader_that_had_everything_is_told_of_a_flush():
     assert log.flushes_since({"n": change.cursor}) == {}
 
 
-def test_calibration_rides_along_once_and_not_back_to_its_writer():
+def test_calibration_rides_along_once():
     log = OutputLog(10**6, 10**6)
-    log.set_calibration("n", "a", b"one")
-    log.set_calibration("n", "a", b"two")
+    log.set_calibration("n", b"one")
+    log.set_calibration("n", b"two")
     change = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="b")["n"]
     assert change.calibration == b"two"
     known = {"n": change.calibration_version}
     cursors = {"n": change.cursor}
     assert log.changes_since(cursors, max_bytes=1000, calibration_versions=known) == {}
-    own = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="a")["n"]
-    assert own.calibration is None
 
 
 def test_merged_calibration_goes_to_everyone():
     log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept + new)
-    log.set_calibration("n", "a", b"one")
-    log.set_calibration("n", "b", b"two")
+    log.set_calibration("n", b"one")
+    log.set_calibration("n", b"two")
     change = log.changes_since({"n": 0}, max_bytes=1000, exclude_origin="b")["n"]
     assert change.calibration == b"onetwo"
 
@@ -266,7 +264,7 @@ def test_merged_calibration_goes_to_everyone():
 def test_calibration_that_does_not_fit_comes_with_the_next_reply():
     log = OutputLog(10**6, 10**6)
     log.append("full", segment("a", 0, output(*range(100))))
-    log.set_calibration("n", "a", bytes(500))
+    log.set_calibration("n", bytes(500))
     changes = log.changes_since({"full": 0, "n": 0}, max_bytes=600)
     assert not changes["n"].is_complete
     assert changes["n"].calibration is None
@@ -279,16 +277,16 @@ def test_calibration_that_does_not_fit_comes_with_the_next_reply():
 def test_calibration_is_bounded_and_a_failing_merge_is_an_error():
     log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept[:100][9999] + new)
     with pytest.raises(DatabaseError, match="over the"):
-        log.set_calibration("n", "a", bytes(MAX_CALIBRATION_BYTES + 1))
-    log.set_calibration("n", "a", b"x")
+        log.set_calibration("n", bytes(MAX_CALIBRATION_BYTES + 1))
+    log.set_calibration("n", b"x")
     with pytest.raises(DatabaseError, match="cannot be merged"):
-        log.set_calibration("n", "a", b"y")
+        log.set_calibration("n", b"y")
 
 
 def test_calibration_that_merged_would_be_too_large_is_replaced():
     log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept + new)
-    log.set_calibration("n", "a", bytes(MAX_CALIBRATION_BYTES))
-    log.set_calibration("n", "a", b"new")
+    log.set_calibration("n", bytes(MAX_CALIBRATION_BYTES))
+    log.set_calibration("n", b"new")
     assert log.partition("n").calibration == b"new"
 
 
@@ -297,15 +295,15 @@ def test_the_calibrations_of_all_namespaces_are_bounded():
     log = OutputLog(2**16, 2**16)
     state = bytes(MAX_CALIBRATION_BYTES // 4)
     for number in range(3):
-        log.set_calibration(str(number), "a", state)
-    log.set_calibration("0", "a", state)
-    log.set_calibration("3", "a", state)
-    log.set_calibration("4", "a", state)
+        log.set_calibration(str(number), state)
+    log.set_calibration("0", state)
+    log.set_calibration("3", state)
+    log.set_calibration("4", state)
     kept = {name for name in log.namespaces() if log.partition(name).calibration}
     assert kept == {"0", "2", "3", "4"}
     assert log.num_calibration_bytes == MAX_CALIBRATION_BYTES
     for number in range(2 * MIN_CLEARED_PARTITIONS):
-        log.set_calibration(f"tenant {number}", "a", state)
+        log.set_calibration(f"tenant {number}", state)
     assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
     log.flush("tenant 0")
     assert log.num_calibration_bytes == MAX_CALIBRATION_BYTES
@@ -314,12 +312,12 @@ def test_the_calibrations_of_all_namespaces_are_bounded():
 def test_calibration_of_a_namespace_that_was_forgotten_is_news_again():
     log = OutputLog(2**16, 2**16)
     state = bytes(MAX_CALIBRATION_BYTES)
-    log.set_calibration("n", "a", state)
+    log.set_calibration("n", state)
     known = log.changes_since({"n": 0}, max_bytes=10**6)["n"]
     for number in range(2 * MIN_CLEARED_PARTITIONS):
-        log.set_calibration(f"tenant {number}", "a", state)
+        log.set_calibration(f"tenant {number}", state)
     assert "n" not in log.namespaces()
-    log.set_calibration("n", "a", state)
+    log.set_calibration("n", state)
     versions = {"n": known.calibration_version}
     found = log.changes_since({"n": known.cursor}, max_bytes=10**6, calibration_versions=versions)
     assert found["n"].calibration == state
@@ -368,7 +366,7 @@ def test_the_origin_that_was_met_last_longest_ago_is_forgotten():
 def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():
     """Not those that were flushed, or have calibration; readers go on behind what they had."""
     log = OutputLog(10**6, 400_000)
-    log.set_calibration("learned", "a", b"state")
+    log.set_calibration("learned", b"state")
     log.append("flushed", segment("a", 0, output(1)))
     log.flush("flushed")
     log.append("n", segment("a", 0, output(*range(40)), output(2)))

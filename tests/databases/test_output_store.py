@@ -120,7 +120,7 @@ def test_calibration_and_flush_survive(tmp_path):
     database = Database(tmp_path)
     database.append("n", 1, 2)
     database.append("other", 3)
-    database.log.set_calibration("other", "r", b"state")
+    database.log.set_calibration("other", b"state")
     database.store.state_changed("other")
     database.sync()
     cursor = database.log.changes_since({"n": 0}, max_bytes=10**6)["n"].cursor

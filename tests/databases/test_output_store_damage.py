@@ -118,7 +118,7 @@ def test_no_file_that_was_set_aside_is_overwritten(tmp_path):
 def test_files_of_another_database_are_refused_and_it_starts_empty(tmp_path, caplog, key, reason):
     database = Database(tmp_path)
     database.append("n", *range(40))
-    database.log.set_calibration("n", "r", b"state")
+    database.log.set_calibration("n", b"state")
     database.store.state_changed("n")
     database.sync()
     database.store.close()

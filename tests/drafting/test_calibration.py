@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from hdserve.drafting.arrays import CELL_COUNT, CELL_P, CHANCE_SET, DISTANCE_SETS, NUM_INPUTS
+from hdserve.drafting.arrays import CELL_COUNT, CELL_P
 from hdserve.drafting.calibration import (
     MAX_STATE_BYTES,
     MAX_WEIGHT,
@@ -92,25 +92,6 @@ def test_the_correction_is_bounded_and_merged() -> None:
     merged = Calibration.from_bytes(merge_states(right.to_bytes(), wrong.to_bytes()))
     assert merged.scale == pytest.approx(1.2, abs=0.1)
     assert Calibration.from_bytes(right.to_bytes()).scale == 2.0
-
-
-def test_states_of_before_there_was_a_correction_have_none() -> None:
-    message = msgpack.unpackb(zlib.decompress(_learned(0).to_bytes()))
-    del message["expected_tokens"], message["accepted_tokens"]
-    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).scale == 1.0
-
-
-@pytest.mark.parametrize(("version", "num_sets"), [(3, DISTANCE_SETS), (4, CHANCE_SET)])
-def test_weights_that_earlier_states_do_not_have_begin_anew(version: int, num_sets: int) -> None:
-    """Those by distance, and those of chances."""
-    state, fresh = _learned(0), Calibration(VOCAB_SIZE)
-    state.weights[CHANCE_SET] += 1.0
-    message = msgpack.unpackb(zlib.decompress(state.to_bytes()))
-    message["format"] = version
-    message["weights"] = message["weights"][: num_sets * NUM_INPUTS * 2]
-    again = Calibration.from_bytes(zlib.compress(msgpack.packb(message)))
-    assert np.allclose(again.weights[:num_sets], state.weights[:num_sets], atol=1e-3)
-    assert np.array_equal(again.weights[num_sets:], fresh.weights[num_sets:])
 
 
 @pytest.mark.parametrize("name", ["pair_bias", "token_weights"])
@@ -223,14 +204,6 @@ def test_a_cell_that_one_replica_observed_is_as_that_one_has_it() -> None:
     first.cells[[CELL_P, CELL_COUNT], 5] = 0.9, 40
     first.merge(second, 0)
     assert first.cells[CELL_P, 5] == pytest.approx(0.9, abs=0.01)
-
-
-def test_a_state_that_does_not_say_what_it_began_with_counts_by_what_is_worth_sharing() -> None:
-    """Those of earlier releases."""
-    message = msgpack.unpackb(zlib.decompress(_moved(_learned(0).to_bytes(), 1, 9000).to_bytes()))
-    del message["base_tokens"]
-    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message))).num_new_tokens == 1000
-    assert Calibration.from_bytes(zlib.compress(msgpack.packb(message | {"num_tokens": 7})))
 
 
 def test_the_prior_is_read_once_and_every_namespace_has_its_own() -> None:

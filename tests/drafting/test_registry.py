@@ -165,11 +165,11 @@ def test_other_drafters_go_on_sharing_what_they_learn() -> None:
     """The state of one that is no longer configured is kept only where there is room for it."""
     log = OutputLog(1 << 20, 1 << 20, merge_calibration=merge_drafter_states)
     for seed in range(2):
-        log.set_calibration("n", "a", pack_states({"context": _learned(seed).to_bytes()}))
+        log.set_calibration("n", pack_states({"context": _learned(seed).to_bytes()}))
     one = pack_states({"hierarchy": _learned(2).to_bytes()})
     assert len(one) > MAX_STATE_BYTES * 3 // 4
-    log.set_calibration("n", "b", one)
+    log.set_calibration("n", one)
     assert log.partition("n").calibration == one
     small = pack_states({"other": b"learned"})
-    log.set_calibration("n", "b", small)
+    log.set_calibration("n", small)
     assert unpack_states(log.partition("n").calibration).keys() == {"other", "hierarchy"}

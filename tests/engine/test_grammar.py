@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from string import ascii_lowercase
 from typing import Any
 
 import jsonschema
@@ -255,8 +256,9 @@ def multiples_of(*divisors: float) -> dict[str, Any]:
         {"type": "integer", "allOf": [{"multipleOf": 601}, {"multipleOf": 503}]},
         multiples_of(*range(9_900, 9_920)),
         {"$defs": {"a": multiples_of(1e300)}, "$ref": "#/$defs/a"},
+        {"properties": {"multipleOf": multiples_of(999_983)}},
     ],
-    ids=["large", "with a point", "huge", "both", "many", "referred to"],
+    ids=["large", "with a point", "huge", "both", "many", "referred to", "below its own name"],
 )
 def test_multiples_of_too_much_are_refused(schema: dict[str, Any]) -> None:
     """A grammar has a state for each number below the divisor."""
@@ -276,6 +278,19 @@ def test_multiples_of_too_much_are_refused(schema: dict[str, Any]) -> None:
 )
 def test_multiples_of_common_numbers_are_held(schema: dict[str, Any]) -> None:
     assert json.loads(grammar.json_schema(schema))["grammars"]
+
+
+def test_a_grammar_that_would_take_hours_to_compile_is_refused() -> None:
+    """Once; what everybody else asks for is compiled after it."""
+    patterns = [{"type": "string", "pattern": f".*{letter}.*"} for letter in ascii_lowercase]
+    text = grammar.json_schema({"type": "object", "properties": {"a": {"allOf": patterns}}})
+    grammars = Grammars(TOKENIZER, 260, {256})
+    with pytest.raises(InvalidRequest, match="too complex: it takes over 2 s to compile"):
+        grammars.check(text)
+    assert grammars.is_known(text)
+    with pytest.raises(InvalidRequest, match="too complex"):
+        grammars.state(text)
+    grammars.check(grammar.json_object())
 
 
 def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from hdserve.cli import app as hdserve_app
+from hdserve.config.deployed import PROXY_VARIABLES
 from hdserve.databases.kernel_cache import BASELINES
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, groups, init_container, ray_service
 
@@ -103,3 +104,9 @@ def test_the_image_by_itself_is_reached_from_outside() -> None:
     assert (program, name) == ("hdserve", "serve")
     command = get_command(hdserve_app).commands[name]  # type: ignore[attr-defined]
     assert command.make_context(name, arguments).params["host"] == "0.0.0.0"
+
+
+def test_proxies_obey_no_headers_of_clients() -> None:
+    """In pods they are started before anything of ours is known."""
+    for name, value in PROXY_VARIABLES.items():
+        assert f"{name}={value} " in DOCKERFILE

@@ -1,0 +1,47 @@
+"""What clients may not tell Ray Serve.
+
+Its proxies, and gateways behind HAProxy, obey headers that nobody documents here: one cuts an
+answer off with a status and a text that no client of the API expects, and may take the next request
+of the connection with it; another has the answer of a client that is gone go on.  And they fail
+where a header is no UTF-8.
+"""
+
+from __future__ import annotations
+
+from ray.serve._private.constants import (
+    SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+    SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+)
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_DROPPED = frozenset(
+    name.encode()
+    for name in (
+        SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+        SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+    )
+)
+
+
+def middlewares() -> list[Middleware]:
+    """Called by Ray Serve in processes whose environment says so
+    (:data:`hdserve.config.deployed.PROXY_VARIABLES`)."""
+    return [Middleware(ProxyHeaders)]
+
+
+class ProxyHeaders:
+    """Takes the headers away that Ray Serve would obey, and escapes bytes that are no UTF-8."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "headers" in scope:
+            kept = [(name, value) for name, value in scope["headers"] if name not in _DROPPED]
+            scope["headers"] = [(name, _readable(value)) for name, value in kept]
+        await self._app(scope, receive, send)
+
+
+def _readable(value: bytes) -> bytes:
+    return value if value.isascii() else value.decode(errors="backslashreplace").encode()

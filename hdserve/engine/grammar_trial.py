@@ -1,0 +1,69 @@
+"""Whether a grammar compiles in bounded time and memory: it is tried in a process of its own.
+
+A regular expression, or a few in one schema that have to hold together, can take hours and
+gigabytes to compile, which no size of the text and no limit of the library tells beforehand, and
+nothing ends a thread that compiles.  A process ends at its limits.  What tokens there are makes no
+difference to it, so it has those of single bytes: a start takes some 0.07 s of processor time.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CPU_S = 2
+MAX_MEMORY_BYTES = 2**31
+_MAX_WAIT_S = 60.0
+"""On a machine so busy that two seconds of processor time take as long."""
+
+
+def parser_limits(step_fuel: int) -> LLParserLimits:
+    """What a grammar may take while it is followed.
+
+    Args:
+        step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
+    """
+    return LLParserLimits(
+        step_lexer_fuel=step_fuel, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+    )
+
+
+_MAX_LEXER_STATES = 20_000
+"""Of 1 to 2 kB each.  A schema of 200 alternatives needs between 3,000 and 10,000."""
+
+
+def compiles_in_time(grammar: str, step_fuel: int) -> bool:
+    """Whether ``grammar``, right or wrong, is compiled, or refused, within the limits.
+
+    Raises:
+        RuntimeError: the process fails for another reason.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", __file__, str(step_fuel)],
+            input=grammar.encode(errors="surrogatepass"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_MAX_WAIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode > 0:
+        raise RuntimeError(f"a grammar could not be tried: {done.stderr.decode()[-500:]}")
+    return done.returncode == 0
+
+
+def _limit_this_process() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    _limit_this_process()
+    text = sys.stdin.buffer.read().decode(errors="surrogatepass")
+    LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=parser_limits(int(sys.argv[1])))
