@@ -40,6 +40,7 @@ from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 from hdserve.current_access import CurrentAccess
+from hdserve.engine.request_check import check_num_sequences
 from hdserve.errors import (
     BodyTooLarge,
     EngineGone,
@@ -158,7 +159,10 @@ class Gateway:
             HdserveError: as the model server raised it, or that there is none.
             RequestTimeout: the time is over.
         """
-        name, num_sequences = self.model(model).name, request.num_sequences
+        config, num_sequences = self.model(model), request.num_sequences
+        max_num_open = config.engine.max_num_open
+        check_num_sequences(request.num_prompts, request.num_choices, max_num_open)
+        name = config.name
         self._refusals.check(name, num_sequences)
         handle: Any = self._streaming[name]
         pauses_s = iter(_RETRY_PAUSES_S)

@@ -87,6 +87,7 @@ class Message(Body):
             Unsupported: a part of the message is neither text nor a call of a tool.
             InvalidRequest: somebody else than the assistant calls a tool.
         """
+        self._check_is_whole()
         for name in ("audio", "function_call"):  # templates would not show them
             if getattr(self, name):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
@@ -102,6 +103,17 @@ class Message(Body):
             **self.unread_fields(),
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+    def _check_is_whole(self) -> None:
+        """
+        Raises:
+            InvalidRequest: it says nothing.  An assistant may have answered so.
+        """
+        is_answer = self.role == "assistant" and self.model_fields_set - {"role"}
+        if self.content is None and not is_answer:
+            raise InvalidRequest(f"a message of role {self.role!r} needs content", "messages")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequest("a message of role 'tool' needs tool_call_id", "messages")
 
 
 Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]

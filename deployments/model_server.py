@@ -32,7 +32,7 @@ from deployments.statistics_state import StatisticsState
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.engine.processors import default_num_threads
-from hdserve.errors import InvalidRequest
+from hdserve.engine.request_check import check_token_ids
 
 if TYPE_CHECKING:
     from hdserve.engine.async_engine import AsyncEngine
@@ -182,8 +182,7 @@ class ModelServer:
         Raises:
             InvalidRequest: an id is not in the vocabulary.
         """
-        if any(not 0 <= token_id < self._model.vocab_size for token_id in token_ids):
-            raise InvalidRequest("a token id is not in the vocabulary", param)
+        check_token_ids(param, token_ids, self._model.vocab_size)
         return await off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:

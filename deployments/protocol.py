@@ -24,6 +24,8 @@ MAX_CHOICES = 64
 MAX_ANSWERS = 256
 """Most choices of all prompts of one request together."""
 
+MAX_STOP_TOKEN_IDS = 1024
+
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
@@ -113,12 +115,17 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     min_tokens: int | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: str | Texts | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        """What the request calls parameters that have another name inside."""
+        return {}
 
     @property
     def num_choices(self) -> int:
@@ -178,6 +185,7 @@ class ChatBody(GenerationBody, ToolFields):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
+        "best_of": (1,),
         "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
@@ -187,6 +195,8 @@ class ChatBody(GenerationBody, ToolFields):
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
+        "prompt": (),
+        "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
         "reasoning_effort": ("none",),
@@ -198,6 +208,12 @@ class ChatBody(GenerationBody, ToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        if self.max_completion_tokens is None:
+            return {}
+        return {"max_tokens": "max_completion_tokens"}
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
@@ -250,7 +266,20 @@ class CompletionBody(GenerationBody):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "add_special_tokens": (True,),
+        "chat_template_kwargs": ({},),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "max_completion_tokens": (),
+        "messages": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "reasoning_effort": ("none",),
         "suffix": ("",),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "top_logprobs": (0,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
     }
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(

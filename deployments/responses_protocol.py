@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -14,14 +13,14 @@ from deployments.protocol import ChatBody, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
 from deployments.tools import FunctionDefinition, FunctionName
-from hdserve.errors import InvalidRequest, RequestError, Unsupported
+from hdserve.errors import InvalidRequest, Unsupported
 
-_PARAMS: Mapping[str | None, str] = {
+PARAM_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
 }
-"""The parameters of a chat by the names of this API."""
+"""What this API calls the parameters of a chat."""
 
 _SAME_AS_CHAT = (
     "model",
@@ -249,7 +248,7 @@ class ResponsesBody(RequestBody):
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     def to_chat(self) -> ChatBody:
-        """The chat this is; errors name its parameters, see :func:`response_params`.
+        """The chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
 
         Raises:
             InvalidRequest: a value is wrong.
@@ -280,17 +279,6 @@ class ResponsesBody(RequestBody):
             yield {"role": "user", "content": self.input}
         else:
             yield from _messages_of(self.input)
-
-
-@contextmanager
-def response_params() -> Iterator[None]:
-    """Errors that name a parameter of a chat are raised with the name this API has for it."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param not in _PARAMS:
-            raise
-        raise type(error)(error.message, _PARAMS[error.param]) from error
 
 
 def _messages_of(

@@ -21,8 +21,9 @@ from deployments.generation_route import (
     whole_answer,
 )
 from deployments.json_body import read_json
+from deployments.param_names import params_named
 from deployments.response_events import ResponseEvents, named_event
-from deployments.responses_protocol import ResponsesBody, response_params
+from deployments.responses_protocol import PARAM_NAMES, ResponsesBody
 from deployments.tool_parsers import TOOL_PARSERS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         body = ResponsesBody.parse(await deadline.wait(read_json(request)))
         headers = ignored_header(gateway.config.gateway, body)
         parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
-        with response_params():
+        with params_named(PARAM_NAMES):
             chat = body.to_chat()
             generation = chat.to_generation(request_id(request), parser)
         generation = await owned(request, generation)
@@ -59,7 +60,7 @@ async def _generate(
     gateway: Gateway, model: str, generation: GenerationRequest, deadline: Deadline
 ) -> AsyncGenerator[Records]:
     """The records of an answer; errors name the parameters as this API does."""
-    with response_params():
+    with params_named(PARAM_NAMES):
         async with aclosing(gateway.generate(model, generation, deadline)) as found:
             async for records in found:
                 yield records

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hdserve.core import Sequence, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST
+from hdserve.engine.request_check import check_num_sequences
 from hdserve.errors import EngineGone, EngineStopped, HdserveError, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -119,11 +120,8 @@ class AsyncEngine:
             Overloaded: too many sequences are open.
             InvalidRequest: so many may never be.
         """
-        num_sequences = num_prompts * num_choices
-        if num_sequences > self._max_num_open:
-            reason = f"at most {self._max_num_open} answers can be generated at a time"
-            raise InvalidRequest(reason, "prompt" if num_prompts > self._max_num_open else "n")
-        if self._num_open + num_sequences > self._max_num_open:
+        check_num_sequences(num_prompts, num_choices, self._max_num_open)
+        if self._num_open + num_prompts * num_choices > self._max_num_open:
             raise Overloaded("too many requests are waiting for this model; try again later")
 
     def check(self, max_silence_s: float) -> None:

@@ -46,6 +46,19 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> Non
             raise InvalidRequest(reason, name)
 
 
+def check_num_sequences(num_prompts: int, num_choices: int, max_num_open: int) -> None:
+    """
+    Args:
+        max_num_open: most sequences that may be open at a time.
+
+    Raises:
+        InvalidRequest: so many choices of each prompt never are.
+    """
+    if num_prompts * num_choices > max_num_open:
+        reason = f"at most {max_num_open} answers can be generated at a time"
+        raise InvalidRequest(reason, "prompt" if num_prompts > max_num_open else "n")
+
+
 def check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
     """
     Args:

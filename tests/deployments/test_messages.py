@@ -83,6 +83,24 @@ def test_parts_without_their_text_are_refused_as_such(part: dict[str, Any]) -> N
     assert error.message == f"the text of a part of type {part['type']!r} must be a string"
 
 
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ({"role": "user", "contents": "hi"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "system"}, "content"),
+        ({"role": "assistant"}, "content"),
+        ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "tool", "content": "3"}, "tool_call_id"),
+    ],
+)
+def test_messages_that_say_nothing_are_refused(message: dict[str, Any], missing: str) -> None:
+    """The field that says it was misspelt, or forgotten."""
+    error = refused(ChatBody, messages=[*USER, message])
+    assert error.param == "messages"
+    assert error.message == f"a message of role {message['role']!r} needs {missing}"
+
+
 @pytest.mark.parametrize("name", ["audio", "function_call"])
 def test_what_a_template_would_leave_out_is_refused(name: str) -> None:
     """A part of the conversation is never missing from the prompt without a word."""

@@ -62,6 +62,22 @@ def test_overload(application: ServedApplication, is_streamed: bool) -> None:
             assert answer.json()["usage"]["completion_tokens"] == 300
 
 
+def test_what_would_never_fit_is_told_so_in_a_storm_too(application: ServedApplication) -> None:
+    """Who is told to come later comes for ever."""
+    url = f"{application.base_url}/v1/completions"
+    full = {"model": MODEL, "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "n": 5}
+
+    def ask(number: int) -> tuple[int, int]:
+        num_answers = 5 + number % 2
+        answer = httpx.post(url, json={**full, "n": num_answers}, timeout=120)
+        return num_answers, answer.status_code
+
+    with ThreadPoolExecutor(12) as pool:
+        found = set(pool.map(ask, range(24)))
+    assert {status for num_answers, status in found if num_answers == 6} == {400}
+    assert (5, 429) in found
+
+
 def test_a_refusal_is_counted_once(application: ServedApplication) -> None:
     """However many answers the request is for, and though room is found to be missing late, as
     for several long prompts that come together.  A gateway asks twice."""

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from deployments.generation import GenerationRequest
 from deployments.messages import MAX_MESSAGES
+from deployments.param_names import params_named
 from deployments.protocol import (
     MAX_ANSWERS,
     MAX_CHOICES,
@@ -185,6 +186,22 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (CompletionBody, "return_hidden_states", True),
     (CompletionBody, "custom_logit_processor", "x"),
     (CompletionBody, "lora_path", "x"),
+    (ChatBody, "cache_salt", "x"),
+    (ChatBody, "enable_thinking", False),
+    (ChatBody, "thinking", {"type": "disabled"}),
+    (ChatBody, "reasoning", {"effort": "low"}),
+    (CompletionBody, "guided_whitespace_pattern", " "),
+    (CompletionBody, "vllm_xargs", {"x": 1}),
+    (ChatBody, "best_of", 3),
+    (ChatBody, "suffix", "after"),
+    (ChatBody, "prompt", "x"),
+    (CompletionBody, "messages", USER),
+    (CompletionBody, "max_completion_tokens", 50),
+    (CompletionBody, "tools", [{}]),
+    (CompletionBody, "functions", [{}]),
+    (CompletionBody, "reasoning_effort", "high"),
+    (CompletionBody, "chat_template_kwargs", {"a": 1}),
+    (CompletionBody, "top_logprobs", 3),
 ]
 
 
@@ -197,6 +214,33 @@ def test_unsupported_parameters_are_refused(
     assert isinstance(error, Unsupported)
     assert error.param == name
     assert name in error.message
+
+
+def test_so_many_stop_token_ids_are_read() -> None:
+    """Each choice looks at all of them."""
+    assert chat(stop_token_ids=[5] * 1024).sampling["stop_token_ids"]
+    assert refused(ChatBody, stop_token_ids=[5] * 1025).param == "stop_token_ids"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (ChatBody.parse({"model": "m", "messages": USER}), "max_tokens"),
+        (
+            ChatBody.parse({"model": "m", "messages": USER, "max_completion_tokens": 3}),
+            "max_completion_tokens",
+        ),
+        (CompletionBody.parse({"model": "m", "prompt": "x", "max_tokens": 3}), "max_tokens"),
+    ],
+)
+def test_errors_name_the_parameter_that_was_sent(
+    body: ChatBody | CompletionBody, name: str
+) -> None:
+    for param in ("max_tokens", "min_tokens"):
+        with pytest.raises(InvalidRequest) as caught, params_named(body.param_names):
+            raise InvalidRequest("min_tokens is larger than max_tokens", param)
+        assert caught.value.message == f"min_tokens is larger than {name}"
+        assert caught.value.param == (name if param == "max_tokens" else param)
 
 
 @pytest.mark.parametrize(

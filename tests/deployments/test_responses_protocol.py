@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.generation import GenerationRequest
+from deployments.param_names import params_named
 from deployments.protocol import ChatBody
-from deployments.responses_protocol import ResponsesBody, response_params
+from deployments.responses_protocol import PARAM_NAMES, ResponsesBody
 from deployments.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, RequestError, Unsupported
 
@@ -19,7 +20,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a
 
 def request(**fields: Any) -> GenerationRequest:
     body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
-    with response_params():
+    with params_named(PARAM_NAMES):
         return body.to_chat().to_generation("r", HermesToolParser)
 
 
@@ -266,7 +267,7 @@ def test_unknown_fields_are_known_by_name() -> None:
 )
 def test_errors_of_the_model_server_are_renamed(error: RequestError, param: str | None) -> None:
     """What a chat calls ``messages`` is ``input`` here; all else of the error stays."""
-    with pytest.raises(type(error), match=error.message) as caught, response_params():
+    with pytest.raises(type(error), match=error.message) as caught, params_named(PARAM_NAMES):
         raise error
     assert caught.value.param == param
     if isinstance(caught.value, Overloaded):
