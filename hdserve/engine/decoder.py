@@ -177,7 +177,7 @@ class SequenceDecoder:
             texts.append(self._push(token_id))
             seq.finish_reason = grammar_end or self._finish_reason(token_id)
             if seq.finish_reason is not None:
-                texts[-1] += self.detokenizer.finish() if self.detokenizer else ""
+                texts[-1] += self._finish_text()
                 break
         used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])
         drafted = [tree.sources[node] for node in acceptance.path[1 : num_used + 1]]
@@ -214,6 +214,15 @@ class SequenceDecoder:
             return self.detokenizer.push(token_id, may_stop=self._may_stop)
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
+
+    def _finish_text(self) -> str:
+        """The last of it, in which a stop string may be found."""
+        if self.detokenizer is None:
+            return ""
+        text = self.detokenizer.finish(may_stop=self._may_stop)
+        if self.detokenizer.is_stopped and self.seq.finish_reason is FinishReason.LENGTH:
+            self.seq.finish_reason = FinishReason.STOP
+        return text
 
     def _finish_reason(self, token_id: int) -> FinishReason | None:
         if self._is_ending(token_id) or (self.detokenizer and self.detokenizer.is_stopped):

@@ -62,12 +62,14 @@ class Detokenizer:
         self._held += piece
         return self._take(may_stop)
 
-    def finish(self) -> str:
+    def finish(self, *, may_stop: bool = True) -> str:
         """What was held back: the output is complete.  A character that was cut off shows as the
-        replacement character."""
-        text, self._held = self._held, ""
+        replacement character; what stands before it may end with a stop string."""
+        shown = ""
         if self._undecoded and not self.is_stopped:
-            text += self._decode(self._undecoded)
+            self._held += self._decode(self._undecoded)
+            shown = self._take(may_stop)
+        text, self._held = shown + self._held, ""
         return text
 
     def _stream_behind(self, prompt: Sequence[int]) -> DecodeStream:

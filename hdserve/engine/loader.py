@@ -13,19 +13,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from hdserve.config import EngineConfig, ModelConfig
+from hdserve.core import SamplingParams
 from hdserve.engine.attention import ATTENTION_NAME, number_layers, register_attention
 from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.kv_probe import probe_kv_shape
 from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.engine.tree_attention import max_attended_rows
-from hdserve.errors import ConfigError, UnsupportedModel
+from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 
 logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+_MAX_LISTED = 5
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
@@ -77,22 +79,64 @@ def load_model(config: ModelConfig) -> LoadedModel:
         hf_config = AutoConfig.from_pretrained(path, **options)
         _check_architecture(hf_config)
         register_attention()
-        module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=hf_config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True if config.load_format == "safetensors" else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below
             **options,
         )
-        module = module.to(device).eval()
+        module: torch.nn.Module = loaded[0].to(device).eval()
         generation = _generation_config(path, options)
     except KeyError as error:  # of a table of attention functions that is not the shared one
         raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         hint = _FORMAT_HINT if "safetensors" in str(error) else ""
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
+    _check_weights(config.model, module, loaded[1])
     return prepare_model(module, config.engine, generation)
+
+
+def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any]) -> None:
+    """
+    Args:
+        info: what transformers says of the checkpoint.
+
+    Raises:
+        ConfigError: it lacks weights, which would be random numbers, others in each process; or has
+            biases that the configuration leaves out.
+    """
+    missing = sorted(info["missing_keys"])
+    missing += [f"{key} ({error})" for key, error in sorted(_mismatched(info))]
+    if missing:
+        reason = "weights that its configuration asks for are not in the checkpoint"
+        raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(missing)}")
+    unexpected = sorted(info["unexpected_keys"])
+    biases = [key for key in unexpected if _is_bias_left_out(module, key)]
+    if biases:
+        reason = "its configuration leaves out biases that are in the checkpoint"
+        raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(biases)}")
+    if unexpected:
+        logger.warning("%s: not of this architecture, and left out: %s", model, _listed(unexpected))
+
+
+def _mismatched(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, found, wanted in info["mismatched_keys"]:
+        yield key, f"{list(found)}, not {list(wanted)}"
+
+
+def _is_bias_left_out(module: torch.nn.Module, key: str) -> bool:
+    owner, _, name = key.rpartition(".")
+    modules = dict(module.named_modules())
+    return name == "bias" and owner in modules and getattr(modules[owner], "bias", key) is None
+
+
+def _listed(keys: list[str]) -> str:
+    more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
+    return ", ".join(keys[:_MAX_LISTED]) + more
 
 
 def prepare_model(
@@ -204,9 +248,20 @@ def _eos_token_ids(*holders: Any) -> Iterable[int]:
 
 
 def _default_sampling(generation: Any) -> dict[str, float]:
-    """What the model's authors recommend, when they recommend sampling at all."""
-    if generation is None or not getattr(generation, "do_sample", False):
-        return {}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    found = {name: getattr(generation, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    """What the model's authors recommend; how to sample, when they recommend that at all.
+
+    Raises:
+        ConfigError: a value is none that a request could have.
+    """
+    names = ["repetition_penalty"]
+    if getattr(generation, "do_sample", False):
+        names += ["temperature", "top_p", "top_k", "min_p"]
+    values = {name: getattr(generation, name, None) for name in names}
+    found = {name: value for name, value in values.items() if value is not None}
+    if found.get("top_k") == -1:  # as other servers write that it is off
+        found["top_k"] = 0
+    try:
+        SamplingParams(**found)
+    except InvalidRequest as error:
+        raise ConfigError(f"generation_config.json: {error.message}") from error
+    return found

@@ -9,6 +9,7 @@ import torch
 
 from hdserve import core
 from hdserve.core import TokenLogprob
+from hdserve.engine.sampler import without_nan
 from hdserve.engine.top import topk
 
 _ROWS_AT_ONCE = 16
@@ -55,7 +56,7 @@ def token_logprobs(
 ) -> Iterator[TokenLogprob]:
     """The log probability and the rank of one token per row of raw logits, ``[rows, vocab_size]``
     float32, and the ``num_top`` likeliest, in order of probability."""
-    logprobs = logits.log_softmax(dim=-1)
+    logprobs = without_nan(logits).log_softmax(dim=-1)
     tokens = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     values = logprobs.gather(1, tokens)
     ranks = (logprobs >= values).sum(dim=1).tolist()

@@ -250,12 +250,17 @@ class HistoryTerms:
         self.__dict__.pop("_terms", None)
 
 
+def without_nan(logits: torch.Tensor) -> torch.Tensor:
+    """``logits`` with what is no number at minus infinity, as choosing takes it."""
+    return logits.masked_fill(logits.isnan(), -torch.inf)
+
+
 def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
     """The log probability of ``token_id`` and the ``num_top`` likeliest, from raw logits ``[V]``.
 
-    Alternatives are in order of probability, ties by token id.
+    Alternatives are in order of probability, ties by token id.  What is no number is not chosen.
     """
-    logprobs = logits.double().log_softmax(dim=-1)
+    logprobs = without_nan(logits.double()).log_softmax(dim=-1)
     top: list[tuple[int, float]] = []
     if num_top:
         least = logprobs.topk(min(num_top, len(logprobs))).values[-1]

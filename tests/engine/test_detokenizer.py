@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from hdserve.core import SamplingParams
 from hdserve.engine.detokenizer import Detokenizer
@@ -175,6 +176,33 @@ def test_what_is_held_shows_at_the_end() -> None:
     shown = "".join(detokenizer.push(token_id) for token_id in token_ids)
     assert "b" not in shown
     assert shown + detokenizer.finish() == "abc"
+
+
+HALF = "Ġâ"
+"""A space and the first byte of a character of three."""
+
+
+def test_a_stop_string_ends_before_a_character_that_is_cut_off() -> None:
+    """Its token holds the last of the stop string, and nothing follows that would complete it."""
+    backend = byte_level_backend_with(HALF)
+    token_ids = [backend.token_to_id(piece) for piece in ("a", ":", HALF)]
+    detokenizer = Detokenizer(backend, SamplingParams(stop=(": ",)))
+    shown = "".join(map(detokenizer.push, token_ids))
+    assert not detokenizer.is_stopped
+    assert shown + detokenizer.finish() == "a"
+    assert detokenizer.is_stopped
+    deaf = Detokenizer(backend, SamplingParams(stop=(": ",)))
+    shown = "".join(deaf.push(token_id, may_stop=False) for token_id in token_ids)
+    assert shown + deaf.finish(may_stop=False) == "a: \N{REPLACEMENT CHARACTER}"
+    assert not deaf.is_stopped
+
+
+def byte_level_backend_with(piece: str) -> Backend:
+    """A byte-level vocabulary with one token more."""
+    characters = sorted(bytes_to_unicode().values())
+    backend = Backend(models.BPE({char: n for n, char in enumerate([*characters, piece])}, []))
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def cut_after_deaf(

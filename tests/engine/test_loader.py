@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -185,6 +187,46 @@ def test_bad_paths_are_errors_of_the_configuration(tmp_path: Path) -> None:
         assert str(path) in caught.value.message
 
 
+def resave(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    """The same checkpoint with other weights in it."""
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_a_checkpoint_without_some_weights_is_refused(name: str, tmp_path: Path) -> None:
+    """They would be random, and others in each process."""
+    path = save(llama(tie_word_embeddings=False), tmp_path)
+    with pytest.raises(ConfigError, match=f"are not in the checkpoint: {re.escape(name)}"):
+        load(resave(path, lambda weights: weights.pop(name)))
+
+
+def test_weights_of_another_size_are_refused(tmp_path: Path) -> None:
+    path = save(llama(), tmp_path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        load(resave(path, lambda weights: weights.update({name: torch.zeros(7, 32)})))
+
+
+def test_biases_that_the_configuration_leaves_out_are_refused(tmp_path: Path) -> None:
+    """The model would answer, as another."""
+    path = save(llama(attention_bias=True), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
+    with pytest.raises(ConfigError, match=r"leaves out biases .*\.bias and \d more"):
+        load(path)
+
+
+def test_weights_of_no_use_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Heads of another task among them; the model is what it says it is."""
+    path = save(llama(), tmp_path)
+    loaded = load(resave(path, lambda weights: weights.update({"score.weight": torch.ones(2, 32)})))
+    assert loaded.vocab_size == VOCAB_SIZE
+    assert "not of this architecture, and left out: score.weight" in caplog.text
+
+
 def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
     """They can run code; the error says what to set."""
     module = llama()
@@ -250,11 +292,24 @@ def test_generation_defaults_are_those_of_the_authors(tmp_path: Path) -> None:
 
 
 def test_greedy_authors_recommend_nothing(tmp_path: Path) -> None:
-    """Sampling values beside ``do_sample: false`` are leftovers, no recommendation."""
+    """Sampling values beside ``do_sample: false`` are leftovers, no recommendation; but a penalty
+    is as well of greedy answers."""
     generation = {"do_sample": False, "temperature": 0.6, "eos_token_id": 7}
-    loaded = load(save(llama(), tmp_path, generation))
+    loaded = load(save(llama(), tmp_path / "a", generation))
     assert loaded.default_sampling == {}
     assert loaded.eos_token_ids == {7}
+    penalised = load(save(llama(), tmp_path / "b", {**generation, "repetition_penalty": 1.3}))
+    assert penalised.default_sampling == {"repetition_penalty": 1.3}
+
+
+def test_defaults_that_no_request_could_have_are_refused(tmp_path: Path) -> None:
+    """At once, and not with each request, whose fault it would seem."""
+    generation = {"do_sample": True, "top_k": -1, "top_p": 0.9}
+    off = load(save(llama(), tmp_path / "off", generation))
+    assert off.default_sampling == {"top_k": 0, "top_p": 0.9}
+    wrong = save(llama(), tmp_path / "wrong", {**generation, "top_p": 0.0})
+    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p"):
+        load(wrong)
 
 
 def test_ends_without_a_generation_config(tmp_path: Path) -> None:

@@ -352,3 +352,15 @@ def test_drafts_wait_until_the_prompt_is_scored() -> None:
     (found, *_) = run(make_engine([OracleDrafter({"a": [*prompt, poison]})], model=model), [seq])
     assert seq.token_ids == alone.token_ids
     assert found.prompt_logprobs == wanted.prompt_logprobs
+
+
+def test_what_is_no_number_is_the_least_likely() -> None:
+    """It is not chosen, and takes nothing from the probabilities of the others."""
+    logits = torch.tensor([[1.0, torch.nan, 3.0, 2.0]])
+    numbers = torch.tensor([[1.0, -torch.inf, 3.0, 2.0]])
+    for row, clean in zip(logits, numbers, strict=True):
+        assert token_logprob(row, 2, 4) == token_logprob(clean, 2, 4)
+    for token_id in range(4):
+        (found,) = token_logprobs(logits, [token_id], 4)
+        assert [found] == [*token_logprobs(numbers, [token_id], 4)]
+        assert found.rank == {0: 3, 1: 4, 2: 1, 3: 2}[token_id]
