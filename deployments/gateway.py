@@ -327,7 +327,7 @@ def translated(error: Exception) -> HdserveError:
     if isinstance(cause, HdserveError):
         return cause
     if isinstance(error, BackPressureError):
-        return Overloaded("too many requests are waiting for this model; try again later")
+        return Overloaded()
     if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED:
         return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
     if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):

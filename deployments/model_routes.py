@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -46,19 +47,6 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         """One model and what its replica runs on."""
         found = entry(name)
         info = await gateway.deadline().wait(gateway.describe(name))
-        return {
-            **found,
-            "max_model_len": info.max_model_len,
-            "dtype": info.dtype,
-            "device": info.device,
-            "is_compiled": info.is_compiled,
-            "is_exact": info.is_exact,
-            "num_threads": info.num_threads,
-            "num_slots": info.num_slots,
-            "num_kv_tokens": info.num_kv_tokens,
-            "num_running": info.num_running,
-            "num_waiting": info.num_waiting,
-            "weight_bytes": info.weight_bytes,
-            "drafters": list(info.drafters),
-            "tokenizer_fingerprint": info.tokenizer_fingerprint,
-        }
+        told = asdict(info)
+        del told["name"]  # the client's may be an alias
+        return {**found, **told}

@@ -37,4 +37,4 @@ class Refusals:
         """
         last = self._last.get(model)
         if last and num_sequences >= last.num_sequences and time.monotonic() < last.until_s:
-            raise Overloaded("too many requests are waiting for this model; try again later")
+            raise Overloaded

@@ -162,7 +162,7 @@ class BodyTooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full.
+    """The queue of a model is full.
 
     Args:
         retry_after_s: after how many seconds a client should try again.
@@ -171,7 +171,12 @@ class Overloaded(RequestError):
     status = 429
     code = "overloaded"
 
-    def __init__(self, message: str, param: str | None = None, retry_after_s: int = 1) -> None:
+    def __init__(
+        self,
+        message: str = "too many requests are waiting for this model; try again later",
+        param: str | None = None,
+        retry_after_s: int = 1,
+    ) -> None:
         super().__init__(message, param)
         self.retry_after_s = retry_after_s
 

@@ -122,7 +122,7 @@ class AsyncEngine:
         """
         check_num_sequences(num_prompts, num_choices, self._max_num_open)
         if self._num_open + num_prompts * num_choices > self._max_num_open:
-            raise Overloaded("too many requests are waiting for this model; try again later")
+            raise Overloaded
 
     def check(self, max_silence_s: float) -> None:
         """Raise ``EngineStopped`` if the engine has failed, was closed, or has something to do but
@@ -204,7 +204,7 @@ class AsyncEngine:
             if self._failure is not None:
                 raise EngineGone(self._stopped().message)
             if self._num_open >= self._max_num_open:
-                raise Overloaded("too many requests are waiting for this model; try again later")
+                raise Overloaded
             if seq.request_id in self._waiters:
                 raise InvalidRequest(f"the request id {seq.request_id!r} is in use", "request_id")
             self._num_open += 1

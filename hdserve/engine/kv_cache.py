@@ -101,10 +101,10 @@ class KVCache:
         column     0 ... num_cached-1 | num_cached ... num_cached + nodes - 1 | unused
                    committed          | node 0, node 1, ...                   |
 
-    ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Only this
-    module and ``attention`` know that a segment is contiguous.  Rows are zero at first.  Those that
-    are free, or of drafts that were rejected, may hold what is no number, and a value of none is
-    none even with a weight of 0; so who reads rows that the sequence has not written clears them.
+    ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Rows are
+    zero at first.  Those that are free, or of drafts that were rejected, may hold what is no
+    number, and a value of none is none even with a weight of 0; so who reads rows that the sequence
+    has not written clears them.
 
     Attributes:
         is_read_whole: whether :meth:`read_all` is used; then no value is stored that is no number.
