@@ -75,8 +75,12 @@ class OfferedBody(Body):
         offered = cls._offered(data)
         body = parse_body(cls, offered)
         for name in cls.model_fields:
-            if isinstance(offered.get(name), bool) and not isinstance(getattr(body, name), bool):
+            sent, read = offered.get(name), getattr(body, name)
+            if isinstance(sent, bool) and not isinstance(read, bool):
                 raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
+            if isinstance(sent, str) and isinstance(read, (int, float)):  # pydantic reads both
+                kind = "true or false" if isinstance(read, bool) else "a number"
+                raise InvalidRequest(f"{name}: {kind} is expected, not a string", name)
         return body
 
     @classmethod

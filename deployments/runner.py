@@ -19,10 +19,13 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve._private.common import DeploymentStatus
 from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus, ServeDeploySchema
 
-from hdserve.config.deployed import APPLICATION
+from hdserve.config.deployed import APPLICATION, read_deployed_config
+from hdserve.doctor.finding import Verdict
+from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
 
 _POLL_S = 0.1
@@ -42,8 +45,8 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
         drain_timeout_s: how long answers that have begun may take.
 
     Raises:
-        ConfigError: the application cannot be built, so that nobody would ever be answered; or it
-            would replace what others serve on the cluster.
+        ConfigError: the application cannot be built, or a model not be loaded, so that nobody would
+            ever be answered; or it would replace what others serve on the cluster.
     """
     ending = ExitStack()
     try:
@@ -68,14 +71,16 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
     ray.init(address, namespace=_NAMESPACE)
-    if address != _OWN_CLUSTER:
+    if address == _OWN_CLUSTER:
+        _check_room(path)
+    else:
         client = _client()
         if client is not None:
             _check_replaces_nothing(client.get_serve_details()["applications"])
         ending.callback(_take_away, with_serve=client is None)
     serve.start(schema.proxy_location, schema.http_options.model_dump())
     _client().deploy_apps(schema)
-    _wait_until_built()
+    _wait_until_it_runs()
     while True:  # `signal.pause` would miss a signal that comes a moment before it
         time.sleep(_IDLE_S)
 
@@ -103,20 +108,49 @@ def until_interrupted() -> Iterator[None]:
             raise
 
 
-def _wait_until_built() -> None:
-    """Until the application has deployments, whether they start or not.
+def _check_room(path: str) -> None:
+    """Of a cluster that has no other node than this one, and never will.
 
     Raises:
-        ConfigError: it will have none.
+        ConfigError: a process of the application would wait for resources for ever.
+    """
+    try:
+        config = read_deployed_config(path).config
+    except ConfigError:
+        return  # told by what builds the application
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for found in compare_resources(config, [resources], "this machine"):
+        if found.verdict is Verdict.FAILURE:
+            raise ConfigError(f"{found.subject}: {found.text}\n  to mend it: {found.remedy}")
+
+
+def _wait_until_it_runs() -> None:
+    """Until each deployment has what it needs to begin with.
+
+    Raises:
+        ConfigError: one never will: Ray Serve has tried a few times to start it, and given up.
     """
     while True:
         found = serve.status().applications.get(APPLICATION)
-        if found is not None and found.deployments:
+        if found is not None and found.status in _ANSWERING:
             return
         if found is not None and found.status == ApplicationStatus.DEPLOY_FAILED:
-            reason = found.message.strip().splitlines()[-1]
-            raise ConfigError(f"the application was not built: {reason}")
+            messages = {
+                name: deployment.message
+                for name, deployment in found.deployments.items()
+                if deployment.status == DeploymentStatus.DEPLOY_FAILED
+            }
+            told = [f"{name} does not start: {_reason(m)}" for name, m in messages.items()]
+            built = f"the application was not built: {_reason(found.message)}"
+            raise ConfigError("; ".join(told) or built)
         time.sleep(_BUILD_POLL_S)
+
+
+def _reason(message: str) -> str:
+    """The last line of a traceback, without the class of an error of ours."""
+    last = message.strip().splitlines()[-1]
+    name, _, reason = last.partition(": ")
+    return reason if name.startswith("hdserve.errors.") else last
 
 
 def _client() -> Any:

@@ -335,6 +335,41 @@ def test_it_ends_when_the_application_cannot_be_built(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_it_ends_when_a_model_cannot_be_loaded(tmp_path: Path) -> None:
+    """The reason is the last line, whatever Ray has said of it before."""
+    engine = {"compile": False, "kv_cache_tokens": 10**12}
+    model = {"name": "m", "model": "hdserve-mini", "engine": engine}
+    log = tmp_path / "log"
+    with started(log, "-c", served(tmp_path, model), RAY_AUTH_MODE="disabled") as (process, mark):
+        assert process.wait(START_TIMEOUT_S) == 1
+        wait_until_gone(mark)
+    *_, last = log.read_text().splitlines()
+    assert last.startswith("hdserve: model-m does not start: a KV cache of 1000000000000 tokens")
+
+
+@pytest.mark.ray
+def test_it_ends_when_there_will_never_be_room(tmp_path: Path) -> None:
+    """On a cluster of this machine alone."""
+    model = {"name": "m", "model": "hdserve-mini", "num_cpus": 10_000}
+    log = tmp_path / "log"
+    with started(log, "-c", served(tmp_path, model), RAY_AUTH_MODE="disabled") as (process, mark):
+        assert process.wait(START_TIMEOUT_S) == 1
+        wait_until_gone(mark)
+    *_, first, second = log.read_text().splitlines()
+    assert first.startswith("hdserve: m: resources: 1 of 1 processes cannot be placed")
+    assert second.startswith("  to mend it: num_cpus: ")
+
+
+def served(directory: Path, model: dict[str, Any]) -> str:
+    """A program that serves one model."""
+    config = directory / "config.yaml"
+    database = {"is_enabled": False}
+    config.write_text(yaml.safe_dump({"models": [model], "model_database": database}))
+    return hdserve("serve", "--config", str(config), "--port", str(free_port()))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_it_waits_for_nothing_in_ray_once_it_is_told_to_end(tmp_path: Path) -> None:
     """What Ray is asked may never be answered, as by a cluster that has no room."""
     log = tmp_path / "log"

@@ -113,9 +113,17 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: Any) -> str:
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
     known = sorted(model.model_fields)
-    near = difflib.get_close_matches(key, known, n=1)
+    near = [*_below(model, key), *difflib.get_close_matches(key, known, n=1)]
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown key; {hint}known keys: {', '.join(known)}"
+
+
+def _below(model: type[BaseModel], key: str) -> Iterator[str]:
+    """Sections of ``model`` that have a key of that name, with it."""
+    for name, field in model.model_fields.items():
+        for section in _models_in(field.annotation):
+            if key in section.model_fields and get_origin(field.annotation) is not tuple:
+                yield f"{name}.{key}"
 
 
 def _shown(value: Any) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from hdserve.config.reserved import Reserved
-from hdserve.config.strict_model import StrictModel, check_is_once
-from hdserve.models import BUNDLED_PREFIX, bundled_models
+from hdserve.config.strict_model import StrictModel, at_home, check_is_once
+from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
@@ -267,7 +269,14 @@ class ModelConfig(StrictModel):
         is_ours = model.startswith(BUNDLED_PREFIX) and "/" not in model
         if is_ours and model not in bundled and not Path(model).exists():
             raise ValueError(f"no bundled model is called {model}: there are {', '.join(bundled)}")
-        return model
+        if not (is_path(model) or _HUB_ID.fullmatch(model) or Path(model).exists()):
+            raise ValueError("a directory, a bundled model or OWNER/MODEL is expected")
+        return at_home(model)
+
+    @field_validator("statistics")
+    @classmethod
+    def _check_statistics(cls, statistics: str | None) -> str | None:
+        return statistics and at_home(statistics)
 
     @field_validator("resources")
     @classmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -10,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class StrictModel(BaseModel):
-    """A frozen pydantic model that refuses unknown keys, and numbers that are not finite."""
+    """A frozen pydantic model that refuses unknown keys, and numbers that are not finite; ``~/`` at
+    the beginning of a path is the home directory."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -34,7 +37,12 @@ class StrictModel(BaseModel):
             raise ValueError("a number is expected, not true or false")
         if type(value) in (int, float) and bool in kinds and not takes_numbers:
             raise ValueError("true or false is expected, not a number")
-        return value
+        return at_home(value) if Path in kinds and isinstance(value, str) else value
+
+
+def at_home(path: str) -> str:
+    """``path``, with its ``~/`` replaced, which nobody who opens files knows."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
 
 
 def check_is_once(what: str, names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -125,11 +126,20 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
 def _closed_directory(place: Path, directory: Path) -> Path | None:
     """Where nothing can be written: in ``place``, or in what ``directory`` has of databases, which
     need not be all it has."""
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(place, os.W_OK | os.X_OK) or not _takes_files(place):
         return place
     root = databases_root(directory)
     needed = filter(os.path.isdir, (root, *root.glob("*"), *root.glob("*/*")))
     return next((path for path in needed if not os.access(path, os.W_OK | os.X_OK)), None)
+
+
+def _takes_files(directory: Path) -> bool:
+    """Of which the rights alone say nothing to root."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 def _opening_remedy(closed: Path, directory: Path) -> str:

@@ -14,8 +14,9 @@ from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
+from hdserve.engine.loader import read_architecture
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
-from hdserve.errors import ConfigError, SnapshotError
+from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 
 
@@ -86,12 +87,19 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         else:
             yield failure(subject, text, _download(model))
         return
+    try:
+        read_architecture(model)
+    except (ConfigError, UnsupportedModel) as error:
+        yield failure(subject, error.message, "model: OWNER/MODEL  # of another architecture")
+        return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)
 
 
 def _download(model: ModelConfig) -> str:
     """What brings the files of a model: into a directory, where one is named."""
+    if os.path.isdir(model.model) and not os.path.exists(f"{model.model}/config.json"):
+        return "model: OWNER/MODEL  # or a directory with config.json, tokenizer and weights"
     if is_path(model.model) or os.path.isdir(model.model):
         return f"hf download OWNER/MODEL --local-dir {shlex.quote(model.model)}"
     if "/" not in model.model:

@@ -71,13 +71,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
     path = resolve_model(config.model)
     device = pick_device(config.engine.device)
     dtype = pick_dtype(config.engine.dtype, device)
-    options: dict[str, Any] = {
-        "revision": config.revision,
-        "trust_remote_code": config.trust_remote_code,
-    }
+    hf_config = read_architecture(config)
+    options = _hub_options(config)
     try:
-        hf_config = AutoConfig.from_pretrained(path, **options)
-        _check_architecture(hf_config)
         register_attention()
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -98,6 +94,25 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     _check_weights(config.model, module, loaded[1])
     return prepare_model(module, config.engine, generation)
+
+
+def read_architecture(config: ModelConfig) -> Any:
+    """The configuration of transformers, of an architecture that is served, as far as it says.
+
+    Raises:
+        ConfigError: there is no such model, or transformers does not know it.
+        UnsupportedModel: its architecture cannot be verified in packed draft trees.
+    """
+    try:
+        found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+    _check_architecture(found)
+    return found
+
+
+def _hub_options(config: ModelConfig) -> dict[str, Any]:
+    return {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
 
 
 def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any]) -> None:

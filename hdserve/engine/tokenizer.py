@@ -248,5 +248,7 @@ def load_tokenizer(
         )
     except (OSError, ValueError) as error:
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
-        reason = "it has no tokenizer.json" if is_missing else error
+        reason = "it has no tokenizer.json" if is_missing else str(error)
+        if not Path(path).is_dir():
+            reason += "\nA directory of this machine with the model's files does as well."
         raise ConfigError(f"cannot load the tokenizer of {model!r}: {reason}") from error

@@ -83,6 +83,30 @@ def test_no_error_shows_a_value_beside_it() -> None:
         assert "a-secret" not in shown
 
 
+def test_a_key_of_another_level_is_told_where_it_belongs() -> None:
+    message = refused(with_model(max_model_len=100))
+    assert message.startswith("models.0.max_model_len: unknown key; did you mean 'engine.max_model")
+
+
+def test_the_home_directory_is_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens files knows no ``~``."""
+    monkeypatch.setenv("HOME", "/home/of/me")
+    model = with_model(model="~/weights", statistics="~/statistics", chat_template="~/chat.jinja")
+    config = parse_config({**model, "model_database": {"snapshot_dir": "~/database"}})
+    assert config.model_database.snapshot_dir == Path("/home/of/me/database")
+    (found,) = config.models
+    assert (found.model, found.statistics) == ("/home/of/me/weights", "/home/of/me/statistics")
+    assert found.chat_template == Path("/home/of/me/chat.jinja")
+
+
+@pytest.mark.parametrize("model", ["${MODEL}", "foo bar", "a/b/c", ""])
+def test_what_names_no_model_is_refused(model: str) -> None:
+    """No directory that is there, none that may be on another node, and none of the hub."""
+    assert "models.0.model: " in refused(with_model(model=model))
+    for other in ("/weights/of a model", "./a/b/c", "OWNER/a-model_1.5", "gpt2"):
+        assert parse_config(with_model(model=other)).models[0].model == other
+
+
 def test_a_strange_key_has_no_hint() -> None:
     """No guess is better than a wild one."""
     message = refused({**ONE_MODEL, "zzzzqqq": 1})

@@ -216,6 +216,19 @@ def test_unsupported_parameters_are_refused(
     assert name in error.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("temperature", "0", "a number"),
+        ("n", "2", "a number"),
+        ("stream", "true", "true or false"),
+    ],
+)
+def test_texts_are_no_numbers(name: str, value: str, kind: str) -> None:
+    error = refused(ChatBody, **{name: value})
+    assert (error.param, error.message) == (name, f"{name}: {kind} is expected, not a string")
+
+
 def test_so_many_stop_token_ids_are_read() -> None:
     """Each choice looks at all of them."""
     assert chat(stop_token_ids=[5] * 1024).sampling["stop_token_ids"]

@@ -312,6 +312,7 @@ def test_model_database(tmp_path: Path) -> None:
     assert check(snapshot_dir=tmp_path / "old") == ["ok"]
     (tmp_path / "file").touch()
     assert check(snapshot_dir=tmp_path / "file") == ["failure"]
+    assert check(snapshot_dir="/proc/nothing") == ["failure"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -487,6 +488,26 @@ def test_a_model_whose_files_do_not_belong_together(tmp_path: Path) -> None:
     assert fault(sharded).startswith(f"{index}: cannot be read: ")
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
     assert verdicts(check_model(configured(model=str(sharded)))) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("mamba", "layers of type linear_attention are not served"), ("foobar", "foobar")],
+)
+def test_a_model_that_would_not_be_served(model_type: str, reason: str, tmp_path: Path) -> None:
+    place = copied(tmp_path / "m") / "config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "model_type": model_type}))
+    (found,) = check_model(configured(model=str(place.parent)))
+    assert verdicts([found]) == ["failure"]
+    assert reason in found.text
+
+
+def test_what_is_no_model_is_left_as_it_is(tmp_path: Path) -> None:
+    """Nothing is to be downloaded into a directory that has something else in it."""
+    (found,) = check_model(configured(model=str(tmp_path)))
+    assert found.remedy.startswith("model: OWNER/MODEL")
+    (found,) = check_model(configured(model=str(tmp_path / "new")))
+    assert found.remedy == f"hf download OWNER/MODEL --local-dir {tmp_path}/new"
 
 
 def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
