@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from hdserve.engine.host import ModelHost
 
 
+_HOW_TO_BE_EXACT = (
+    "Rounding turned near-ties; with `engine: {exact: true}` (here --exact) it does not."
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LosslessOptions:
     """What is compared, and how it is decoded."""
@@ -34,8 +39,11 @@ class LosslessOptions:
     batch_size: Annotated[int, typer.Option(help="Sequences decoded together.", min=1)] = 1
     limit: Limit = None
     exact: Annotated[
-        bool, typer.Option(help="Run forwards at shapes whose rows are bitwise independent.")
-    ] = True
+        bool | None,
+        typer.Option(
+            help="`engine.exact` of the configuration.", show_default="auto, as a server has it"
+        ),
+    ] = None
     json_path: JobJson = None
 
 
@@ -59,6 +67,8 @@ def check_lossless(options: LosslessOptions) -> None:
         )
         for difference in result.first_differences:
             typer.echo(f"  {difference}")
+    if output.has_text and not all(result.is_lossless or result.is_exact for result in results):
+        typer.echo(_HOW_TO_BE_EXACT)
     output.write({"model": options.model, "results": [result.to_json() for result in results]})
     journal.finish()
     if not all(result.is_lossless for result in results):
@@ -85,7 +95,7 @@ def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[Setti
     rows = read_prompts(options.prompts, options.limit)
     engine = {
         "dtype": options.dtype,
-        "exact": options.exact,
+        "exact": "auto" if options.exact is None else options.exact,
         "max_num_sequences": options.batch_size,
     }
     values = {"name": options.model, "model": options.model, "engine": engine}
