@@ -57,7 +57,7 @@ class AppendLog:
         """Write one record.
 
         Raises:
-            OSError: the disk is full or not writable; the file is as before.
+            OSError: the disk is full or not writable; the file is as before, or not there.
         """
         record = pack_record(body)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -67,6 +67,8 @@ class AppendLog:
                 _write_all(descriptor, record)
             except OSError:
                 os.ftruncate(descriptor, size)
+                if not size:
+                    self.path.unlink(missing_ok=True)
                 raise
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,27 +90,25 @@ class SyncWork:
     """Logs that could not be synced: what they hold may be lost though the next sync succeeds."""
 
     def write(self, namespace: str, key: DatabaseKey) -> None:
-        """Bring it to the disk itself; the state first, so that files which a crash leaves behind
-        after a flush are not read again.
+        """Bring it to the disk itself.
+
+        What is no longer wanted goes first, so that a full disk has room again, and so that nothing
+        that was flushed is left once the state says that it was.
 
         Raises:
-            OSError: some of it could not be written; call ``undo``.
+            OSError: some of it could not be written or deleted; call ``undo``.
         """
         files = self.files
+        failure = self._delete_unwanted()
         if self.is_state_written:
             files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = encode_state(namespace, self.flushed_version, self.calibration, key)
             snapshot.write_file(files.directory / "state", state)
-        if self.is_flushed:
-            self._delete_flushed()
         for version, segment in self.chunks.items():
             files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             data = encode_chunk(namespace, segment, key)
             snapshot.write_file(files.chunk_path(version), data)
-        for version in self.ended_logs:
             files.log_path(version).unlink(missing_ok=True)
-        for version in self.evicted_chunks:
-            files.chunk_path(version).unlink(missing_ok=True)
         for version in self.open_logs:
             self._sync_log(version)
         if files.directory.exists():
@@ -117,6 +116,8 @@ class SyncWork:
             if not files.is_entered:
                 snapshot.sync_directory(files.directory.parent)
                 files.is_entered = True
+        if failure:
+            raise failure
 
     def finish(self) -> None:
         """It is written."""
@@ -142,12 +143,25 @@ class SyncWork:
             self.unsynced.add(version)
             raise
 
-    def _delete_flushed(self) -> None:
-        """Delete what stands before the flushed version, and what was set aside."""
-        paths = [path for path in self.files.directory.iterdir() if path.name != "state"]
+    def _delete_unwanted(self) -> OSError | None:
+        """Delete what the log in memory no longer has; the error of what could not be deleted."""
+        failure = None
+        for path in [*self._evicted(), *(self._flushed() if self.is_flushed else ())]:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                failure = error
+        return failure
+
+    def _evicted(self) -> Iterator[Path]:
+        yield from map(self.files.chunk_path, self.evicted_chunks)
+        yield from map(self.files.log_path, self.ended_logs - self.chunks.keys())
+
+    def _flushed(self) -> Iterator[Path]:
+        """What stands before the flushed version, and what was set aside."""
+        directory = self.files.directory
+        paths = list(directory.iterdir()) if directory.exists() else []
         newer = {
             path for path, version in versioned_files(paths) if version >= self.flushed_version
         }
-        for path in paths:
-            if path not in newer:
-                path.unlink(missing_ok=True)
+        return (path for path in paths if path.name != "state" and path not in newer)

@@ -1,18 +1,22 @@
 """Damaged and foreign files, and a full disk, cost as little as they can."""
 
 import contextlib
+import errno
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdserve.databases import append_log, snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import SnapshotError
+from hdserve.errors import DatabaseError, SnapshotError
 from tests.databases.stored import KEY, Database, run_program
 
 
@@ -298,3 +302,74 @@ print("good")
     process = run_program(program, str(tmp_path))
     assert process.communicate()[0] == "good\n"
     assert Database(tmp_path).numbers("n") == list(range(1, 61))
+
+
+class SmallDisk:
+    """Below ``root`` writing fails beyond ``num_bytes``, all files taken together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._root = root
+        for module, name in ((append_log, "_write_all"), (snapshot, "write_file")):
+            monkeypatch.setattr(module, name, self._bounded(getattr(module, name)))
+
+    @property
+    def num_used(self) -> int:
+        return sum(path.stat().st_size for path in self._root.rglob("*") if path.is_file())
+
+    def _bounded(self, write: Callable[[Any, bytes], None]) -> Callable[[Any, bytes], None]:
+        def write_if_it_fits(target: Any, data: bytes) -> None:
+            if self.num_used + len(data) > self.num_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(target, data)
+
+        return write_if_it_fits
+
+
+def test_a_full_disk_has_room_again_when_the_oldest_was_evicted(tmp_path, monkeypatch):
+    database = Database(tmp_path, max_bytes=3000)
+    disk = SmallDisk(monkeypatch, tmp_path, 10**6)
+    database.append("n", *range(120))
+    assert database.sync()
+    disk.num_bytes = disk.num_used + 600
+    database.append("n", *range(120, 300))
+    database.sync()
+    assert database.sync()
+    database.append("n", 300)
+    kept = database.numbers("n")
+    assert database.restart().numbers("n") == kept
+
+
+def test_what_does_not_fit_leaves_no_file(tmp_path, monkeypatch):
+    database = Database(tmp_path)
+    SmallDisk(monkeypatch, tmp_path, 0)
+    database.append("n", *range(200))
+    assert not database.sync()
+    assert database.files("") == []
+
+
+def test_a_flush_needs_no_room_to_delete(tmp_path, monkeypatch):
+    """Nothing comes back after a kill, though that it was flushed could not be written."""
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    assert database.sync()
+    SmallDisk(monkeypatch, tmp_path, 0)
+    database.log.flush("n")
+    with pytest.raises(DatabaseError, match="cannot be deleted"):
+        database.store.flush("n", database.log)
+    assert database.restart().numbers("n") == []
+
+
+def test_a_kill_in_a_flush_leaves_nothing_that_was_set_aside(tmp_path, monkeypatch):
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (log,) = database.files(".log")
+    log.with_name("x.log.refused").write_bytes(b"text")
+    database.log.flush("n")
+    monkeypatch.setattr(snapshot, "write_file", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        database.store.flush("n", database.log)
+    assert list(log.parent.iterdir()) == []
