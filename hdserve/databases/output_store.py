@@ -4,7 +4,7 @@
         lock                     held by the one process that writes here
         generation               how often the log was opened, and the epochs it had
         <hash of a namespace>/
-            state                flushed version and calibration
+            state                flushed version, calibration and what was evicted
             <version>.log        the tail: one record per append
             <version>.chunk      a full chunk: compact, written atomically, never changed
             *.refused            a file that could not be used, set aside; .refused-2 a second one
@@ -301,8 +301,8 @@ class OutputStore:
     def _flushes(self) -> Iterator[tuple[str, int]]:
         for path in self.directory.glob("*/state"):
             with suppress(SnapshotError):
-                namespace, flushed_version, _ = read_state(path, self._key)
-                yield namespace, flushed_version
+                namespace, state = read_state(path, self._key)
+                yield namespace, state.flushed_version
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
@@ -385,20 +385,21 @@ class OutputStore:
         return None
 
     def _restore_state(self, path: Path, log: OutputLog) -> int:
-        """Take calibration and flushed version from ``path``; return the latter."""
+        """Take what ``path`` says; return the flushed version."""
         if not path.exists():
             return 0
         try:
-            namespace, flushed_version, calibration = read_state(path, self._key)
+            namespace, state = read_state(path, self._key)
         except SnapshotError as error:
             self._set_aside(path, error)
             return 0
         self._files(namespace)
         partition = log.partition(namespace)
-        partition.flushed_version = flushed_version
-        if calibration:
-            log.restore_calibration(namespace, calibration)
-        return flushed_version
+        partition.flushed_version = state.flushed_version
+        partition.restore_evicted(state.evicted)
+        if state.calibration:
+            log.restore_calibration(namespace, state.calibration)
+        return state.flushed_version
 
     def _sync_namespace(
         self, namespace: str, log: OutputLog, lock: AbstractContextManager[object]

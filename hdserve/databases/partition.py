@@ -43,6 +43,7 @@ class Partition:
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
         flushed_version: everything before it was flushed; readers must forget it too.
+        evicted: names of outputs that were here, since the last flush, and are no longer.
         calibration: opaque state of the drafters, kept and handed on beside the outputs.
     """
 
@@ -52,12 +53,14 @@ class Partition:
         self.num_bytes = 0
         self.num_outputs = 0
         self.flushed_version = 0
+        self.evicted = SeenOutputs()
         self.calibration = b""
         self.calibration_version = 0
         self._chunk_bytes = chunk_bytes
         self._tail: list[Segment] = []
         self._tail_version = first_version
         self._tail_bytes = 0
+        self._end_version = 0
         self._seen = SeenOutputs()
         self._seen_since_flush = SeenOutputs()
         """Empty where nothing was flushed: then it would hold what ``_seen`` does."""
@@ -74,10 +77,8 @@ class Partition:
 
     @property
     def end_version(self) -> int:
-        """One more than the version of the newest output kept, or flushed."""
-        segments = self.segments()
-        end = segments[-1][0] + len(segments[-1][1]) if segments else 0
-        return max(end, self.flushed_version)
+        """One more than the version of the newest output there was, or flushed."""
+        return max(self._end_version, self.flushed_version)
 
     def append(self, segment: Segment) -> Iterator[Appended]:
         """Add the outputs of ``segment`` that were not seen before."""
@@ -90,6 +91,7 @@ class Partition:
             self.num_bytes += part.num_bytes
             self.num_outputs += len(part)
             self.next_version += len(part)
+            self._end_version = self.next_version
             yield Appended(part, self._tail_version)
 
     def restore(self, first_version: int, segment: Segment) -> None:
@@ -101,10 +103,15 @@ class Partition:
         segment = self._add_seen(segment)
         if len(segment):
             self.chunks.append((first_version, segment))
-            self.next_version = max(self.next_version, first_version + len(segment))
+            self._end_version = first_version + len(segment)
+            self.next_version = max(self.next_version, self._end_version)
             self._tail_version = self.next_version
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
+
+    def restore_evicted(self, ranges: OriginRanges) -> None:
+        """Know what was evicted before a restart, so that it never comes back as something new."""
+        self.evicted, self._seen = SeenOutputs(ranges), SeenOutputs(ranges)
 
     def _add_seen(self, segment: Segment) -> Segment:
         """The outputs of ``segment`` that were not seen before."""
@@ -138,6 +145,7 @@ class Partition:
         if not self.chunks:
             self.seal()
         _, segment = self.chunks.popleft()
+        self.evicted.add(segment)
         self.num_bytes -= segment.num_bytes
         self.num_outputs -= len(segment)
 
@@ -146,6 +154,7 @@ class Partition:
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
+        self.evicted = SeenOutputs()
         self._seen_since_flush = SeenOutputs()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
@@ -161,7 +170,7 @@ class Partition:
 
     def is_current(self, cursor: int, calibration_version: int) -> bool:
         """Whether a reader that stands there, with that calibration, has missed nothing."""
-        return cursor >= self.next_version and calibration_version == self.calibration_version
+        return cursor >= self.end_version and calibration_version == self.calibration_version
 
     def segments(self) -> list[tuple[int, Segment]]:
         """``(first version, outputs)`` of all chunks and of the tail."""
@@ -181,6 +190,9 @@ class Partition:
         self, cursor: int, exclude_origin: str | None, room: int, *, takes_one: bool
     ) -> tuple[Segment, int, bool]:
         """Outputs from ``cursor`` on, the new cursor, and whether nothing is left.
+
+        The new cursor is behind the last output there was, and not where the next one will be: so
+        it says after a restart whether the reader knows of outputs that are not here.
 
         Args:
             room: most bytes to return.
@@ -203,7 +215,7 @@ class Partition:
             cursor = max(cursor, version + stop)
             if stop < len(segment):
                 return concatenate(found), cursor, False
-        return concatenate(found), max(cursor, self.next_version), True
+        return concatenate(found), max(cursor, self.end_version), True
 
     def missing_from(self, seen: OriginRanges) -> Segment:
         """What is kept here and not among ``seen`` elsewhere."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from hdserve.databases.segment import Segment
+from hdserve.errors import SnapshotError
 
 OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
@@ -109,3 +111,38 @@ class SeenOutputs:
             ranges = SequenceRanges()
         self._origins[origin] = ranges
         return ranges
+
+
+def checked_ranges(wire: Any) -> OriginRanges:
+    """What :meth:`SeenOutputs.ranges` gave, as it comes from a message or a file.
+
+    Raises:
+        SnapshotError: it is something else.
+    """
+    if not isinstance(wire, dict):
+        raise SnapshotError("corrupt: numbers of outputs are missing")
+    return {_checked_origin(origin): _checked(intervals) for origin, intervals in wire.items()}
+
+
+def _checked_origin(origin: Any) -> str:
+    if type(origin) is not str:
+        raise SnapshotError("corrupt: an origin is none")
+    return origin
+
+
+def _checked(intervals: Any) -> list[tuple[int, int]]:
+    if not isinstance(intervals, list):
+        raise SnapshotError("corrupt: numbers of outputs are none")
+    return [checked_interval(interval) for interval in intervals]
+
+
+def checked_interval(wire: Any) -> tuple[int, int]:
+    """
+    Raises:
+        SnapshotError: it is no pair of numbers.
+    """
+    if not isinstance(wire, list) or len(wire) != 2:
+        raise SnapshotError("corrupt: an interval is none")
+    if not all(type(number) is int and 0 <= number < 2**63 for number in wire):
+        raise SnapshotError("corrupt: a number is out of range")
+    return wire[0], wire[1]

@@ -410,3 +410,27 @@ def test_what_the_actor_evicted_is_not_asked_back(tmp_path):
     replica.poll()
     assert replica.subscription.num_refilled_outputs == 0
     assert replica.count(39) == 1000
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_what_was_evicted_does_not_come_back_with_what_was_lost(tmp_path, has_snapshot):
+    """Where it would be taken for the newest, and push out what is newer."""
+    config = ModelDatabaseConfig(
+        snapshot_dir=tmp_path, snapshot_interval_s=3600, max_bytes=2**16, max_total_bytes=2**16
+    )
+    actor = ModelDatabaseActor(KEY, config)
+    replica = Replica(actor)
+    for number in range(40):
+        replica.publish(*[number] * 1000)
+    if has_snapshot:
+        assert actor.snapshot_now()
+    replica.publish(*[40] * 1000)
+    log = max(tmp_path.rglob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1])
+    kept = [number for number in range(40) if replica.count(number)]
+    actor._store.close()
+    replica.link.actor = ModelDatabaseActor(KEY, config)
+    assert replica.count(40) == 0
+    replica.poll()
+    assert replica.subscription.num_refilled_outputs == 1
+    assert [number for number in range(41) if replica.count(number)] == [*kept, 40]
