@@ -1,5 +1,6 @@
 """What the actor answers, called as a plain object; ``test_mirror.py`` runs it in Ray."""
 
+import errno
 import math
 import os
 import random
@@ -16,8 +17,9 @@ from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import SnapshotError
+from hdserve.errors import DatabaseError, SnapshotError
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
+from tests.databases.stored import unreadable
 
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
@@ -254,6 +256,51 @@ def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, capl
     (tmp_path / "file").unlink()
     assert actor.snapshot_now()
     assert not Reader(actor, "r").poll().is_unwritten
+
+
+@pytest.mark.parametrize("name", ["state", "generation"])
+def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, caplog, name):
+    """What came meanwhile comes after what is there, and readers are told of all of it."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    actor.publish(message(0, 3, namespace="flushed"))
+    actor.publish(Publish("w", calibrations={"n": b"state"}).encode(KEY))
+    actor.close()
+    with unreadable(name):
+        actor = ModelDatabaseActor(KEY, config)
+        actor.publish(message(1, 4, 5))
+        reader = Reader(actor, "r", "n")
+        assert reader.read() == [1, 2]
+        with pytest.raises(DatabaseError, match="Too many open files"):
+            actor.flush("flushed")
+        assert not actor.snapshot_now()
+        assert reader.poll().is_unwritten
+    assert caplog.text.count("nothing is kept on disk") == 1
+    assert actor.snapshot_now()
+    assert reader.poll().is_reset
+    assert Reader(actor, "s", "n", "flushed").read() == [0, 1, 2]
+    actor = restarted(actor, config)
+    changes = Reader(actor, "r", "n", "flushed").poll().changes
+    assert changes["n"].segment.sequence_numbers.tolist() == [0, 1, 2]
+    assert changes["n"].calibration == b"state"
+    assert len(changes["flushed"].segment) == 0
+
+
+def test_a_directory_that_cannot_be_listed_at_the_start_is_taken_when_it_can(config, monkeypatch):
+    scan = os.scandir
+
+    def fail(path: str) -> None:
+        if str(config.snapshot_dir) in str(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return scan(path)
+
+    ModelDatabaseActor(KEY, config).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        actor = ModelDatabaseActor(KEY, config)
+        assert not actor.snapshot_now()
+    assert actor.snapshot_now()
+    assert actor.info()["is_writable"]
 
 
 def test_a_database_of_another_version_is_left_alone_and_named(config, caplog):

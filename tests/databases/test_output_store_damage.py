@@ -17,7 +17,7 @@ from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
-from tests.databases.stored import KEY, Database, run_program
+from tests.databases.stored import KEY, Database, run_program, unreadable
 
 
 def damage_file(path: Path, damage: str) -> None:
@@ -77,6 +77,40 @@ def test_a_damaged_chunk_whose_log_is_still_there_costs_nothing(tmp_path):
     assert database.numbers("n") == list(range(5))
     assert database.sync()
     assert database.restart().numbers("n") == list(range(5))
+
+
+def test_a_chunk_that_could_not_be_read_is_there_at_the_next_start(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.sync()
+    oldest = database.files(".chunk")[0]
+    with unreadable(oldest.name):
+        database = database.restart()
+    assert database.numbers("n") == list(range(14, 40))
+    assert database.store.num_refused == 1
+    assert f"cannot read {oldest}" in caplog.text
+    database.append("n", 40)
+    assert database.sync()
+    database = database.restart()
+    assert database.numbers("n") == list(range(41))
+    assert database.store.num_refused == 0
+
+
+@pytest.mark.parametrize("name", ["state", "generation"])
+def test_nothing_is_begun_without_what_cannot_be_read_now(tmp_path, name):
+    """Numbers would be used twice, and what was flushed be forgotten."""
+    database = Database(tmp_path)
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    database.append("n", 1)
+    database.store.close()
+    with unreadable(name), pytest.raises(DatabaseError, match="Too many open files"):
+        Database(tmp_path)
+    again = Database(tmp_path)
+    assert again.numbers("n") == [1]
+    assert again.log.partition("n").flushed_version == database.log.partition("n").flushed_version
+    assert database.store.epoch in again.store.epochs
+    assert not list(tmp_path.rglob("*.refused"))
 
 
 def test_what_the_disk_could_not_take_is_written_again_whole(tmp_path, monkeypatch):
