@@ -60,6 +60,9 @@ _MIN_REPLY_ROOM = 2**12
 
 _READER_TIMEOUT_S = 60.0
 
+_MAX_LAST_CALIBRATIONS = 2**14
+"""Of replicas and namespaces, of which is known what came last."""
+
 _MAX_SLEEP_S = 86400.0
 """Python refuses to sleep for centuries."""
 
@@ -86,6 +89,7 @@ class ModelDatabaseActor:
         self._refills = Refills()
         self._readers: dict[str, float] = {}
         self._num_refused_calibrations = 0
+        self._last_calibrations: dict[tuple[str, str], int] = {}
         self._merge_calibration = merge_calibration
         self._store: OutputStore | None = None
         self._open_failure = ""
@@ -100,8 +104,9 @@ class ModelDatabaseActor:
     def publish(self, message: bytes) -> int:
         """Add finished outputs and calibration; return how many outputs were new.
 
-        Sending a message again changes nothing.  Calibration that cannot be used is counted, and
-        left out; so is, uncounted, what was finished or learned before the namespace was flushed.
+        Sending the last message again changes nothing.  Calibration that cannot be used is counted,
+        and left out; so is, uncounted, what was finished or learned before the namespace was
+        flushed.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
@@ -117,7 +122,8 @@ class ModelDatabaseActor:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
                 standing = received.standings.get(namespace, Standing())
-                if not self._was_flushed_since(namespace, standing):
+                is_new = self._is_new(received.sender, namespace, calibration)
+                if is_new and not self._was_flushed_since(namespace, standing):
                     self._take_calibration(namespace, calibration)
         return num_new
 
@@ -324,6 +330,14 @@ class ModelDatabaseActor:
                 if self._store:
                     self._store.append(namespace, appended)
         return num_new
+
+    def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:
+        """Whether it is not that of a message that is sent again: merged twice it counts twice."""
+        last = self._last_calibrations.pop((sender, namespace), None)
+        self._last_calibrations[sender, namespace] = hash(calibration)
+        if len(self._last_calibrations) > _MAX_LAST_CALIBRATIONS:
+            del self._last_calibrations[next(iter(self._last_calibrations))]
+        return last != hash(calibration)
 
     def _take_calibration(self, namespace: str, calibration: bytes) -> None:
         try:

@@ -340,6 +340,14 @@ def test_calibration_that_cannot_be_used_fails_nothing_else(config):
     assert actor.info()["num_refused_calibrations"] == 2
 
 
+def test_calibration_of_a_message_that_is_sent_again_counts_once(config):
+    actor = ModelDatabaseActor(KEY, config, lambda kept, new: kept + new)
+    for sender, calibration in (("a", b"1"), ("b", b"1"), ("b", b"1"), ("b", b"2"), ("a", b"1")):
+        actor.publish(Publish(sender, calibrations={"n": calibration}).encode(KEY))
+    (change,) = Reader(actor, "r", "n").poll().changes.values()
+    assert change.calibration == b"112"
+
+
 def test_kept_calibration_of_another_form_gives_way(config):
     """What an older version left behind does not keep newer replicas from sharing theirs."""
     actor = ModelDatabaseActor(KEY, config, merge_usable)
