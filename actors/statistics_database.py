@@ -83,6 +83,9 @@ class StatisticsDatabaseActor:
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
         self._choices: dict[str, Choice] = {}
+        self._chosen_here: set[str] = set()
+        """Models whose last choice this run of the actor was told of: no reminder is of a later
+        one, whatever the clock said when it was made."""
 
     def register(self, fingerprint: str, directory: str) -> Corpus:
         """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
@@ -137,6 +140,7 @@ class StatisticsDatabaseActor:
     def choose(self, model: str, choice: Choice) -> None:
         """The administrator wants the replicas of ``model`` to draft from this."""
         self._choices[model] = choice.after(self._choices.get(model))
+        self._chosen_here.add(model)
 
     def choice(self, model: str, reminder: Choice | None = None) -> Choice | None:
         """What was chosen for ``model``, if anything was.
@@ -147,7 +151,8 @@ class StatisticsDatabaseActor:
         """
         kept = self._choices.get(model)
         if reminder is not None and (kept is None or reminder.order > kept.order):
-            self._choices[model] = kept = reminder
+            is_earlier = model in self._chosen_here
+            self._choices[model] = kept = kept.after(reminder) if kept and is_earlier else reminder
         return kept
 
     def _forget(self, corpus_id: str) -> None:

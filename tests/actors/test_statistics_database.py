@@ -1,6 +1,7 @@
 """Corpora are found, used where they are, and copied whole to nodes that lack them."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -90,6 +91,21 @@ def test_a_restart_takes_no_choice_back() -> None:
     last = chosen(restarted, "c")
     assert last.directory == "c"
     assert restarted.choice("m", ahead) == last
+
+
+def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> None:
+    first = StatisticsDatabaseActor()
+    old = chosen(first, "old")
+    monkeypatch.setattr(time, "time_ns", lambda: 10**9)
+    second = StatisticsDatabaseActor()
+    chosen(second, "new")
+    for _ in range(2):
+        new = second.choice("m", old)
+        assert new is not None
+        assert new.directory == "new"
+    third = StatisticsDatabaseActor()
+    for reminder in (new, old, new):
+        assert third.choice("m", reminder) == new
 
 
 def test_choices_of_an_earlier_version() -> None:
