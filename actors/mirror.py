@@ -48,6 +48,8 @@ class MirrorStats:
     Attributes:
         num_published_outputs: acknowledged by the actor.
         num_dropped_outputs: lost because the queue was full or the actor refused them.
+        num_flushed_outputs: not shared, as they are from before a flush, or from before the first
+            word of an actor that ever had one.
         num_received_outputs: delivered to the replica, of all models followed.
         num_refilled_outputs: given back to an actor that had lost them.
         num_failures: calls of an actor that failed.
@@ -61,6 +63,7 @@ class MirrorStats:
 
     num_published_outputs: int
     num_dropped_outputs: int
+    num_flushed_outputs: int
     num_received_outputs: int
     num_refilled_outputs: int
     num_failures: int
@@ -197,6 +200,7 @@ class Mirror:
         return MirrorStats(
             num_published_outputs=self._publisher.num_outputs,
             num_dropped_outputs=self._queue.num_dropped + self._publisher.num_refused,
+            num_flushed_outputs=self._queue.num_forgotten + self._publisher.num_flushed,
             num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
             num_refilled_outputs=own.num_refilled_outputs,
             num_failures=sum(link.num_failures for link in links) + self._num_crashes,

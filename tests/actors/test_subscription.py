@@ -287,6 +287,23 @@ def test_a_message_from_before_a_flush_counts_for_nothing(actor, num_polls):
     assert replica.count(7) == 1
 
 
+@pytest.mark.parametrize("polls_first", [True, False])
+def test_what_cannot_be_told_from_flushed_text_is_counted(actor, polls_first):
+    """A replica does not know, before it has heard of the actor, that the flush was long ago."""
+    actor.flush("n")
+    replica = Replica(actor)
+    replica.queue.put("n", [1])
+    if polls_first:
+        replica.poll()
+    replica.publish(2)
+    assert [replica.count(number) for number in (1, 2)] == [0, int(polls_first)]
+    num_lost = replica.queue.num_forgotten + replica.publisher.num_flushed
+    assert (num_lost, replica.publisher.num_outputs) == ((1, 1) if polls_first else (2, 0))
+    replica.poll()
+    replica.publish(3)
+    assert replica.count(3) == 1
+
+
 def test_what_ends_after_a_restart_of_a_flushed_database_is_kept(tmp_path):
     """Where the replica stood in the run before is known to the new one."""
     config = ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
