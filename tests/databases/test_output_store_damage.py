@@ -206,6 +206,24 @@ def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, cap
     assert database.restart().numbers("n") == [1, 2]
 
 
+@pytest.mark.parametrize("num_after", [0, 2])
+def test_a_wrong_length_is_no_record_that_was_cut_short(tmp_path, caplog, num_after):
+    """What follows is set aside, and asked back where there is a replica that has it."""
+    database = Database(tmp_path)
+    database.append("n", 1, 2)
+    (path,) = database.files(".log")
+    size = path.stat().st_size
+    database.append("n", *range(3, 4 + num_after))
+    data = bytearray(path.read_bytes())
+    data[size + 1] ^= 0x40
+    path.write_bytes(bytes(data))
+    database = database.restart()
+    assert "the length is wrong" in caplog.text
+    assert database.store.num_refused == 1
+    assert path.with_name(f"{path.name}.refused").read_bytes() == data
+    assert database.numbers("n") == [1, 2]
+
+
 @pytest.mark.parametrize("call", ["_set_aside", "sync"])
 def test_the_intact_part_of_a_log_outlives_a_kill_while_it_is_restored(tmp_path, monkeypatch, call):
     """It is written elsewhere before the log is set aside."""
