@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from hdserve.databases.partition import Appended, Partition
-from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.seen_outputs import OriginLimit, OriginRanges
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError
 
@@ -102,6 +102,7 @@ class OutputLog:
         self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
+        self._origin_limit = OriginLimit()
         self._max_partitions = MIN_CLEARED_PARTITIONS
         self._calibrations: dict[str, int] = {}
         self._calibration_version = first_version
@@ -116,8 +117,9 @@ class OutputLog:
         partition = self._partitions.get(namespace)
         if partition is None:
             self._remove_empty()
-            partition = Partition(self._first_version, self._chunk_bytes)
+            partition = Partition(self._first_version, self._chunk_bytes, self._origin_limit)
             self._partitions[namespace] = partition
+            self._origin_limit.share(len(self._partitions))
         return partition
 
     def peek(self, namespace: str) -> Partition:

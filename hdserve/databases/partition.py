@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hdserve.databases.seen_outputs import OriginRanges, SeenOutputs
+from hdserve.databases.seen_outputs import OriginLimit, OriginRanges, SeenOutputs
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
 
 
@@ -39,6 +39,7 @@ class Partition:
     Args:
         first_version: where version numbers of new outputs begin.
         chunk_bytes: most bytes of one chunk.
+        limit: of the origins whose outputs are known by name.
 
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
@@ -47,13 +48,16 @@ class Partition:
         calibration: opaque state of the drafters, kept and handed on beside the outputs.
     """
 
-    def __init__(self, first_version: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, first_version: int, chunk_bytes: int, limit: OriginLimit | None = None
+    ) -> None:
         self.chunks: deque[tuple[int, Segment]] = deque()
         self.next_version = first_version
         self.num_bytes = 0
         self.num_outputs = 0
         self.flushed_version = 0
-        self.evicted = SeenOutputs()
+        self._limit = limit
+        self.evicted = SeenOutputs(limit=limit)
         self.calibration = b""
         self.calibration_version = 0
         self._chunk_bytes = chunk_bytes
@@ -61,8 +65,8 @@ class Partition:
         self._tail_version = first_version
         self._tail_bytes = 0
         self._end_version = 0
-        self._seen = SeenOutputs()
-        self._seen_since_flush = SeenOutputs()
+        self._seen = SeenOutputs(limit=limit)
+        self._seen_since_flush = SeenOutputs(limit=limit)
         """Empty where nothing was flushed: then it would hold what ``_seen`` does."""
 
     @property
@@ -111,7 +115,7 @@ class Partition:
 
     def restore_evicted(self, ranges: OriginRanges) -> None:
         """Know what was evicted before a restart, so that it never comes back as something new."""
-        self.evicted, self._seen = SeenOutputs(ranges), SeenOutputs(ranges)
+        self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
 
     def _add_seen(self, segment: Segment) -> Segment:
         """The outputs of ``segment`` that were not seen before."""
@@ -154,8 +158,8 @@ class Partition:
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
-        self.evicted = SeenOutputs()
-        self._seen_since_flush = SeenOutputs()
+        self.evicted = SeenOutputs(limit=self._limit)
+        self._seen_since_flush = SeenOutputs(limit=self._limit)
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
 

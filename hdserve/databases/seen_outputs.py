@@ -15,7 +15,14 @@ OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
 MAX_ORIGINS = 4096
-"""Beyond this the origin that was last met longest ago is forgotten: a replica that is gone."""
+"""Of a namespace.  Beyond this the origin that was last met longest ago is forgotten: a replica
+that is gone."""
+
+MAX_TOTAL_ORIGINS = 2**15
+"""Of all namespaces of a log together, about, half a kilobyte each."""
+
+MIN_ORIGINS = 64
+"""Of a namespace, however many there are."""
 
 MAX_INTERVALS = 1024
 """Beyond this the two lowest intervals are joined: old gaps count as seen."""
@@ -79,10 +86,31 @@ class SequenceRanges:
             del self._starts[1], self._stops[0]
 
 
+class OriginLimit:
+    """How many origins each of the namespaces of a log may know.
+
+    Attributes:
+        num_origins: the more namespaces there are the fewer.
+    """
+
+    def __init__(self) -> None:
+        self.num_origins = MAX_ORIGINS
+
+    def share(self, num_namespaces: int) -> None:
+        """So many namespaces are there now."""
+        share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
+        self.num_origins = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
+
+
 class SeenOutputs:
     """A growing set of output names; it makes every merge of segments a union."""
 
-    def __init__(self, ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None,
+        limit: OriginLimit | None = None,
+    ) -> None:
+        self._limit = limit or OriginLimit()
         self._origins = {
             origin: SequenceRanges(intervals) for origin, intervals in (ranges or {}).items()
         }
@@ -106,7 +134,7 @@ class SeenOutputs:
     def _ranges_of(self, origin: str) -> SequenceRanges:
         ranges = self._origins.pop(origin, None)
         if ranges is None:
-            if len(self._origins) >= MAX_ORIGINS:
+            while len(self._origins) >= self._limit.num_origins:
                 del self._origins[next(iter(self._origins))]
             ranges = SequenceRanges()
         self._origins[origin] = ranges
