@@ -375,6 +375,7 @@ class ModelDatabaseActor:
                 name: position.calibration_version for name, position in positions.items()
             },
             takes_one=not reply.num_bytes,
+            catch_up_bytes=poll.catch_up_bytes,
         )
         reply = replace(reply, changes={**changes, **reply.changes})
         return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))

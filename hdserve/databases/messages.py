@@ -157,6 +157,8 @@ class Poll:
         idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
         published: by namespace the numbers of the reader's own outputs that were acknowledged since
             its last poll: the first, and one more than the last.
+        catch_up_bytes: of the newest outputs of each namespace it wants where it begins; what is
+            older it would not keep.
     """
 
     reader: str
@@ -164,6 +166,7 @@ class Poll:
     positions: Mapping[str, Position] = field(default_factory=dict)
     idle: Mapping[str, int] = field(default_factory=dict)
     published: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    catch_up_bytes: int = 2**62
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -175,6 +178,7 @@ class Poll:
             },
             "idle": dict(self.idle),
             "published": {name: list(numbers) for name, numbers in self.published.items()},
+            "catch_up_bytes": self.catch_up_bytes,
         }
         return snapshot.encode(payload, kind="poll", key=key)
 
@@ -194,6 +198,7 @@ class Poll:
             positions={name: Position(*_integers(item, 3)) for name, item in positions.items()},
             idle=fields.cursors("idle"),
             published={name: checked_interval(item) for name, item in published.items()},
+            catch_up_bytes=fields.get("catch_up_bytes", int),
         )
 
 

@@ -154,6 +154,7 @@ class OutputLog:
         exclude_origin: str | None = None,
         calibration_versions: Mapping[str, int] | None = None,
         takes_one: bool = True,
+        catch_up_bytes: int | None = None,
     ) -> dict[str, Changes]:
         """What a reader has missed, for each namespace it names and where there is anything.
 
@@ -166,6 +167,7 @@ class OutputLog:
             exclude_origin: the reader itself.
             calibration_versions: what calibration the reader has.
             takes_one: give one output, or calibration, even if it is larger than that.
+            catch_up_bytes: of the newest outputs that a reader which begins with a namespace wants.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
@@ -178,8 +180,11 @@ class OutputLog:
             if room < CHANGE_BYTES + len(namespace) and not is_first:
                 change = Changes.waiting(cursor, known)
             else:
+                begin = cursor
+                if cursor <= 1 and catch_up_bytes is not None:
+                    begin = max(cursor, partition.begin_of_last(catch_up_bytes))
                 change = self._changes(
-                    partition, cursor, known, exclude_origin, room, is_first=is_first
+                    partition, cursor, begin, known, exclude_origin, room, is_first=is_first
                 )
             is_news = change.cursor != cursor or change.calibration_version != known
             if is_news or not change.is_complete:
@@ -203,6 +208,7 @@ class OutputLog:
         self,
         partition: Partition,
         cursor: int,
+        begin: int,
         known_calibration: int,
         origin: str | None,
         room: int,
@@ -220,7 +226,7 @@ class OutputLog:
             room -= len(calibration)
             is_first = is_first and not calibration
         is_flushed = partition.is_flushed_since(cursor)
-        segment, cursor, is_complete = partition.since(cursor, origin, room, takes_one=is_first)
+        segment, cursor, is_complete = partition.since(begin, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
     def set_calibration(self, namespace: str, blob: bytes) -> None:

@@ -190,6 +190,15 @@ class Partition:
         """Whether all those numbers of ``origin`` were ever appended."""
         return self._seen.numbers(origin).has_all(start, stop)
 
+    def begin_of_last(self, num_bytes: int) -> int:
+        """Where the newest outputs begin, about so many bytes of them: chunks are not divided; 0
+        where there are no more."""
+        for version, segment in reversed(self.segments()):
+            num_bytes -= segment.num_bytes
+            if num_bytes <= 0:
+                return version
+        return 0
+
     def since(
         self, cursor: int, exclude_origin: str | None, room: int, *, takes_one: bool
     ) -> tuple[Segment, int, bool]:

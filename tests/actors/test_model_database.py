@@ -14,7 +14,7 @@ from actors.model_database import ModelDatabaseActor, actor_name
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_files import database_directory
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
+from hdserve.databases.output_log import CHUNK_BYTES, MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
@@ -58,6 +58,23 @@ def test_a_long_log_comes_in_replies_that_stay_inline(config):
         actor.publish(message(first, 10, namespace="m"))
     reader = Reader(actor, "r", "n", "m")
     assert sorted(reader.read()) == sorted(list(range(len(lengths))) * 2)
+
+
+def test_a_reader_begins_with_what_is_newest(config):
+    """As much as it wants of it, and without missing what comes since, or a flush."""
+    actor = ModelDatabaseActor(KEY, config)
+    for number in range(400):
+        actor.publish(message(number, 1000))
+    reader = Reader(actor, "r", "n", catch_up_bytes=300_000)
+    found = reader.read()
+    assert found == list(range(found[0], 400))
+    assert 300_000 <= 4000 * len(found) < 300_000 + 2 * CHUNK_BYTES
+    actor.publish(message(400, 3))
+    assert reader.read() == [400]
+    actor.flush("n")
+    late = Reader(actor, "s", "n", catch_up_bytes=1)
+    late.positions = {"n": Position(cursor=1)}
+    assert late.poll().changes["n"].is_flushed
 
 
 def test_an_unfinished_reader_is_asked_to_come_back_soon(config):

@@ -49,7 +49,7 @@ class Replica:
         self.standings: list[Standing] = []
         self.delivered: list[str] = []
         self.subscription = Subscription(
-            self.link, KEY, name, self.queue, self.kept, lambda: list(self.used), self
+            self.link, KEY, name, self.queue, self.kept, lambda: list(self.used), self, 10**6
         )
         self.publisher = Publisher(
             self.link, KEY, name, self.queue, self.kept, self.subscription, 1.0
