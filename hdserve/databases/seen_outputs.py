@@ -18,8 +18,8 @@ MAX_ORIGINS = 4096
 """Of a namespace.  Beyond this the origin that was last met longest ago is forgotten: a replica
 that is gone."""
 
-MAX_TOTAL_ORIGINS = 2**15
-"""Of all namespaces of a log together, about, half a kilobyte each."""
+MAX_TOTAL_ORIGINS = 2**14
+"""Of all namespaces of a log together, about; a kilobyte each."""
 
 MIN_ORIGINS = 64
 """Of a namespace, however many there are."""
