@@ -40,6 +40,10 @@ NAMESPACE_IDLE_S = 3600.0
 MAX_FOLLOWED_NAMESPACES = 4096
 _RESTART_S = 1.0
 
+_CATCH_UP_SHARE = 8
+"""A replica's index takes 180 bytes a token, and text takes four: of the text that a namespace may
+have in the actor this part is several times what fits."""
+
 
 @dataclass(frozen=True, slots=True)
 class MirrorStats:
@@ -48,6 +52,8 @@ class MirrorStats:
     Attributes:
         num_published_outputs: acknowledged by the actor.
         num_dropped_outputs: lost because the queue was full or the actor refused them.
+        num_flushed_outputs: not shared, as they are from before a flush, or from before the first
+            word of an actor that ever had one.
         num_received_outputs: delivered to the replica, of all models followed.
         num_refilled_outputs: given back to an actor that had lost them.
         num_failures: calls of an actor that failed.
@@ -61,6 +67,7 @@ class MirrorStats:
 
     num_published_outputs: int
     num_dropped_outputs: int
+    num_flushed_outputs: int
     num_received_outputs: int
     num_refilled_outputs: int
     num_failures: int
@@ -113,9 +120,8 @@ class Mirror:
 
         link = ActorLink(resolve, f"the model database of {key.model}")
         kept = OutputLog(config.refill_bytes, config.refill_bytes)
-        own = Subscription(
-            link, key, self.replica_id, self._queue, kept, self._used_namespaces, receiver
-        )
+        self._catch_up_bytes = max(config.refill_bytes, config.max_bytes // _CATCH_UP_SHARE)
+        own = self._subscription(link, key, self._queue, kept, receiver)
         self._subscriptions = [own]
         self._publisher = Publisher(
             link, key, self.replica_id, self._queue, kept, own, config.publish_interval_s
@@ -171,7 +177,8 @@ class Mirror:
                 self._wake(subscription.is_due)
 
     def wait_until_current(self, timeout_s: float) -> bool:
-        """Wait until all the actor has now of the namespaces in use is delivered.
+        """Wait until what the actor has now of the namespaces in use, as much as is of use here, is
+        delivered.
 
         A new replica calls it to draft from the cluster's text with its first request.
         """
@@ -197,6 +204,7 @@ class Mirror:
         return MirrorStats(
             num_published_outputs=self._publisher.num_outputs,
             num_dropped_outputs=self._queue.num_dropped + self._publisher.num_refused,
+            num_flushed_outputs=self._queue.num_forgotten + self._publisher.num_flushed,
             num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
             num_refilled_outputs=own.num_refilled_outputs,
             num_failures=sum(link.num_failures for link in links) + self._num_crashes,
@@ -214,8 +222,25 @@ class Mirror:
             f"the model database of {key.model}",
         )
         queue, kept = OutputQueue(max_bytes=0), OutputLog(max_bytes=0, max_total_bytes=0)
+        return self._subscription(link, key, queue, kept, receiver)
+
+    def _subscription(
+        self,
+        link: ActorLink,
+        key: DatabaseKey,
+        queue: OutputQueue,
+        kept: OutputLog,
+        receiver: Receiver,
+    ) -> Subscription:
         return Subscription(
-            link, key, self.replica_id, queue, kept, self._used_namespaces, receiver
+            link,
+            key,
+            self.replica_id,
+            queue,
+            kept,
+            self._used_namespaces,
+            receiver,
+            self._catch_up_bytes,
         )
 
     def _used_namespaces(self) -> list[str]:

@@ -12,7 +12,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -35,7 +37,9 @@ from hdserve.databases.messages import (
 from hdserve.databases.output_files import database_directory, left_by_other_versions
 from hdserve.databases.output_log import MergeCalibration, OutputLog
 from hdserve.databases.output_store import OutputStore
+from hdserve.databases.partition import Partition
 from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
@@ -55,6 +59,9 @@ _ROOM = MAX_REPLY_BYTES - 2**10
 _MIN_REPLY_ROOM = 2**12
 
 _READER_TIMEOUT_S = 60.0
+
+_MAX_LAST_CALIBRATIONS = 2**14
+"""Of replicas and namespaces, of which is known what came last."""
 
 _MAX_SLEEP_S = 86400.0
 """Python refuses to sleep for centuries."""
@@ -82,29 +89,24 @@ class ModelDatabaseActor:
         self._refills = Refills()
         self._readers: dict[str, float] = {}
         self._num_refused_calibrations = 0
-        self._store = self._open_store()
-        self._is_unwritten = config.snapshot_dir is not None and not (
-            self._store and self._store.is_writable
-        )
-        self._epoch = self._store.epoch if self._store else uuid4().hex
-        self._log = OutputLog(
-            config.max_bytes,
-            config.max_total_bytes,
-            first_version=self._store.first_version if self._store else 1,
-            merge_calibration=merge_calibration,
-        )
-        self._restore()
-        self._restored_ends = {
-            name: self._log.partition(name).end_version for name in self._log.namespaces()
-        }
-        if self._store:
+        self._last_calibrations: dict[tuple[str, str], int] = {}
+        self._merge_calibration = merge_calibration
+        self._store: OutputStore | None = None
+        self._open_failure = ""
+        self._is_unwritten = config.snapshot_dir is not None
+        self._epoch = uuid4().hex
+        self._log = self._new_log(first_version=1)
+        self._restored_ends: dict[str, int] = {}
+        if config.snapshot_dir is not None:
+            self._open_store(config.snapshot_dir)
             threading.Thread(target=self._sync_forever, daemon=True).start()
 
     def publish(self, message: bytes) -> int:
         """Add finished outputs and calibration; return how many outputs were new.
 
-        Sending a message again changes nothing.  Calibration that cannot be used is counted, and
-        left out; so is, uncounted, what was finished or learned before the namespace was flushed.
+        Sending the last message again changes nothing.  Calibration that cannot be used is counted,
+        and left out; so is, uncounted, what was finished or learned before the namespace was
+        flushed.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
@@ -112,7 +114,7 @@ class ModelDatabaseActor:
         received = Publish.decode(message, self._key.fingerprint, self._key.model)
         with self._lock:
             received = self._without_flushed(received)
-            num_new = self._append(received)
+            num_new = self._append(received.outputs)
             now_s = time.monotonic()
             for namespace in received.outputs:
                 self._refills.extend(namespace, now_s)
@@ -120,7 +122,8 @@ class ModelDatabaseActor:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():
                 standing = received.standings.get(namespace, Standing())
-                if not self._was_flushed_since(namespace, standing):
+                is_new = self._is_new(received.sender, namespace, calibration)
+                if is_new and not self._was_flushed_since(namespace, standing):
                     self._take_calibration(namespace, calibration)
         return num_new
 
@@ -163,6 +166,8 @@ class ModelDatabaseActor:
             self._refills.forget(namespace)
             if self._store:
                 self._store.flush(namespace, self._log)
+            elif self._open_failure:
+                raise DatabaseError(self._open_failure)
 
     def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
         """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
@@ -191,6 +196,8 @@ class ModelDatabaseActor:
     def snapshot_now(self) -> bool:
         """Bring everything to the disk; ``False`` if it could not be, or there is none."""
         with self._sync_lock:
+            if self._store is None and self._config.snapshot_dir is not None:
+                self._open_store(self._config.snapshot_dir)
             if self._store is None:
                 return False
             is_complete = self._store.sync(self._log, self._lock)
@@ -233,26 +240,66 @@ class ModelDatabaseActor:
                 self._store.sync(self._log)
                 self._store.close()
 
-    def _open_store(self) -> OutputStore | None:
-        if self._config.snapshot_dir is None:
-            return None
-        directory = database_directory(self._config.snapshot_dir, self._key)
-        for other, what_to_do in left_by_other_versions(self._config.snapshot_dir).items():
+    def _new_log(self, first_version: int) -> OutputLog:
+        return OutputLog(
+            self._config.max_bytes,
+            self._config.max_total_bytes,
+            first_version=first_version,
+            merge_calibration=self._merge_calibration,
+        )
+
+    def _open_store(self, root: Path) -> None:
+        """Go on from what is on the disk, with what came before it could be read after that; then
+        readers begin anew, as after a restart.
+
+        While it cannot be read the database is in memory alone.
+        """
+        try:
+            store, log = self._restored(root)
+        except (DatabaseError, OSError) as error:
+            if str(error) != self._open_failure:
+                logger.error("nothing is kept on disk until it can be read: %s", error)
+            self._open_failure = str(error)
+            return
+        with self._lock:
+            earlier, self._log = self._log, log
+            self._store, self._epoch, self._open_failure = store, store.epoch, ""
+            self._is_unwritten = not store.is_writable
+            self._restored_ends = {
+                name: log.partition(name).end_version for name in log.namespaces()
+            }
+            for name in earlier.namespaces():
+                self._take_earlier(name, earlier.partition(name), store)
+
+    def _restored(self, root: Path) -> tuple[OutputStore, OutputLog]:
+        """
+        Raises:
+            DatabaseError: the disk cannot be read.
+            OSError: the same.
+        """
+        directory = database_directory(root, self._key)
+        others = left_by_other_versions(root)
+        store = OutputStore(directory, self._key)
+        log = self._new_log(store.first_version)
+        try:
+            store.restore(log)
+        except DatabaseError:
+            store.close()
+            raise
+        for other, what_to_do in others.items():
             if other.name == directory.name:
                 logger.warning("%s is left as it is: %s", other, what_to_do)
-        try:
-            return OutputStore(directory, self._key)
-        except DatabaseError as error:
-            logger.error("nothing is kept on disk: %s", error)
-            return None
+        return store, log
 
-    def _restore(self) -> None:
-        if not self._store:
-            return
-        try:
-            self._store.restore(self._log)
-        except OSError as error:
-            logger.error("%s cannot be read: %s", self._store.directory, error)
+    def _take_earlier(self, namespace: str, earlier: Partition, store: OutputStore) -> None:
+        """Take what came of ``namespace`` while the disk could not be read."""
+        if earlier.flushed_version:
+            self._log.flush(namespace)
+            store.flush_later(namespace)
+        for _, segment in earlier.segments():
+            self._append({namespace: segment})
+        if earlier.calibration:
+            self._take_calibration(namespace, earlier.calibration)
 
     def _without_flushed(self, received: Publish) -> Publish:
         """Without what its sender had before a flush of which it has not heard."""
@@ -275,14 +322,22 @@ class ModelDatabaseActor:
             return False
         return self._is_unknown_epoch(standing.epoch) or standing.cursor < flushed_version
 
-    def _append(self, received: Publish) -> int:
+    def _append(self, outputs: Mapping[str, Segment]) -> int:
         num_new = 0
-        for namespace, segment in received.outputs.items():
+        for namespace, segment in outputs.items():
             for appended in self._log.append(namespace, segment):
                 num_new += len(appended.segment)
                 if self._store:
                     self._store.append(namespace, appended)
         return num_new
+
+    def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:
+        """Whether it is not that of a message that is sent again: merged twice it counts twice."""
+        last = self._last_calibrations.pop((sender, namespace), None)
+        self._last_calibrations[sender, namespace] = hash(calibration)
+        if len(self._last_calibrations) > _MAX_LAST_CALIBRATIONS:
+            del self._last_calibrations[next(iter(self._last_calibrations))]
+        return last != hash(calibration)
 
     def _take_calibration(self, namespace: str, calibration: bytes) -> None:
         try:
@@ -320,6 +375,7 @@ class ModelDatabaseActor:
                 name: position.calibration_version for name, position in positions.items()
             },
             takes_one=not reply.num_bytes,
+            catch_up_bytes=poll.catch_up_bytes,
         )
         reply = replace(reply, changes={**changes, **reply.changes})
         return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))

@@ -31,11 +31,13 @@ class OutputQueue:
     Attributes:
         num_bytes: what is queued.
         num_dropped: outputs that were dropped, or were no token ids.
+        num_forgotten: outputs that a flush took.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
         self.num_dropped = 0
+        self.num_forgotten = 0
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._outputs: deque[tuple[str, TokenIds]] = deque()
@@ -63,7 +65,9 @@ class OutputQueue:
         """Drop what is queued of ``namespace``; whether anything ever was since the last time."""
         with self._lock:
             self._calibrations.pop(namespace, None)
+            num_before = len(self._outputs)
             self._outputs = deque(item for item in self._outputs if item[0] != namespace)
+            self.num_forgotten += num_before - len(self._outputs)
             self.num_bytes = sum(_cost(token_ids) for _, token_ids in self._outputs)
             was_used = namespace in self._namespaces
             self._namespaces.discard(namespace)

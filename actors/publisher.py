@@ -36,6 +36,9 @@ class Publisher:
 
     Attributes:
         is_due: set when there is enough for a message.
+        num_outputs: that were acknowledged.
+        num_refused: of messages that the actor does not understand.
+        num_flushed: that the actor left out, as far as it is known: not of what was sent again.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Publisher:
         self.is_due = asyncio.Event()
         self.num_outputs = 0
         self.num_refused = 0
+        self.num_flushed = 0
         self._link = link
         self._key = key
         self._origin = origin
@@ -78,17 +82,20 @@ class Publisher:
     async def publish_all(self) -> bool:
         """Send all that is queued; ``False`` if the actor cannot be reached now."""
         while True:
+            is_sent_again = self._unsent is not None
             message = self._unsent = self._unsent_now() or self._next_message()
             if message is None:
                 return True
             try:
-                await self._link.call("publish", message.encode(self._key))
+                num_new = await self._link.call("publish", message.encode(self._key))
             except ActorUnreachable:
                 return False
             except DatabaseError:
                 self.num_refused += message.num_outputs
             else:
-                self.num_outputs += message.num_outputs
+                num_taken = message.num_outputs if is_sent_again else num_new
+                self.num_outputs += num_taken
+                self.num_flushed += message.num_outputs - num_taken
                 self._subscription.was_published(message)
             self._unsent = None
 

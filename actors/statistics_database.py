@@ -49,6 +49,7 @@ _CHOICE_TIMEOUT_S = 10.0
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
 _ORDER_MARK = "."
+_PARTIAL_SUFFIX = ".partial"
 
 
 class Choice(NamedTuple):
@@ -82,6 +83,9 @@ class StatisticsDatabaseActor:
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
         self._choices: dict[str, Choice] = {}
+        self._chosen_here: set[str] = set()
+        """Models whose last choice this run of the actor was told of: no reminder is of a later
+        one, whatever the clock said when it was made."""
 
     def register(self, fingerprint: str, directory: str) -> Corpus:
         """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
@@ -136,6 +140,7 @@ class StatisticsDatabaseActor:
     def choose(self, model: str, choice: Choice) -> None:
         """The administrator wants the replicas of ``model`` to draft from this."""
         self._choices[model] = choice.after(self._choices.get(model))
+        self._chosen_here.add(model)
 
     def choice(self, model: str, reminder: Choice | None = None) -> Choice | None:
         """What was chosen for ``model``, if anything was.
@@ -146,7 +151,8 @@ class StatisticsDatabaseActor:
         """
         kept = self._choices.get(model)
         if reminder is not None and (kept is None or reminder.order > kept.order):
-            self._choices[model] = kept = reminder
+            is_earlier = model in self._chosen_here
+            self._choices[model] = kept = kept.after(reminder) if kept and is_earlier else reminder
         return kept
 
     def _forget(self, corpus_id: str) -> None:
@@ -200,6 +206,15 @@ def current_choice(model: str, reminder: Choice | None) -> Choice | None:
     return found
 
 
+def offer(fingerprint: str, directory: Path) -> None:
+    """Register a corpus of this node again, as an actor that was restarted has forgotten it.
+
+    Raises:
+        DatabaseError: the actor is out of reach, or its node has no such database.
+    """
+    _ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
+
+
 def ensure_local(
     fingerprint: str,
     cache_dir: Path,
@@ -213,7 +228,8 @@ def ensure_local(
     A corpus that this node has where the actor has it (image, wheel, volume) is used there.
     Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
     replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
-    with an error in the log.
+    with an error in the log.  While the actor knows of none, as after its restart, what was fetched
+    before is used.
 
     Args:
         directories: corpora of this node, to be registered first; each is used even if the
@@ -251,7 +267,11 @@ def _ensure_local(
         except DatabaseError as error:
             logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
-    _drop_outdated(fingerprint, cache_dir, found)
+    _drop_partial(cache_dir)
+    if found:
+        _drop_outdated(fingerprint, cache_dir, found)
+    else:
+        found = _copies(fingerprint, cache_dir)
     if own:
         return [_local(actor, corpus, cache_dir, is_always_copied) for corpus in own]
     for corpus in sorted(found.values(), key=_num_bytes, reverse=True):
@@ -270,10 +290,31 @@ def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -
     """Delete the copies of a tokenizer's corpora that are offered no longer, but for those that
     are being fetched; a process that has mapped one keeps it."""
     for directory in cache_dir.glob("[!.]*/"):
-        if directory.name in current or _tokenizer_of(directory) != fingerprint:
-            continue
-        with suppress(OSError), FileLock(cache_dir / f"{directory.name}.lock", timeout=0):
-            shutil.rmtree(directory, ignore_errors=True)
+        if directory.name not in current and _tokenizer_of(directory) == fingerprint:
+            _delete_unless_fetched(directory, directory.name)
+
+
+def _drop_partial(cache_dir: Path) -> None:
+    """Delete what is left of copies whose process was killed."""
+    for directory in cache_dir.glob(f".*{_PARTIAL_SUFFIX}/"):
+        _delete_unless_fetched(directory, directory.name[1 : -len(_PARTIAL_SUFFIX)])
+
+
+def _delete_unless_fetched(directory: Path, corpus_id: str) -> None:
+    """Delete ``directory`` unless a process is fetching the corpus."""
+    with suppress(OSError), FileLock(directory.parent / f"{corpus_id}.lock", timeout=0):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
+    """The corpora of a tokenizer that were fetched before, where their copies are."""
+    found = {}
+    for directory in cache_dir.glob("[!.]*/"):
+        with suppress(DatabaseError):
+            corpus = describe(fingerprint, directory)
+            if corpus.corpus_id == directory.name:
+                found[corpus.corpus_id] = corpus
+    return found
 
 
 def _tokenizer_of(directory: Path) -> object:
@@ -315,7 +356,7 @@ def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
 
 def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
     checksums = _call(actor, "checksums", corpus.corpus_id, timeout_s=FILES_TIMEOUT_S)
-    partial = target.with_name(f".{target.name}.partial")
+    partial = target.with_name(f".{target.name}{_PARTIAL_SUFFIX}")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
     try:

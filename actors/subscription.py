@@ -54,6 +54,7 @@ class Subscription:
         kept: outputs that were published or delivered; what is new is decided here, and what
             the actor has lost is given back from here.
         namespaces: gives those to follow; of others that are held here only flushes are heard.
+        catch_up_bytes: of the newest outputs to begin with.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Subscription:
         kept: OutputLog,
         namespaces: Callable[[], list[str]],
         receiver: Receiver,
+        catch_up_bytes: int,
     ) -> None:
         self.key = key
         self.link = link
@@ -79,6 +81,7 @@ class Subscription:
         self._kept = kept
         self._namespaces = namespaces
         self._receiver = receiver
+        self._catch_up_bytes = catch_up_bytes
         self._epoch = ""
         self._positions: dict[str, Position] = {}
         self._uncovered: dict[str, tuple[int, int]] = {}
@@ -117,7 +120,7 @@ class Subscription:
         positions = {name: self._position(name) for name in names}
         idle = self._next_idle(positions)
         published = {name: self._uncovered[name] for name in names if name in self._uncovered}
-        poll = Poll(self._reader, self._epoch, positions, idle, published)
+        poll = Poll(self._reader, self._epoch, positions, idle, published, self._catch_up_bytes)
         data = await self.link.call("changes_since", poll.encode(self.key))
         reply = Reply.decode(data, self.key)
         for name, (_, stop) in published.items():

@@ -144,6 +144,7 @@ class ReplicaMetrics:
             ("published", stats.num_published_outputs),
             ("received", stats.num_received_outputs),
             ("dropped", stats.num_dropped_outputs),
+            ("flushed", stats.num_flushed_outputs),
             ("refilled", stats.num_refilled_outputs),
         ):
             yield Sample("hdserve_mirror_outputs", count, (direction,))

@@ -3,16 +3,19 @@ that the administrator chose while it ran."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from actors.statistics_database import Choice, current_choice, ensure_local
+from actors.statistics_database import Choice, current_choice, ensure_local, offer
 from deployments.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
+_OFFER_INTERVAL_S = 60.0
+_MAX_RETRY_S = 600.0
 
 
 def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | None:
@@ -69,14 +74,16 @@ class ChosenStatistics:
 
     The first is drafted from at once and given up if it turns out to be damaged.  One that is
     chosen is opened and read here, all of it, so that it is right and in memory when the engine's
-    thread takes it over between two steps; one that cannot be used is logged, and what was there is
-    drafted from.
+    thread takes it over between two steps; one that cannot be used is logged and tried again, as a
+    volume may be late, and meanwhile what was there is drafted from.
+
+    The first one is also offered to the cluster again and again, where it is this node's own.
 
     Args:
         root: where databases may be chosen; ``None`` follows nothing.
 
     Attributes:
-        num_unusable: databases that were given up, or chosen and not taken.
+        num_unusable: databases that were given up, or chosen and not taken at once.
         num_failures: times the choices could not be asked for.
     """
 
@@ -87,6 +94,9 @@ class ChosenStatistics:
         self._fingerprint = host.tokenizer.fingerprint
         self._key = choice_key(host.config, self._fingerprint)
         self._tried: Choice | None = None
+        self._own = host.statistics.directory if host.statistics else None
+        self._retry_s = 0.0
+        self._retry_at_s = math.inf
         self.num_unusable = 0
         self.num_failures = 0
         self._has_failed = False
@@ -121,9 +131,14 @@ class ChosenStatistics:
 
     def _run(self) -> None:
         self._check_first()
-        while self._root is not None and not self._is_closed.wait(_POLL_INTERVAL_S):
+        offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
+        while not self._is_closed.wait(_POLL_INTERVAL_S):
             try:
-                self._follow()
+                if time.monotonic() >= offer_at_s:
+                    offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
+                    self._offer()
+                if self._root is not None:
+                    self._follow()
                 self._has_failed = False
             except Exception as error:  # drafting goes on from the database there is
                 self.num_failures += 1
@@ -149,17 +164,28 @@ class ChosenStatistics:
             _discard_copy(database.directory)
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
+    def _offer(self) -> None:
+        """Have other nodes find what this node has, whatever became of the actor since."""
+        if self._own is not None and self._own.parent != _cache_directory():
+            with contextlib.suppress(DatabaseError):  # as where the actor's node lacks it
+                offer(self._fingerprint, self._own)
+
     def _follow(self) -> None:
         choice = current_choice(self._key, self._tried)
-        if choice is None or choice == self._tried:
+        is_new = choice != self._tried
+        if choice is None or (not is_new and time.monotonic() < self._retry_at_s):
             return
         self._tried = choice
+        self._retry_s = _POLL_INTERVAL_S if is_new else min(2 * self._retry_s, _MAX_RETRY_S)
+        self._retry_at_s = time.monotonic() + self._retry_s
         try:
             database = self.open(choice.directory)
         except InvalidRequest as error:
-            self.num_unusable += 1
-            logger.error("the chosen statistics database %s", error.message)
+            if is_new:
+                self.num_unusable += 1
+                logger.error("the chosen statistics database %s", error.message)
             return
+        self._retry_at_s = math.inf
         self._engine.call(lambda engine: self._host.use_statistics(engine, database))
         logger.info("drafting from the statistics database %s", database.directory)
 

@@ -57,7 +57,7 @@ class AppendLog:
         """Write one record.
 
         Raises:
-            OSError: the disk is full or not writable; the file is as before.
+            OSError: the disk is full or not writable; the file is as before, or not there.
         """
         record = pack_record(body)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -67,6 +67,8 @@ class AppendLog:
                 _write_all(descriptor, record)
             except OSError:
                 os.ftruncate(descriptor, size)
+                if not size:
+                    self.path.unlink(missing_ok=True)
                 raise
         finally:
             os.close(descriptor)
@@ -169,6 +171,7 @@ def _bodies(file: IO[bytes]) -> Iterator[bytes | None]:
         length, checksum = _unpack_frame(frame, 0, at=position)
         body = file.read(length)
         if len(body) < length:
+            _check_length(body, checksum, at=position)
             yield None
             return
         yield _checked(body, checksum, at=position)
@@ -187,6 +190,19 @@ def _checked(body: bytes, checksum: int, at: int) -> bytes:
     if zlib.crc32(body) != checksum:
         raise _CorruptRecord(f"corrupt at byte {at}: the checksum is wrong")
     return body
+
+
+def _check_length(rest: bytes, checksum: int, at: int) -> None:
+    """Tell a length that was damaged from a record that was cut off at the end of the file.
+
+    Raises:
+        _CorruptRecord: the body is there, and shorter than its record says.
+    """
+    found = 0
+    for index in range(len(rest)):
+        found = zlib.crc32(rest[index : index + 1], found)
+        if found == checksum:
+            raise _CorruptRecord(f"corrupt at byte {at}: the length is wrong")
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from hdserve.databases import snapshot
 from hdserve.databases.output_log import Changes
-from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.seen_outputs import OriginRanges, checked_interval, checked_ranges
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
@@ -157,6 +157,8 @@ class Poll:
         idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
         published: by namespace the numbers of the reader's own outputs that were acknowledged since
             its last poll: the first, and one more than the last.
+        catch_up_bytes: of the newest outputs of each namespace it wants where it begins; what is
+            older it would not keep.
     """
 
     reader: str
@@ -164,6 +166,7 @@ class Poll:
     positions: Mapping[str, Position] = field(default_factory=dict)
     idle: Mapping[str, int] = field(default_factory=dict)
     published: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    catch_up_bytes: int = 2**62
 
     def encode(self, key: DatabaseKey) -> bytes:
         payload = {
@@ -175,6 +178,7 @@ class Poll:
             },
             "idle": dict(self.idle),
             "published": {name: list(numbers) for name, numbers in self.published.items()},
+            "catch_up_bytes": self.catch_up_bytes,
         }
         return snapshot.encode(payload, kind="poll", key=key)
 
@@ -193,7 +197,8 @@ class Poll:
             epoch=fields.get("epoch", str),
             positions={name: Position(*_integers(item, 3)) for name, item in positions.items()},
             idle=fields.cursors("idle"),
-            published={name: _interval(item) for name, item in published.items()},
+            published={name: checked_interval(item) for name, item in published.items()},
+            catch_up_bytes=fields.get("catch_up_bytes", int),
         )
 
 
@@ -262,7 +267,7 @@ class Reply:
                 name: _unpack_changes(item)
                 for name, item in fields.mapping("changes", dict).items()
             },
-            refill={name: _origin_ranges(item) for name, item in refill.items()},
+            refill={name: checked_ranges(item) for name, item in refill.items()},
             is_unwritten=fields.get("is_unwritten", bool),
         )
 
@@ -319,20 +324,6 @@ def _standing(wire: list[Any]) -> Standing:
     if len(wire) != 2 or type(wire[0]) is not str:
         raise SnapshotError("corrupt: a standing is none")
     return Standing(wire[0], *_integers(wire[1:], 1))
-
-
-def _origin_ranges(wire: dict[Any, Any]) -> OriginRanges:
-    _check_types("refill", wire, str)
-    _check_types("refill", wire.values(), list)
-    ranges = {}
-    for origin, intervals in wire.items():
-        ranges[origin] = [_interval(interval) for interval in intervals]
-    return ranges
-
-
-def _interval(wire: Any) -> tuple[int, int]:
-    start, stop = _integers(wire, 2)
-    return start, stop
 
 
 def _pack_changes(change: Changes) -> dict[str, Any]:

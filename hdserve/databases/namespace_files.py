@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog
-from hdserve.databases.output_files import encode_chunk, encode_state, versioned_files
+from hdserve.databases.output_files import (
+    NamespaceState,
+    encode_chunk,
+    encode_state,
+    versioned_files,
+)
 from hdserve.databases.partition import Partition
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -32,6 +38,10 @@ class NamespaceFiles:
     is_flush_due: bool = False
     is_entered: bool = False
 
+    @property
+    def state_path(self) -> Path:
+        return self.directory / "state"
+
     def log_path(self, version: int) -> Path:
         return self.directory / f"{version:016x}.log"
 
@@ -52,15 +62,19 @@ class NamespaceFiles:
             partition.seal()
         segments = dict(partition.segments())
         ended = (self.logs | self.unsaved) - {partition.tail_version}
+        is_state_due = not self.is_state_saved or bool((self.chunks | ended) - segments.keys())
+        state = NamespaceState(
+            partition.flushed_version, partition.calibration, partition.evicted.ranges()
+        )
         work = SyncWork(
             files=self,
             chunks={version: segments[version] for version in sorted(ended & segments.keys())},
             ended_logs=ended,
             evicted_chunks=self.chunks - segments.keys(),
             open_logs=self.logs - ended,
-            flushed_version=partition.flushed_version,
-            calibration=partition.calibration,
-            is_state_written=not self.is_state_saved,
+            state=state,
+            is_state_due=is_state_due,
+            is_forgotten=partition.is_forgettable,
             is_flushed=self.is_flush_due,
         )
         self.is_synced = self.is_state_saved = True
@@ -81,35 +95,33 @@ class SyncWork:
     ended_logs: set[int]
     evicted_chunks: set[int]
     open_logs: set[int]
-    flushed_version: int
-    calibration: bytes
-    is_state_written: bool
+    state: NamespaceState
+    is_state_due: bool
+    is_forgotten: bool
     is_flushed: bool
     unsynced: set[int] = field(default_factory=set)
     """Logs that could not be synced: what they hold may be lost though the next sync succeeds."""
 
     def write(self, namespace: str, key: DatabaseKey) -> None:
-        """Bring it to the disk itself; the state first, so that files which a crash leaves behind
-        after a flush are not read again.
+        """Bring it to the disk itself.
+
+        What is no longer wanted goes first, so that a full disk has room again, and so that nothing
+        that was flushed is left once the state says that it was.
 
         Raises:
-            OSError: some of it could not be written; call ``undo``.
+            OSError: some of it could not be written or deleted; call ``undo``.
         """
         files = self.files
-        if self.is_state_written:
+        failure = self._delete_unwanted()
+        if self.is_state_due and not self.is_forgotten:
             files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            state = encode_state(namespace, self.flushed_version, self.calibration, key)
-            snapshot.write_file(files.directory / "state", state)
-        if self.is_flushed:
-            self._delete_flushed()
+            state = encode_state(namespace, self.state, key)
+            snapshot.write_file(files.state_path, state)
         for version, segment in self.chunks.items():
             files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             data = encode_chunk(namespace, segment, key)
             snapshot.write_file(files.chunk_path(version), data)
-        for version in self.ended_logs:
             files.log_path(version).unlink(missing_ok=True)
-        for version in self.evicted_chunks:
-            files.chunk_path(version).unlink(missing_ok=True)
         for version in self.open_logs:
             self._sync_log(version)
         if files.directory.exists():
@@ -117,6 +129,8 @@ class SyncWork:
             if not files.is_entered:
                 snapshot.sync_directory(files.directory.parent)
                 files.is_entered = True
+        if failure:
+            raise failure
 
     def finish(self) -> None:
         """It is written."""
@@ -132,7 +146,7 @@ class SyncWork:
         files.chunks |= self.chunks.keys()
         files.unsaved |= self.unsynced
         files.is_synced = False
-        files.is_state_saved = files.is_state_saved and not self.is_state_written
+        files.is_state_saved = files.is_state_saved and not self.is_state_due
         files.is_flush_due = files.is_flush_due or self.is_flushed
 
     def _sync_log(self, version: int) -> None:
@@ -142,12 +156,29 @@ class SyncWork:
             self.unsynced.add(version)
             raise
 
-    def _delete_flushed(self) -> None:
-        """Delete what stands before the flushed version, and what was set aside."""
-        paths = [path for path in self.files.directory.iterdir() if path.name != "state"]
-        newer = {
-            path for path, version in versioned_files(paths) if version >= self.flushed_version
-        }
-        for path in paths:
-            if path not in newer:
+    def _delete_unwanted(self) -> OSError | None:
+        """Delete what the log in memory no longer has; the error of what could not be deleted."""
+        failure = None
+        for path in [*self._evicted(), *(self._flushed() if self.is_flushed else ())]:
+            try:
                 path.unlink(missing_ok=True)
+            except OSError as error:
+                failure = error
+        return failure
+
+    def _evicted(self) -> Iterator[Path]:
+        yield from map(self.files.chunk_path, self.evicted_chunks)
+        yield from map(self.files.log_path, self.ended_logs - self.chunks.keys())
+        if self.is_state_due and self.is_forgotten:
+            yield self.files.state_path
+
+    def _flushed(self) -> Iterator[Path]:
+        """What stands before the flushed version, and what was set aside."""
+        directory = self.files.directory
+        paths = list(directory.iterdir()) if directory.exists() else []
+        newer = {
+            path
+            for path, version in versioned_files(paths)
+            if version >= self.state.flushed_version
+        }
+        return (path for path in paths if path not in {*newer, self.files.state_path})

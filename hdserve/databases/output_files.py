@@ -13,6 +13,7 @@ from typing import Any
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import read_records
+from hdserve.databases.seen_outputs import OriginRanges, checked_ranges
 from hdserve.databases.segment import Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
@@ -124,29 +125,41 @@ def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
     return RestoredFile(_checked_namespace(head, path), concatenate(segments), flaw)
 
 
-def encode_state(
-    namespace: str, flushed_version: int, calibration: bytes, key: DatabaseKey
-) -> bytes:
-    state = {
+@dataclass(frozen=True, slots=True)
+class NamespaceState:
+    """What is kept of a namespace beside its outputs; see :class:`Partition`."""
+
+    flushed_version: int
+    calibration: bytes
+    evicted: OriginRanges
+
+
+def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> bytes:
+    payload = {
         "namespace": namespace,
-        "flushed_version": flushed_version,
-        "calibration": calibration,
+        "flushed_version": state.flushed_version,
+        "calibration": state.calibration,
+        "evicted": state.evicted,
     }
-    return snapshot.encode(state, kind="state", key=key)
+    return snapshot.encode(payload, kind="state", key=key)
 
 
-def read_state(path: Path, key: DatabaseKey) -> tuple[str, int, bytes]:
-    """Namespace, flushed version and calibration.
+def read_state(path: Path, key: DatabaseKey) -> tuple[str, NamespaceState]:
+    """A namespace, and what is kept of it.
 
     Raises:
         SnapshotError: the file cannot be used.
     """
-    state = snapshot.read_file(path, kind="state", key=key)
-    namespace = _checked_namespace(state, path)
-    flushed_version, calibration = state.get("flushed_version"), state.get("calibration")
+    payload = snapshot.read_file(path, kind="state", key=key)
+    namespace = _checked_namespace(payload, path)
+    flushed_version, calibration = payload.get("flushed_version"), payload.get("calibration")
     if not isinstance(flushed_version, int) or not isinstance(calibration, bytes):
         raise SnapshotError(f"{path}: corrupt: a field is missing")
-    return namespace, flushed_version, calibration
+    try:
+        evicted = checked_ranges(payload.get("evicted"))
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error.message}") from error
+    return namespace, NamespaceState(flushed_version, calibration, evicted)
 
 
 def _checked_namespace(head: Any, path: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from hdserve.databases.partition import Appended, Partition
-from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.seen_outputs import OriginLimit, OriginRanges
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError
 
@@ -102,6 +102,7 @@ class OutputLog:
         self._chunk_bytes = min(chunk_bytes, max(max_bytes // 4, MIN_CHUNK_BYTES))
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
+        self._origin_limit = OriginLimit()
         self._max_partitions = MIN_CLEARED_PARTITIONS
         self._calibrations: dict[str, int] = {}
         self._calibration_version = first_version
@@ -116,8 +117,9 @@ class OutputLog:
         partition = self._partitions.get(namespace)
         if partition is None:
             self._remove_empty()
-            partition = Partition(self._first_version, self._chunk_bytes)
+            partition = Partition(self._first_version, self._chunk_bytes, self._origin_limit)
             self._partitions[namespace] = partition
+            self._origin_limit.share(len(self._partitions))
         return partition
 
     def peek(self, namespace: str) -> Partition:
@@ -152,6 +154,7 @@ class OutputLog:
         exclude_origin: str | None = None,
         calibration_versions: Mapping[str, int] | None = None,
         takes_one: bool = True,
+        catch_up_bytes: int | None = None,
     ) -> dict[str, Changes]:
         """What a reader has missed, for each namespace it names and where there is anything.
 
@@ -164,6 +167,7 @@ class OutputLog:
             exclude_origin: the reader itself.
             calibration_versions: what calibration the reader has.
             takes_one: give one output, or calibration, even if it is larger than that.
+            catch_up_bytes: of the newest outputs that a reader which begins with a namespace wants.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
@@ -176,8 +180,11 @@ class OutputLog:
             if room < CHANGE_BYTES + len(namespace) and not is_first:
                 change = Changes.waiting(cursor, known)
             else:
+                begin = cursor
+                if cursor <= 1 and catch_up_bytes is not None:
+                    begin = max(cursor, partition.begin_of_last(catch_up_bytes))
                 change = self._changes(
-                    partition, cursor, known, exclude_origin, room, is_first=is_first
+                    partition, cursor, begin, known, exclude_origin, room, is_first=is_first
                 )
             is_news = change.cursor != cursor or change.calibration_version != known
             if is_news or not change.is_complete:
@@ -201,6 +208,7 @@ class OutputLog:
         self,
         partition: Partition,
         cursor: int,
+        begin: int,
         known_calibration: int,
         origin: str | None,
         room: int,
@@ -218,7 +226,7 @@ class OutputLog:
             room -= len(calibration)
             is_first = is_first and not calibration
         is_flushed = partition.is_flushed_since(cursor)
-        segment, cursor, is_complete = partition.since(cursor, origin, room, takes_one=is_first)
+        segment, cursor, is_complete = partition.since(begin, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
     def set_calibration(self, namespace: str, blob: bytes) -> None:

@@ -4,7 +4,7 @@
         lock                     held by the one process that writes here
         generation               how often the log was opened, and the epochs it had
         <hash of a namespace>/
-            state                flushed version and calibration
+            state                flushed version, calibration and what was evicted
             <version>.log        the tail: one record per append
             <version>.chunk      a full chunk: compact, written atomically, never changed
             *.refused            a file that could not be used, set aside; .refused-2 a second one
@@ -15,14 +15,15 @@ came after the last one.  ``sync`` also turns the logs of full chunks into snaps
 what was evicted.  Each file is checked and refused by itself.
 
 A failed write never stops the log in memory: the chunk concerned is written again, whole, by
-the next ``sync`` that succeeds.
+the next ``sync`` that succeeds.  A failed read says nothing of what stands in a file: chunks and
+logs are left where they are, for the next start, and without the others nothing is begun.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -78,10 +79,10 @@ class OutputStore:
         generation: the number of this opening, from 1.
         is_writable: whether this process holds the lock, and could write when it took it.
         num_failures: writes that failed.
-        num_refused: files that could not be used.
+        num_refused: files that could not be used, or not be read.
 
     Raises:
-        DatabaseError: the directory cannot be read.
+        DatabaseError: the directory cannot be read; that may pass.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class OutputStore:
                 self._begin_writing(lock_timeout_s)
             self.generation, self.epochs = self._open_generation()
         except OSError as error:
+            self._lock.release()
             raise DatabaseError(f"{directory} cannot be used: {error}") from error
 
     @property
@@ -131,7 +133,18 @@ class OutputStore:
             raise DatabaseError(f"{self.directory} {reason}")
 
     def restore(self, log: OutputLog) -> None:
-        """Fill the empty ``log``; what cannot be used is logged, set aside and left out."""
+        """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
+
+        Raises:
+            DatabaseError: the directory or a state cannot be read, which may pass: ``log`` is not
+                whole, so close this store, and begin with another one and another log.
+        """
+        try:
+            self._restore(log)
+        except OSError as error:
+            raise DatabaseError(f"{self.directory} cannot be read: {error}") from error
+
+    def _restore(self, log: OutputLog) -> None:
         if self._may_take_over and not self.is_writable and not self._failure:
             logger.error(
                 "%s is in use by another process: its outputs are read, new ones stay in "
@@ -180,14 +193,15 @@ class OutputStore:
         Raises:
             DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
-        files = self._due_for_flush(namespace)
+        files = self.flush_later(namespace)
         self.check_writable()
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
             raise DatabaseError(f"{files.directory} cannot be deleted: {error}") from error
 
-    def _due_for_flush(self, namespace: str) -> NamespaceFiles:
+    def flush_later(self, namespace: str) -> NamespaceFiles:
+        """Have the next ``sync`` delete what stands before the flushed version."""
         files = self._files(namespace)
         files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
         return files
@@ -240,18 +254,16 @@ class OutputStore:
         """
         if not self._may_take_over:
             return False
+        flushed: list[str] = []
         try:
             self._make_directory()
             self._failure = None
             if not self._acquire(0.0):
                 return False
-        except OSError as error:
-            self._count_failure(error)
-            return False
-        generation, epochs = self._read_generation()
-        try:
+            generation, epochs = self._read_generation()
             self._may_take_over = generation < self.generation
             if self._may_take_over:
+                flushed += self._flushed_meanwhile(log)
                 self._write_generation(epochs)
                 self.is_writable = True
         except OSError as error:
@@ -260,9 +272,9 @@ class OutputStore:
             self._lock.release()
             return False
         logger.info("%s is free, and written from now on", self.directory)
-        for namespace in [*self._flushed_meanwhile(log)]:
+        for namespace in flushed:
             log.flush(namespace)
-            self._due_for_flush(namespace)
+            self.flush_later(namespace)
         for namespace in log.namespaces():
             files = self._files(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
@@ -300,9 +312,12 @@ class OutputStore:
 
     def _flushes(self) -> Iterator[tuple[str, int]]:
         for path in self.directory.glob("*/state"):
-            with suppress(SnapshotError):
-                namespace, flushed_version, _ = read_state(path, self._key)
-                yield namespace, flushed_version
+            try:
+                namespace, state = read_state(path, self._key)
+            except SnapshotError as error:
+                _raise_if_unreadable(error)
+            else:
+                yield namespace, state.flushed_version
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
@@ -318,6 +333,7 @@ class OutputStore:
                 payload = snapshot.read_file(path, kind="generation", key=self._key)
                 generation, epochs = int(payload["generation"]), list(payload["epochs"])
             except (SnapshotError, KeyError, TypeError, ValueError) as error:
+                _raise_if_unreadable(error)
                 self._set_aside(path, error)
         return generation, tuple(epochs)
 
@@ -369,6 +385,7 @@ class OutputStore:
         While this process only reads, another one may make the log a chunk, or delete it.
         """
         damaged: set[Path] = set()
+        unread: SnapshotError | None = None
         for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
             if path in damaged:
                 continue
@@ -377,28 +394,34 @@ class OutputStore:
             except UnbegunLog as error:
                 logger.warning("left out: %s", error)
                 self._unlink(path)
-                return None
             except SnapshotError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
+                if not isinstance(error.__cause__, OSError):
                     self._set_aside(path, error)
                     damaged.add(path)
+                elif not isinstance(error.__cause__, FileNotFoundError):
+                    unread = error
+        if unread:
+            self.num_refused += 1
+            logger.error("not used, and left for the next start: %s", unread)
         return None
 
     def _restore_state(self, path: Path, log: OutputLog) -> int:
-        """Take calibration and flushed version from ``path``; return the latter."""
+        """Take what ``path`` says; return the flushed version."""
         if not path.exists():
             return 0
         try:
-            namespace, flushed_version, calibration = read_state(path, self._key)
+            namespace, state = read_state(path, self._key)
         except SnapshotError as error:
+            _raise_if_unreadable(error)
             self._set_aside(path, error)
             return 0
         self._files(namespace)
         partition = log.partition(namespace)
-        partition.flushed_version = flushed_version
-        if calibration:
-            log.restore_calibration(namespace, calibration)
-        return flushed_version
+        partition.flushed_version = state.flushed_version
+        partition.restore_evicted(state.evicted)
+        if state.calibration:
+            log.restore_calibration(namespace, state.calibration)
+        return state.flushed_version
 
     def _sync_namespace(
         self, namespace: str, log: OutputLog, lock: AbstractContextManager[object]
@@ -448,13 +471,26 @@ class OutputStore:
 
     def _unlink(self, path: Path) -> None:
         if self.is_writable:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._count_failure(error)
 
     def _count_failure(self, error: OSError) -> None:
         if not self.num_failures:
             logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
         self.num_failures += 1
         self._failure = error
+
+
+def _raise_if_unreadable(error: Exception) -> None:
+    """
+    Raises:
+        OSError: the file could not be read, but may be intact.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        raise cause
 
 
 def _free_name(path: Path) -> Path:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hdserve.databases.seen_outputs import OriginRanges, SeenOutputs
+from hdserve.databases.seen_outputs import OriginLimit, OriginRanges, SeenOutputs
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
 
 
@@ -39,27 +39,34 @@ class Partition:
     Args:
         first_version: where version numbers of new outputs begin.
         chunk_bytes: most bytes of one chunk.
+        limit: of the origins whose outputs are known by name.
 
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
         flushed_version: everything before it was flushed; readers must forget it too.
+        evicted: names of outputs that were here, since the last flush, and are no longer.
         calibration: opaque state of the drafters, kept and handed on beside the outputs.
     """
 
-    def __init__(self, first_version: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, first_version: int, chunk_bytes: int, limit: OriginLimit | None = None
+    ) -> None:
         self.chunks: deque[tuple[int, Segment]] = deque()
         self.next_version = first_version
         self.num_bytes = 0
         self.num_outputs = 0
         self.flushed_version = 0
+        self._limit = limit
+        self.evicted = SeenOutputs(limit=limit)
         self.calibration = b""
         self.calibration_version = 0
         self._chunk_bytes = chunk_bytes
         self._tail: list[Segment] = []
         self._tail_version = first_version
         self._tail_bytes = 0
-        self._seen = SeenOutputs()
-        self._seen_since_flush = SeenOutputs()
+        self._end_version = 0
+        self._seen = SeenOutputs(limit=limit)
+        self._seen_since_flush = SeenOutputs(limit=limit)
         """Empty where nothing was flushed: then it would hold what ``_seen`` does."""
 
     @property
@@ -74,10 +81,8 @@ class Partition:
 
     @property
     def end_version(self) -> int:
-        """One more than the version of the newest output kept, or flushed."""
-        segments = self.segments()
-        end = segments[-1][0] + len(segments[-1][1]) if segments else 0
-        return max(end, self.flushed_version)
+        """One more than the version of the newest output there was, or flushed."""
+        return max(self._end_version, self.flushed_version)
 
     def append(self, segment: Segment) -> Iterator[Appended]:
         """Add the outputs of ``segment`` that were not seen before."""
@@ -90,6 +95,7 @@ class Partition:
             self.num_bytes += part.num_bytes
             self.num_outputs += len(part)
             self.next_version += len(part)
+            self._end_version = self.next_version
             yield Appended(part, self._tail_version)
 
     def restore(self, first_version: int, segment: Segment) -> None:
@@ -101,10 +107,15 @@ class Partition:
         segment = self._add_seen(segment)
         if len(segment):
             self.chunks.append((first_version, segment))
-            self.next_version = max(self.next_version, first_version + len(segment))
+            self._end_version = first_version + len(segment)
+            self.next_version = max(self.next_version, self._end_version)
             self._tail_version = self.next_version
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
+
+    def restore_evicted(self, ranges: OriginRanges) -> None:
+        """Know what was evicted before a restart, so that it never comes back as something new."""
+        self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
 
     def _add_seen(self, segment: Segment) -> Segment:
         """The outputs of ``segment`` that were not seen before."""
@@ -138,6 +149,7 @@ class Partition:
         if not self.chunks:
             self.seal()
         _, segment = self.chunks.popleft()
+        self.evicted.add(segment)
         self.num_bytes -= segment.num_bytes
         self.num_outputs -= len(segment)
 
@@ -146,7 +158,8 @@ class Partition:
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
-        self._seen_since_flush = SeenOutputs()
+        self.evicted = SeenOutputs(limit=self._limit)
+        self._seen_since_flush = SeenOutputs(limit=self._limit)
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
 
@@ -161,7 +174,7 @@ class Partition:
 
     def is_current(self, cursor: int, calibration_version: int) -> bool:
         """Whether a reader that stands there, with that calibration, has missed nothing."""
-        return cursor >= self.next_version and calibration_version == self.calibration_version
+        return cursor >= self.end_version and calibration_version == self.calibration_version
 
     def segments(self) -> list[tuple[int, Segment]]:
         """``(first version, outputs)`` of all chunks and of the tail."""
@@ -177,10 +190,22 @@ class Partition:
         """Whether all those numbers of ``origin`` were ever appended."""
         return self._seen.numbers(origin).has_all(start, stop)
 
+    def begin_of_last(self, num_bytes: int) -> int:
+        """Where the newest outputs begin, about so many bytes of them: chunks are not divided; 0
+        where there are no more."""
+        for version, segment in reversed(self.segments()):
+            num_bytes -= segment.num_bytes
+            if num_bytes <= 0:
+                return version
+        return 0
+
     def since(
         self, cursor: int, exclude_origin: str | None, room: int, *, takes_one: bool
     ) -> tuple[Segment, int, bool]:
         """Outputs from ``cursor`` on, the new cursor, and whether nothing is left.
+
+        The new cursor is behind the last output there was, and not where the next one will be: so
+        it says after a restart whether the reader knows of outputs that are not here.
 
         Args:
             room: most bytes to return.
@@ -203,7 +228,7 @@ class Partition:
             cursor = max(cursor, version + stop)
             if stop < len(segment):
                 return concatenate(found), cursor, False
-        return concatenate(found), max(cursor, self.next_version), True
+        return concatenate(found), max(cursor, self.end_version), True
 
     def missing_from(self, seen: OriginRanges) -> Segment:
         """What is kept here and not among ``seen`` elsewhere."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from hdserve.databases.segment import Segment
+from hdserve.errors import SnapshotError
 
 OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
 MAX_ORIGINS = 4096
-"""Beyond this the origin that was last met longest ago is forgotten: a replica that is gone."""
+"""Of a namespace.  Beyond this the origin that was last met longest ago is forgotten: a replica
+that is gone."""
+
+MAX_TOTAL_ORIGINS = 2**14
+"""Of all namespaces of a log together, about; a kilobyte each."""
+
+MIN_ORIGINS = 64
+"""Of a namespace, however many there are."""
 
 MAX_INTERVALS = 1024
 """Beyond this the two lowest intervals are joined: old gaps count as seen."""
@@ -77,10 +86,31 @@ class SequenceRanges:
             del self._starts[1], self._stops[0]
 
 
+class OriginLimit:
+    """How many origins each of the namespaces of a log may know.
+
+    Attributes:
+        num_origins: the more namespaces there are the fewer.
+    """
+
+    def __init__(self) -> None:
+        self.num_origins = MAX_ORIGINS
+
+    def share(self, num_namespaces: int) -> None:
+        """So many namespaces are there now."""
+        share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
+        self.num_origins = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
+
+
 class SeenOutputs:
     """A growing set of output names; it makes every merge of segments a union."""
 
-    def __init__(self, ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None,
+        limit: OriginLimit | None = None,
+    ) -> None:
+        self._limit = limit or OriginLimit()
         self._origins = {
             origin: SequenceRanges(intervals) for origin, intervals in (ranges or {}).items()
         }
@@ -104,8 +134,43 @@ class SeenOutputs:
     def _ranges_of(self, origin: str) -> SequenceRanges:
         ranges = self._origins.pop(origin, None)
         if ranges is None:
-            if len(self._origins) >= MAX_ORIGINS:
+            while len(self._origins) >= self._limit.num_origins:
                 del self._origins[next(iter(self._origins))]
             ranges = SequenceRanges()
         self._origins[origin] = ranges
         return ranges
+
+
+def checked_ranges(wire: Any) -> OriginRanges:
+    """What :meth:`SeenOutputs.ranges` gave, as it comes from a message or a file.
+
+    Raises:
+        SnapshotError: it is something else.
+    """
+    if not isinstance(wire, dict):
+        raise SnapshotError("corrupt: numbers of outputs are missing")
+    return {_checked_origin(origin): _checked(intervals) for origin, intervals in wire.items()}
+
+
+def _checked_origin(origin: Any) -> str:
+    if type(origin) is not str:
+        raise SnapshotError("corrupt: an origin is none")
+    return origin
+
+
+def _checked(intervals: Any) -> list[tuple[int, int]]:
+    if not isinstance(intervals, list):
+        raise SnapshotError("corrupt: numbers of outputs are none")
+    return [checked_interval(interval) for interval in intervals]
+
+
+def checked_interval(wire: Any) -> tuple[int, int]:
+    """
+    Raises:
+        SnapshotError: it is no pair of numbers.
+    """
+    if not isinstance(wire, list) or len(wire) != 2:
+        raise SnapshotError("corrupt: an interval is none")
+    if not all(type(number) is int and 0 <= number < 2**63 for number in wire):
+        raise SnapshotError("corrupt: a number is out of range")
+    return wire[0], wire[1]

@@ -20,6 +20,7 @@ from hdserve.databases.ngram import (
     START,
     insert_tokens,
     merge_tables,
+    rebase_stamps,
 )
 from hdserve.databases.ngram_table import NgramTable
 from hdserve.databases.snapshot import sync_directory
@@ -72,6 +73,7 @@ class StatisticsBuilder:
         self.table = NgramTable(max_bytes)
         self.corpora: dict[str, CorpusInfo] = {}
         self._orders = np.array([*STATISTICS_ORDERS, -1], np.int64)
+        self._num_stamps_given_up = 0
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +124,7 @@ class StatisticsBuilder:
         merge_tables(
             database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
         )
+        self._rebase()
         for corpus in database.info.corpora:
             self._list(corpus)
 
@@ -140,17 +143,38 @@ class StatisticsBuilder:
         self.table.rows[: info.num_buckets * BUCKET_ROWS] = database.rows
         self.table.size[:] = info.num_buckets, info.num_added
         self.corpora = {corpus.name: corpus for corpus in info.corpora}
+        self._num_stamps_given_up = self._num_stamps_to_give_up
 
     def _count(self, tokens: np.typing.NDArray[np.int32]) -> None:
         self._make_room(len(tokens) * len(STATISTICS_ORDERS))
         insert_tokens(
             self.table.rows, self.table.size, tokens, 1, len(tokens), self._orders, self._stamp, 0
         )
+        self._rebase()
 
     @property
     def _stamp(self) -> int:
+        return self._num_stamps - self._num_stamps_given_up
+
+    @property
+    def _num_stamps(self) -> int:
+        """Age marks since the table was empty."""
         interval = max(1, self.table.max_buckets * ROWS_PER_BUCKET // _STAMPS_PER_TURNOVER)
-        return min(MAX_STAMP, 1 + int(self.table.size[NUM_ADDED]) // interval)
+        return 1 + int(self.table.size[NUM_ADDED]) // interval
+
+    @property
+    def _num_stamps_to_give_up(self) -> int:
+        """So many that the rest is below the bound; follows from what was counted alone, so that an
+        interrupted build goes on as it would have."""
+        half = MAX_STAMP // 2
+        return max(0, self._num_stamps - MAX_STAMP + half) // half * half
+
+    def _rebase(self) -> None:
+        """Give up the oldest age marks when there would be too many: rows go on ageing."""
+        change = self._num_stamps_to_give_up - self._num_stamps_given_up
+        if change:
+            rebase_stamps(self.table.rows, self.table.num_buckets, change)
+            self._num_stamps_given_up += change
 
     def _make_room(self, num_contexts: int) -> None:
         needed = (int(self.table.size[NUM_ADDED]) + num_contexts) // ROWS_PER_BUCKET + 1

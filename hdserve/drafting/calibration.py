@@ -238,6 +238,17 @@ class Calibration:
             state.cells[:], state.weights[:] = shipped
         return state
 
+    def copy(self) -> Calibration:
+        """One that begins with the same, and learns by itself."""
+        copy = self.for_vocabulary(self.vocab_size)
+        copy.token_weights[:] = self.token_weights
+        copy.token_bias[:] = self.token_bias
+        copy.pair_bias[:] = self.pair_bias
+        copy.num_tokens, copy.base_tokens = self.num_tokens, self.base_tokens
+        copy.expected_tokens = self.expected_tokens
+        copy.accepted_tokens = self.accepted_tokens
+        return copy
+
     def for_vocabulary(self, vocab_size: int) -> Calibration:
         """A copy of cells and weights, without biases."""
         copy = Calibration(vocab_size)

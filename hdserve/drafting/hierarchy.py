@@ -226,7 +226,7 @@ class Hierarchy(Drafter):
         self._levels = self._available_levels()
 
     def start(self, seq: Sequence) -> None:
-        calibration = self.calibration(seq.namespace)
+        calibration = self._calibration_of(seq)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
@@ -245,6 +245,12 @@ class Hierarchy(Drafter):
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
         self._contexts.add(context)
+
+    def _calibration_of(self, seq: Sequence) -> Calibration:
+        """What is learned from ``seq`` goes there: into a copy that ends with it where it is to
+        leave nothing behind, as biases say which tokens there were."""
+        calibration = self.calibration(seq.namespace)
+        return calibration if seq.speculation.is_output_shared else calibration.copy()
 
     def _levels_of(self, seq: Sequence) -> int:
         levels = self._levels

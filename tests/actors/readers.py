@@ -14,14 +14,17 @@ KEY = DatabaseKey("a-model", "f" * 32)
 class Reader:
     """One replica's side of the protocol, without threads or time."""
 
-    def __init__(self, actor: ModelDatabaseActor, name: str, *namespaces: str) -> None:
+    def __init__(
+        self, actor: ModelDatabaseActor, name: str, *namespaces: str, catch_up_bytes: int = 2**40
+    ) -> None:
         self.actor = actor
         self.name = name
         self.epoch = ""
+        self._catch_up_bytes = catch_up_bytes
         self.positions = dict.fromkeys(namespaces, Position())
 
     def poll(self) -> Reply:
-        poll = Poll(self.name, self.epoch, self.positions)
+        poll = Poll(self.name, self.epoch, self.positions, catch_up_bytes=self._catch_up_bytes)
         data = self.actor.changes_since(poll.encode(KEY))
         assert len(data) <= MAX_REPLY_BYTES
         reply = Reply.decode(data, KEY)

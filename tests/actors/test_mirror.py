@@ -1,5 +1,6 @@
 """Replicas share what they generate through a real actor, whatever happens to it."""
 
+import logging
 import shutil
 import threading
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from actors import model_database
+from actors import model_database, settings
 from actors.mirror import Mirror
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.output_files import database_directory
@@ -125,13 +126,13 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     before = cluster.config
     one = cluster.mirror(Replica(), "n")
     assert one.wait_until_current(WAIT_S)
-    assert not caplog.records
+    assert not said_of_settings(caplog)
     new = {"max_bytes": 2**20, "snapshot_dir": tmp_path / "new", "publish_interval_s": 0.07}
     cluster.config = before.model_copy(update=new)
     two = cluster.mirror(Replica(), "n")
     assert two.wait_until_current(WAIT_S)
     assert not ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
-    (record,) = caplog.records
+    (record,) = said_of_settings(caplog)
     assert record.levelname == "WARNING"
     text = record.getMessage()
     assert f"model_database.max_bytes {before.max_bytes}, not {2**20};" in text
@@ -144,7 +145,12 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     caplog.clear()
     assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
     assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
-    assert not caplog.records
+    assert not said_of_settings(caplog)
+
+
+def said_of_settings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Not that a call took too long, as on a busy machine."""
+    return [record for record in caplog.records if record.name == settings.__name__]
 
 
 def test_replicas_know_of_an_actor_that_cannot_write(cluster):
@@ -354,7 +360,7 @@ def test_calibration_reaches_the_others(cluster):
     one.publish_calibration("n", b"state", one.standing("n"))
     eventually(lambda: second.calibrations == [(cluster.key.model, "n", b"state")])
     assert one.wait_until_current(WAIT_S)
-    assert first.calibrations == []
+    assert first.calibrations == second.calibrations, "merged with those of others it is news"
     two.publish_calibration("n", bytes(10**6), two.standing("n"))
     assert two.stats().num_dropped_calibrations == 1
 

@@ -1,5 +1,6 @@
 """What the actor answers, called as a plain object; ``test_mirror.py`` runs it in Ray."""
 
+import errno
 import math
 import os
 import random
@@ -13,11 +14,12 @@ from actors.model_database import ModelDatabaseActor, actor_name
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
 from hdserve.databases.output_files import database_directory
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
+from hdserve.databases.output_log import CHUNK_BYTES, MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import SnapshotError
+from hdserve.errors import DatabaseError, SnapshotError
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
+from tests.databases.stored import unreadable
 
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
@@ -56,6 +58,23 @@ def test_a_long_log_comes_in_replies_that_stay_inline(config):
         actor.publish(message(first, 10, namespace="m"))
     reader = Reader(actor, "r", "n", "m")
     assert sorted(reader.read()) == sorted(list(range(len(lengths))) * 2)
+
+
+def test_a_reader_begins_with_what_is_newest(config):
+    """As much as it wants of it, and without missing what comes since, or a flush."""
+    actor = ModelDatabaseActor(KEY, config)
+    for number in range(400):
+        actor.publish(message(number, 1000))
+    reader = Reader(actor, "r", "n", catch_up_bytes=300_000)
+    found = reader.read()
+    assert found == list(range(found[0], 400))
+    assert 300_000 <= 4000 * len(found) < 300_000 + 2 * CHUNK_BYTES
+    actor.publish(message(400, 3))
+    assert reader.read() == [400]
+    actor.flush("n")
+    late = Reader(actor, "s", "n", catch_up_bytes=1)
+    late.positions = {"n": Position(cursor=1)}
+    assert late.poll().changes["n"].is_flushed
 
 
 def test_an_unfinished_reader_is_asked_to_come_back_soon(config):
@@ -256,6 +275,51 @@ def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, capl
     assert not Reader(actor, "r").poll().is_unwritten
 
 
+@pytest.mark.parametrize("name", ["state", "generation"])
+def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, caplog, name):
+    """What came meanwhile comes after what is there, and readers are told of all of it."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    actor.publish(message(0, 3, namespace="flushed"))
+    actor.publish(Publish("w", calibrations={"n": b"state"}).encode(KEY))
+    actor.close()
+    with unreadable(name):
+        actor = ModelDatabaseActor(KEY, config)
+        actor.publish(message(1, 4, 5))
+        reader = Reader(actor, "r", "n")
+        assert reader.read() == [1, 2]
+        with pytest.raises(DatabaseError, match="Too many open files"):
+            actor.flush("flushed")
+        assert not actor.snapshot_now()
+        assert reader.poll().is_unwritten
+    assert caplog.text.count("nothing is kept on disk") == 1
+    assert actor.snapshot_now()
+    assert reader.poll().is_reset
+    assert Reader(actor, "s", "n", "flushed").read() == [0, 1, 2]
+    actor = restarted(actor, config)
+    changes = Reader(actor, "r", "n", "flushed").poll().changes
+    assert changes["n"].segment.sequence_numbers.tolist() == [0, 1, 2]
+    assert changes["n"].calibration == b"state"
+    assert len(changes["flushed"].segment) == 0
+
+
+def test_a_directory_that_cannot_be_listed_at_the_start_is_taken_when_it_can(config, monkeypatch):
+    scan = os.scandir
+
+    def fail(path: str) -> None:
+        if str(config.snapshot_dir) in str(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return scan(path)
+
+    ModelDatabaseActor(KEY, config).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        actor = ModelDatabaseActor(KEY, config)
+        assert not actor.snapshot_now()
+    assert actor.snapshot_now()
+    assert actor.info()["is_writable"]
+
+
 def test_a_database_of_another_version_is_left_alone_and_named(config, caplog):
     """At every start, for as long as it is there."""
     actor = ModelDatabaseActor(KEY, config)
@@ -291,6 +355,14 @@ def test_calibration_that_cannot_be_used_fails_nothing_else(config):
     assert (changes["n"].calibration, changes["m"].calibration) == (b"v1", b"v2")
     assert len(changes["n"].segment) == 1
     assert actor.info()["num_refused_calibrations"] == 2
+
+
+def test_calibration_of_a_message_that_is_sent_again_counts_once(config):
+    actor = ModelDatabaseActor(KEY, config, lambda kept, new: kept + new)
+    for sender, calibration in (("a", b"1"), ("b", b"1"), ("b", b"1"), ("b", b"2"), ("a", b"1")):
+        actor.publish(Publish(sender, calibrations={"n": calibration}).encode(KEY))
+    (change,) = Reader(actor, "r", "n").poll().changes.values()
+    assert change.calibration == b"112"
 
 
 def test_kept_calibration_of_another_form_gives_way(config):

@@ -51,6 +51,18 @@ def test_a_reader_of_a_lost_run_misses_nothing_of_the_new_one(config):
     assert reply.changes["n"].segment.sequence_numbers.tolist() == [7]
 
 
+def test_restarts_in_which_nothing_came_make_the_actor_ask_for_nothing(config):
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3, 4))
+    reader = Reader(actor, "r", "n")
+    assert reader.read() == [0, 1]
+    for _ in range(3):
+        reader.actor = restarted(reader.actor, config)
+        assert reader.poll().refill == {}
+    reader.actor.publish(message(2, 5))
+    assert reader.read() == [2]
+
+
 def test_a_refused_file_makes_the_actor_ask(config):
     actor = ModelDatabaseActor(KEY, config)
     actor.publish(message(0, 3, 4))

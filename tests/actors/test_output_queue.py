@@ -74,7 +74,7 @@ def test_a_flushed_namespace_is_dropped_and_the_others_stay_in_order():
     queue.put_calibration("a", b"state", Standing())
     size = queue.num_bytes
     assert queue.forget("a")
-    assert (queue.num_bytes, queue.num_dropped) == (size // 2, 0)
+    assert (queue.num_bytes, queue.num_dropped, queue.num_forgotten) == (size // 2, 0, 3)
     assert not queue.forget("a")
     assert not queue.forget("never used")
     batch = queue.take(10**6)

@@ -1,6 +1,7 @@
 """Corpora are found, used where they are, and copied whole to nodes that lack them."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -8,6 +9,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import ray
+from filelock import FileLock
 
 from actors import statistics_database
 from actors.corpus import describe
@@ -89,6 +91,21 @@ def test_a_restart_takes_no_choice_back() -> None:
     last = chosen(restarted, "c")
     assert last.directory == "c"
     assert restarted.choice("m", ahead) == last
+
+
+def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> None:
+    first = StatisticsDatabaseActor()
+    old = chosen(first, "old")
+    monkeypatch.setattr(time, "time_ns", lambda: 10**9)
+    second = StatisticsDatabaseActor()
+    chosen(second, "new")
+    for _ in range(2):
+        new = second.choice("m", old)
+        assert new is not None
+        assert new.directory == "new"
+    third = StatisticsDatabaseActor()
+    for reminder in (new, old, new):
+        assert third.choice("m", reminder) == new
 
 
 def test_choices_of_an_earlier_version() -> None:
@@ -253,6 +270,30 @@ class TestInRay:
             copies += ensure_local(fingerprint, cache, **usual)
         kept = [path for path in cache.iterdir() if path.is_dir()]
         assert sorted(kept) == sorted([others, copies[-1]])
+
+    def test_what_a_killed_process_had_fetched_is_deleted(self, corpus, fingerprint, tmp_path):
+        """Not what one that lives is fetching."""
+        left, fetched = tmp_path / ".left.partial", tmp_path / ".fetched.partial"
+        for directory in (left, fetched):
+            directory.mkdir()
+            (directory / "info.json").write_text("half")
+        with FileLock(tmp_path / "fetched.lock"):
+            ensure_local(fingerprint, tmp_path, directories=[corpus])
+        assert not left.exists()
+        assert fetched.exists()
+
+    def test_a_copy_is_used_while_the_actor_knows_of_none(self, corpus, fingerprint, tmp_path):
+        """After its restart, until somebody offers what he has again."""
+        cache = tmp_path / "cache"
+        ensure_local(fingerprint, cache, directories=[corpus])
+        copies = ensure_local(fingerprint, cache, is_always_copied=True)
+        ray.kill(statistics_database.get_or_create())
+        for _ in range(2):
+            assert ensure_local(fingerprint, cache) == copies
+        assert contents(copies[0]) == contents(corpus)
+        assert ensure_local("another", cache) == []
+        statistics_database.offer(fingerprint, corpus)
+        assert ensure_local(fingerprint, cache) == [corpus]
 
     def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"

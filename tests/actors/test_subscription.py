@@ -49,7 +49,7 @@ class Replica:
         self.standings: list[Standing] = []
         self.delivered: list[str] = []
         self.subscription = Subscription(
-            self.link, KEY, name, self.queue, self.kept, lambda: list(self.used), self
+            self.link, KEY, name, self.queue, self.kept, lambda: list(self.used), self, 10**6
         )
         self.publisher = Publisher(
             self.link, KEY, name, self.queue, self.kept, self.subscription, 1.0
@@ -287,6 +287,23 @@ def test_a_message_from_before_a_flush_counts_for_nothing(actor, num_polls):
     assert replica.count(7) == 1
 
 
+@pytest.mark.parametrize("polls_first", [True, False])
+def test_what_cannot_be_told_from_flushed_text_is_counted(actor, polls_first):
+    """A replica does not know, before it has heard of the actor, that the flush was long ago."""
+    actor.flush("n")
+    replica = Replica(actor)
+    replica.queue.put("n", [1])
+    if polls_first:
+        replica.poll()
+    replica.publish(2)
+    assert [replica.count(number) for number in (1, 2)] == [0, int(polls_first)]
+    num_lost = replica.queue.num_forgotten + replica.publisher.num_flushed
+    assert (num_lost, replica.publisher.num_outputs) == ((1, 1) if polls_first else (2, 0))
+    replica.poll()
+    replica.publish(3)
+    assert replica.count(3) == 1
+
+
 def test_what_ends_after_a_restart_of_a_flushed_database_is_kept(tmp_path):
     """Where the replica stood in the run before is known to the new one."""
     config = ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
@@ -410,3 +427,27 @@ def test_what_the_actor_evicted_is_not_asked_back(tmp_path):
     replica.poll()
     assert replica.subscription.num_refilled_outputs == 0
     assert replica.count(39) == 1000
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_what_was_evicted_does_not_come_back_with_what_was_lost(tmp_path, has_snapshot):
+    """Where it would be taken for the newest, and push out what is newer."""
+    config = ModelDatabaseConfig(
+        snapshot_dir=tmp_path, snapshot_interval_s=3600, max_bytes=2**16, max_total_bytes=2**16
+    )
+    actor = ModelDatabaseActor(KEY, config)
+    replica = Replica(actor)
+    for number in range(40):
+        replica.publish(*[number] * 1000)
+    if has_snapshot:
+        assert actor.snapshot_now()
+    replica.publish(*[40] * 1000)
+    log = max(tmp_path.rglob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1])
+    kept = [number for number in range(40) if replica.count(number)]
+    actor._store.close()
+    replica.link.actor = ModelDatabaseActor(KEY, config)
+    assert replica.count(40) == 0
+    replica.poll()
+    assert replica.subscription.num_refilled_outputs == 1
+    assert [number for number in range(41) if replica.count(number)] == [*kept, 40]

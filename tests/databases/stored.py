@@ -1,10 +1,14 @@
 """A log with its store, in this process and in others."""
 
+import errno
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -45,6 +49,21 @@ class Database:
 
     def files(self, suffix: str) -> list[Path]:
         return sorted(self.store.directory.glob(f"*/*{suffix}"))
+
+
+@contextmanager
+def unreadable(pattern: str) -> Iterator[None]:
+    """Files of such names cannot be read for a while, as where too many are open."""
+    read = Path.read_bytes
+
+    def read_others(path: Path) -> bytes:
+        if path.match(pattern):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_others)
+        yield
 
 
 def run_program(program: str, *args: str) -> subprocess.Popen[str]:

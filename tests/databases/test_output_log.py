@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from hdserve.databases import seen_outputs
 from hdserve.databases.output_log import (
     MAX_CALIBRATION_BYTES,
     MIN_CLEARED_PARTITIONS,
@@ -361,6 +362,19 @@ def test_the_origin_that_was_met_last_longest_ago_is_forgotten():
     seen.add(segment("r0", 1, output(2)))
     seen.add(segment("new", 0, output(1)))
     assert set(seen.ranges()) == {"new", *(f"r{number}" for number in range(MAX_ORIGINS))} - {"r1"}
+
+
+def test_the_origins_of_all_namespaces_together_are_bounded(monkeypatch):
+    """The last ones of each are known, however small the text is that is kept."""
+    monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 1000)
+    log = OutputLog(2**16, 2**16)
+    for name in "abcdefghij":
+        log.append(name, segment("r", 0, output(1)))
+    for number in range(300):
+        for name in "abcdefghij":
+            log.append(name, segment(f"r{number}", 0, output(1)))
+    last = {f"r{number}" for number in range(200, 300)}
+    assert all(log.partition(name).seen().keys() == last for name in "abcdefghij")
 
 
 def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():

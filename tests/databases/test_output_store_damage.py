@@ -1,19 +1,23 @@
 """Damaged and foreign files, and a full disk, cost as little as they can."""
 
 import contextlib
+import errno
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdserve.databases import append_log, snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import SnapshotError
-from tests.databases.stored import KEY, Database, run_program
+from hdserve.errors import DatabaseError, SnapshotError
+from tests.databases.stored import KEY, Database, run_program, unreadable
 
 
 def damage_file(path: Path, damage: str) -> None:
@@ -73,6 +77,40 @@ def test_a_damaged_chunk_whose_log_is_still_there_costs_nothing(tmp_path):
     assert database.numbers("n") == list(range(5))
     assert database.sync()
     assert database.restart().numbers("n") == list(range(5))
+
+
+def test_a_chunk_that_could_not_be_read_is_there_at_the_next_start(tmp_path, caplog):
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    database.sync()
+    oldest = database.files(".chunk")[0]
+    with unreadable(oldest.name):
+        database = database.restart()
+    assert database.numbers("n") == list(range(14, 40))
+    assert database.store.num_refused == 1
+    assert f"cannot read {oldest}" in caplog.text
+    database.append("n", 40)
+    assert database.sync()
+    database = database.restart()
+    assert database.numbers("n") == list(range(41))
+    assert database.store.num_refused == 0
+
+
+@pytest.mark.parametrize("name", ["state", "generation"])
+def test_nothing_is_begun_without_what_cannot_be_read_now(tmp_path, name):
+    """Numbers would be used twice, and what was flushed be forgotten."""
+    database = Database(tmp_path)
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    database.append("n", 1)
+    database.store.close()
+    with unreadable(name), pytest.raises(DatabaseError, match="Too many open files"):
+        Database(tmp_path)
+    again = Database(tmp_path)
+    assert again.numbers("n") == [1]
+    assert again.log.partition("n").flushed_version == database.log.partition("n").flushed_version
+    assert database.store.epoch in again.store.epochs
+    assert not list(tmp_path.rglob("*.refused"))
 
 
 def test_what_the_disk_could_not_take_is_written_again_whole(tmp_path, monkeypatch):
@@ -166,6 +204,24 @@ def test_a_corrupt_record_ends_its_log_and_the_intact_part_is_kept(tmp_path, cap
     assert path.with_name(f"{path.name}.refused").exists()
     assert database.numbers("n") == [1, 2]
     assert database.restart().numbers("n") == [1, 2]
+
+
+@pytest.mark.parametrize("num_after", [0, 2])
+def test_a_wrong_length_is_no_record_that_was_cut_short(tmp_path, caplog, num_after):
+    """What follows is set aside, and asked back where there is a replica that has it."""
+    database = Database(tmp_path)
+    database.append("n", 1, 2)
+    (path,) = database.files(".log")
+    size = path.stat().st_size
+    database.append("n", *range(3, 4 + num_after))
+    data = bytearray(path.read_bytes())
+    data[size + 1] ^= 0x40
+    path.write_bytes(bytes(data))
+    database = database.restart()
+    assert "the length is wrong" in caplog.text
+    assert database.store.num_refused == 1
+    assert path.with_name(f"{path.name}.refused").read_bytes() == data
+    assert database.numbers("n") == [1, 2]
 
 
 @pytest.mark.parametrize("call", ["_set_aside", "sync"])
@@ -298,3 +354,74 @@ print("good")
     process = run_program(program, str(tmp_path))
     assert process.communicate()[0] == "good\n"
     assert Database(tmp_path).numbers("n") == list(range(1, 61))
+
+
+class SmallDisk:
+    """Below ``root`` writing fails beyond ``num_bytes``, all files taken together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._root = root
+        for module, name in ((append_log, "_write_all"), (snapshot, "write_file")):
+            monkeypatch.setattr(module, name, self._bounded(getattr(module, name)))
+
+    @property
+    def num_used(self) -> int:
+        return sum(path.stat().st_size for path in self._root.rglob("*") if path.is_file())
+
+    def _bounded(self, write: Callable[[Any, bytes], None]) -> Callable[[Any, bytes], None]:
+        def write_if_it_fits(target: Any, data: bytes) -> None:
+            if self.num_used + len(data) > self.num_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(target, data)
+
+        return write_if_it_fits
+
+
+def test_a_full_disk_has_room_again_when_the_oldest_was_evicted(tmp_path, monkeypatch):
+    database = Database(tmp_path, max_bytes=3000)
+    disk = SmallDisk(monkeypatch, tmp_path, 10**6)
+    database.append("n", *range(120))
+    assert database.sync()
+    disk.num_bytes = disk.num_used + 600
+    database.append("n", *range(120, 300))
+    database.sync()
+    assert database.sync()
+    database.append("n", 300)
+    kept = database.numbers("n")
+    assert database.restart().numbers("n") == kept
+
+
+def test_what_does_not_fit_leaves_no_file(tmp_path, monkeypatch):
+    database = Database(tmp_path)
+    SmallDisk(monkeypatch, tmp_path, 0)
+    database.append("n", *range(200))
+    assert not database.sync()
+    assert database.files("") == []
+
+
+def test_a_flush_needs_no_room_to_delete(tmp_path, monkeypatch):
+    """Nothing comes back after a kill, though that it was flushed could not be written."""
+    database = Database(tmp_path)
+    database.append("n", *range(40))
+    assert database.sync()
+    SmallDisk(monkeypatch, tmp_path, 0)
+    database.log.flush("n")
+    with pytest.raises(DatabaseError, match="cannot be deleted"):
+        database.store.flush("n", database.log)
+    assert database.restart().numbers("n") == []
+
+
+def test_a_kill_in_a_flush_leaves_nothing_that_was_set_aside(tmp_path, monkeypatch):
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (log,) = database.files(".log")
+    log.with_name("x.log.refused").write_bytes(b"text")
+    database.log.flush("n")
+    monkeypatch.setattr(snapshot, "write_file", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        database.store.flush("n", database.log)
+    assert list(log.parent.iterdir()) == []

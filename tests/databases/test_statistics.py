@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
+from hdserve.databases import statistics_builder
+from hdserve.databases.ngram import MAX_TOKEN_ID, NUM_ADDED, most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import FORMAT_VERSION, INFO_NAME, TABLE_NAME
@@ -198,6 +199,27 @@ def test_what_is_mapped_stays_when_it_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         _build(tmp_path / "s", [1, 2])
     assert _next(database, [5, 6]) == [(7, 2), (8, 1)]
+
+
+def test_rows_age_however_much_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes now and again is kept beside what comes once, and so it is in a build that was
+    interrupted."""
+    monkeypatch.setattr(statistics_builder, "MAX_STAMP", 500)
+    rng = np.random.default_rng(0)
+    builder = StatisticsBuilder("t", 30_000, max_bytes=128 << 10)
+    while builder.table.size[NUM_ADDED] < 30_000:
+        builder.add("once", rng.integers(0, 30_000, 60).tolist() * 3)
+    text = rng.integers(0, 30_000, 100).tolist()
+    for number in range(60):
+        if number == 30:
+            builder.write(tmp_path)
+            builder = StatisticsBuilder("t", 30_000, max_bytes=128 << 10)
+            builder.restore(StatisticsDatabase.open(tmp_path))
+        builder.add("again", text)
+        builder.add("once", rng.integers(0, 30_000, 300).tolist())
+    database = builder.finish()
+    found = [_next(database, text[index - 3 : index]) for index in range(3, 100)]
+    assert sum(text[3 + index] in dict(counts) for index, counts in enumerate(found)) == 97
 
 
 def test_size_is_bounded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors import statistics_database
+from actors.statistics_database import Choice, StatisticsDatabaseActor
+from deployments import statistics
 from deployments.statistics import ChosenStatistics
 from hdserve.config import ModelConfig
 from hdserve.databases.statistics import StatisticsDatabase
@@ -59,6 +63,19 @@ def engine(host: ModelHost) -> Iterator[AsyncEngine]:
     engine.close()
 
 
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
+    """One of this process, asked as often as it can be."""
+    actor = StatisticsDatabaseActor()
+
+    def ask(_timeout_s: float, method: str, *args: object) -> object:
+        return getattr(actor, method)(*args)
+
+    monkeypatch.setattr(statistics_database, "_ask", ask)
+    monkeypatch.setattr(statistics, "_POLL_INTERVAL_S", 0.01)
+    return actor
+
+
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
 def test_a_damaged_one_is_given_up(
     directory: Path, host: ModelHost, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
@@ -74,6 +91,7 @@ def test_a_damaged_one_is_given_up(
     assert chosen.num_unusable == 1
     assert directory.is_dir(), "what an administrator put there is not deleted"
     assert f"{MODEL}: drafting without statistics" in caplog.text
+    chosen.close()
 
 
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
@@ -105,9 +123,52 @@ def test_a_right_one_stays(
 
     monkeypatch.setattr(StatisticsDatabase, "verify", noted)
     chosen = ChosenStatistics(host, engine, None)
-    chosen.start()
-    chosen._thread.join(60)
+    chosen._check_first()
     asyncio.run(engine.ask(lambda engine: engine.stats))
     assert [database is found for database in read] == [True]
     assert host.statistics is found
     assert chosen.num_unusable == 0
+
+
+@pytest.mark.parametrize("host", [False], ids=["right"], indirect=True)
+def test_one_that_is_chosen_before_it_is_there_is_taken_when_it_is(
+    directory: Path,
+    host: ModelHost,
+    engine: AsyncEngine,
+    actor: StatisticsDatabaseActor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a node whose volume is late; it is said once."""
+    chosen = ChosenStatistics(host, engine, directory.parent)
+    actor.choose(chosen._key, Choice("late", ""))
+    wanted = directory.with_name("late")
+    for _ in range(3):
+        chosen._follow()
+        time.sleep(0.05)
+    shutil.copytree(directory, wanted)
+    deadline_s = time.monotonic() + 60
+    while host.statistics.directory != wanted and time.monotonic() < deadline_s:
+        chosen._follow()
+        time.sleep(0.01)
+    assert host.statistics.directory == wanted
+    assert chosen.num_unusable == 1
+    assert caplog.text.count("the chosen statistics database") == 1
+
+
+@pytest.mark.parametrize("host", [False], ids=["right"], indirect=True)
+def test_one_of_this_node_is_offered_to_an_actor_that_forgot_it(
+    directory: Path,
+    host: ModelHost,
+    engine: AsyncEngine,
+    actor: StatisticsDatabaseActor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "_OFFER_INTERVAL_S", 0.01)
+    chosen = ChosenStatistics(host, engine, None)
+    chosen.start()
+    deadline_s = time.monotonic() + 60
+    while not actor.catalogue(host.tokenizer.fingerprint) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    chosen.close()
+    (found,) = actor.catalogue(host.tokenizer.fingerprint)
+    assert found.directory == str(directory)

@@ -57,6 +57,23 @@ def test_a_rate_of_0_learns_nothing() -> None:
     assert drafter.state("default") is None
 
 
+def test_a_request_that_is_not_shared_learns_for_itself() -> None:
+    """It is drafted for as well as others, and leaves nothing."""
+    drafter, other = (Hierarchy(make_resources(PHRASE), HierarchyOptions()) for _ in range(2))
+    for each in (drafter, other):
+        generate(each, make_sequence(PHRASE), [*range(20, 40)] * 20)
+    learned = drafter.calibration("default")
+    before = learned.copy()
+    output = [*range(100, 160)] * 20
+    trees = generate(drafter, make_sequence(PHRASE, is_output_shared=False), output)
+    shared = generate(other, make_sequence(PHRASE), output)
+    assert len(trees) == pytest.approx(len(shared), rel=0.05)
+    assert learned.to_bytes() == before.to_bytes()
+    for name in ("cells", "weights", "token_weights", "token_bias", "pair_bias"):
+        assert np.array_equal(getattr(learned, name), getattr(before, name))
+    assert drafter.calibration("default").num_tokens == 400
+
+
 @pytest.mark.parametrize(("source", "is_own"), [(Source.CONTEXT, True), (Source.MODEL, False)])
 def test_the_scores_of_other_drafters_are_not_judged(source: Source, is_own: bool) -> None:
     """Another one of the same kind may draft from other sources."""
