@@ -151,8 +151,9 @@ class ModelDatabaseActor:
                     return data
                 room = room * 3 // 4
 
-    def flush(self, namespace: str) -> None:
-        """Forget ``namespace``: here, on disk, and in each mirror with its next poll.
+    def flush(self, namespace: str) -> int:
+        """Forget ``namespace``: here, on disk, and in each mirror with its next poll; how many
+        outputs there were of it.
 
         Where the actor loses its disk, or dies without one, before a mirror has polled, that
         mirror has not heard of it and gives back what it holds; then it has to be flushed again.
@@ -162,12 +163,14 @@ class ModelDatabaseActor:
                 again.
         """
         with self._sync_lock, self._lock:
+            num_outputs = self._log.partition(namespace).num_outputs
             self._log.flush(namespace)
             self._refills.forget(namespace)
             if self._store:
                 self._store.flush(namespace, self._log)
             elif self._open_failure:
                 raise DatabaseError(self._open_failure)
+        return num_outputs
 
     def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
         """Outputs of ``namespace`` from ``cursor`` on, and its calibration.

@@ -113,12 +113,14 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
         return await (await _existing(gateway, model)).info()
 
     @router.delete("/{model:path}")
-    async def flush(model: str, namespace: str | None = None) -> dict[str, str]:
-        """Forget a namespace: in the actor, on its disk and in every replica."""
+    async def flush(model: str, namespace: str | None = None) -> dict[str, Any]:
+        """Forget a namespace: in the actor, on its disk and in every replica.  ``num_outputs`` is 0
+        where none was called so."""
         if not namespace:
             raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
-        await (await _existing(gateway, model)).flush(namespace)
-        return {"model": gateway.model(model).name, "flushed": namespace}
+        num_outputs = await (await _existing(gateway, model)).flush(namespace)
+        name = gateway.model(model).name
+        return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
 
 
 def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
@@ -215,8 +217,9 @@ class _Database:
             },
         }
 
-    async def flush(self, namespace: str) -> None:
-        await _ask((await self._actor(namespace)).flush.remote(namespace))
+    async def flush(self, namespace: str) -> int:
+        num_outputs: int = await _ask((await self._actor(namespace)).flush.remote(namespace))
+        return num_outputs
 
     async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
         """The records of an archive; at least one, so that an empty one says whose it is."""

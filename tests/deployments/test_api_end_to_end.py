@@ -522,8 +522,10 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
     assert {"anna", "otto"} <= set(listed[0]["namespaces"])
     archive = httpx.get(f"{url}/a/export", params={"namespace": "otto"}, headers=headers).content
     before = num_outputs("otto")
-    params = {"namespace": "otto"}
-    assert httpx.delete(f"{url}/{MODEL}", params=params, headers=headers).status_code == 200
+    for namespace, num_flushed in (("otto", before), ("otto", 0), ("otot", 0)):
+        params = {"namespace": namespace}
+        flushed = httpx.delete(f"{url}/{MODEL}", params=params, headers=headers).json()
+        assert flushed == {"model": MODEL, "flushed": namespace, "num_outputs": num_flushed}
     assert num_outputs("otto") == 0
     assert num_outputs("anna") >= 1
     for content, wanted in (
