@@ -9,7 +9,7 @@ from typing import Any
 from deployments.answer import Answer
 from deployments.generation import Delta, TokenInfo
 from deployments.prompt_logprobs import shown_prompt
-from deployments.tool_parsers import ToolParser
+from deployments.tool_parser import ToolParser
 from deployments.tool_reader import ToolReader
 
 

@@ -13,7 +13,8 @@ from deployments.messages import Messages, Parts, joined
 from deployments.prompt_logprobs import PromptLogprobFields
 from deployments.request_body import OfferedBody, RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
-from deployments.tool_parsers import HermesToolParser, ToolParser
+from deployments.tool_parser import ToolParser
+from deployments.tool_parsers import HermesToolParser
 from deployments.tools import ToolFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported

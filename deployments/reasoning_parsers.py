@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple
 
-from deployments.tool_parsers import num_held
+from deployments.tool_parser import num_held
 
 
 class Split(NamedTuple):

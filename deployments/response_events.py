@@ -14,7 +14,7 @@ from deployments.generation import Delta, Summary
 from deployments.openai_objects import error_body, metrics
 from deployments.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from deployments.responses_protocol import ResponsesBody
-from deployments.tool_parsers import ToolParser
+from deployments.tool_parser import ToolParser
 from hdserve.errors import HdserveError
 
 
@@ -130,8 +130,8 @@ class ResponseEvents:
     def _read(self, part: str | CallPart) -> Iterator[Event]:
         if isinstance(part, CallBegin):
             self._num_calls += 1
-            if self._is_wanted:
-                yield from self._begin(CallItem(part.name))
+            if self._is_wanted and self._parser is not None:
+                yield from self._begin(CallItem(part.name, self._parser.call_id()))
         elif isinstance(part, Arguments):
             if self._is_wanted:
                 yield from self._add(part.text)

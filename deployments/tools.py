@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from deployments.body import Body, ClosedBody
 from deployments.structured import Constraint
-from deployments.tool_parsers import Function, ToolParser
+from deployments.tool_parser import Function, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 

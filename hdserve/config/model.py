@@ -209,7 +209,7 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
+    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = "hermes"
     """How the model writes tool calls; ``None`` refuses tools."""
 
     reasoning_parser: Literal["think"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.call_reader import Arguments, CallBegin
+from deployments.tool_parser import Function, Part, ToolCall, ToolParser, joined
 from deployments.tool_parsers import (
     TOOL_PARSERS,
-    Function,
     HermesToolParser,
     Llama3JsonToolParser,
-    Part,
-    ToolCall,
-    ToolParser,
-    joined,
+    MistralToolParser,
 )
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import load_tokenizer
@@ -68,11 +66,6 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
             '<tool_call>{"arguments": {}, "name": "\\ud83d"}</tool_call>',
         )
     ),
-    (
-        '<tool_call>{"name": "f", "arguments": "{}"}',
-        '<tool_call>{"name": "f", "arguments": "{}"}',
-        [],
-    ),
 ]
 LLAMA: list[tuple[str, str, list[ToolCall]]] = [
     ("plain text", "plain text", []),
@@ -89,10 +82,27 @@ LLAMA: list[tuple[str, str, list[ToolCall]]] = [
     ('{"name": "f", "parameters": {}}; {"na', '; {"na', [ToolCall("f", "{}")]),
     ("  text { here", "  text { here", []),
 ]
+MISTRAL: list[tuple[str, str, list[ToolCall]]] = [
+    ("plain [TOOL_text", "plain [TOOL_text", []),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}]', "", [ToolCall("f", '{"a": [1]}')]),
+    (
+        'So:\n[TOOL_CALLS][{"name": "f", "arguments": {}}, {"arguments": {}, "name": "g"}]\n',
+        "So:",
+        [ToolCall("f", "{}"), ToolCall("g", "{}")],
+    ),
+    ('[TOOL_CALLS]{"name": "f", "arguments": {}, "id": "abcdefghi"}', "", [ToolCall("f", "{}")]),
+    ('[TOOL_CALLS][{"name": "f", "arguments": {}}] so', " so", [ToolCall("f", "{}")]),
+    ('[TOOL_CALLS][{"name": "f", "arguments": {"a": "]', "", [ToolCall("f", '{"a": "]')]),
+    ('[TOOL_CALLS][{"name": "f", "arg', '[TOOL_CALLS][{"name": "f", "arg', []),
+    ("[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    ("[TOOL_CALLS]f", "[TOOL_CALLS]f", []),
+]
 CASES = [
     *((HermesToolParser, *case) for case in HERMES),
     *((Llama3JsonToolParser, *case) for case in LLAMA),
+    *((MistralToolParser, *case) for case in MISTRAL),
 ]
+JSON_PARSERS = (HermesToolParser, Llama3JsonToolParser, MistralToolParser)
 
 
 def read(parser: type[ToolParser], pieces: list[str]) -> tuple[str, list[ToolCall]]:
@@ -110,6 +120,42 @@ def test_calls_are_read(
     """Text and calls are told apart; what is no call after all is text, unchanged."""
     assert read(parser, [text]) == (plain, calls)
     assert read(parser, list(text)) == (plain, calls)
+
+
+ARGUMENTS_READ: list[tuple[str, str | None]] = [
+    ('{"a": 1}', '{"a": 1}'),
+    ("null", "{}"),
+    (r'"{\"a\":  \"\u00fc\"}"', '{"a": "ü"}'),
+    ('"null"', "{}"),
+    ('"x"', None),
+    (r'"{\"a\": \"\\ud83d\"}"', None),
+    ("[1]", None),
+    ("5", None),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+@pytest.mark.parametrize("parser", JSON_PARSERS)
+@pytest.mark.parametrize(("arguments", "read_as"), ARGUMENTS_READ)
+def test_arguments_have_either_name(
+    parser: type[ToolParser], arguments: str, read_as: str | None, key: str, size: int
+) -> None:
+    """Models mix them up; what is ``null`` or the text of an object is one."""
+    answer = written(parser, [ToolCall("f", arguments), ToolCall("g", "{}")], key)
+    pieces = [answer[start : start + size] for start in range(0, len(answer), size)]
+    plain, calls = read(parser, pieces)
+    if read_as is not None:
+        assert (plain, calls) == ("", [ToolCall("f", read_as), ToolCall("g", "{}")])
+    else:
+        assert ToolCall("f", arguments) not in calls
+        assert plain
+
+
+def test_ids_are_those_the_templates_take() -> None:
+    """Mistral's refuse others than of nine letters and digits."""
+    assert re.fullmatch("[0-9a-zA-Z]{9}", MistralToolParser.call_id())
+    assert re.fullmatch("call_[0-9a-f]{24}", HermesToolParser.call_id())
 
 
 @given(case=st.sampled_from(CASES), cuts=st.lists(st.integers(0, 120), max_size=6))
@@ -141,7 +187,7 @@ def test_streamed_calls_are_those_of_the_whole_answer(
         for index, arguments in enumerate(data.draw(st.lists(ARGUMENTS, min_size=1, max_size=3)))
     ]
     answer = written(parser, calls)
-    plain = "Let me see. " if parser is HermesToolParser else ""
+    plain = "" if parser is Llama3JsonToolParser else "Let me see. "
     assert read(parser, [plain + answer]) == (plain.rstrip(), calls)
     answer = (plain + answer)[: data.draw(st.integers(0, len(plain + answer)))]
     pieces = []
@@ -158,9 +204,7 @@ def test_streamed_calls_are_those_of_the_whole_answer(
 @pytest.mark.parametrize("parser", TOOL_PARSERS.values())
 def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
     """The name as soon as it is certain, then each character, but what belongs to no argument."""
-    opening, closing = (
-        ("<tool_call>\n", "\n</tool_call>") if parser is HermesToolParser else ("", "")
-    )
+    opening, closing = MARKS.get(parser, ("", ""))
     made = parser()
     assert made.push(f'{opening}{{"name": "f", "{parser.arguments_key}": ') == []
     assert made.push("{") == [CallBegin("f"), Arguments("{", is_last=False)]
@@ -170,11 +214,20 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
     assert made.finish() == []
 
 
-def written(parser: type[ToolParser], calls: list[ToolCall]) -> str:
+MARKS = {
+    HermesToolParser: ("<tool_call>\n", "\n</tool_call>"),
+    MistralToolParser: ("[TOOL_CALLS] [", "]"),
+}
+
+
+def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> str:
     """As models write it."""
     texts = [
-        f'{{"name": "{call.name}", "{parser.arguments_key}": {call.arguments}}}' for call in calls
+        f'{{"name": "{call.name}", "{key or parser.arguments_key}": {call.arguments}}}'
+        for call in calls
     ]
+    if parser is MistralToolParser:
+        return f"[TOOL_CALLS] [{', '.join(texts)}]"
     if parser is HermesToolParser:
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
     return "; ".join(texts)
@@ -183,7 +236,7 @@ def written(parser: type[ToolParser], calls: list[ToolCall]) -> str:
 @given(st.text(alphabet='<tol_cal>{}/\n x"', max_size=60))
 def test_text_without_calls_survives(text: str) -> None:
     """Nothing that is no call is lost."""
-    for parser in (HermesToolParser, Llama3JsonToolParser):
+    for parser in JSON_PARSERS:
         plain, calls = read(parser, list(text))
         assert not calls
         assert "".join(plain.split()) == "".join(text.split())
@@ -232,7 +285,7 @@ def test_grammars_and_parsers_agree(parser: type[ToolParser], is_one: bool) -> N
         return written(parser, [ToolCall(name, json.dumps(arguments))])
 
     weather, now = call("get_weather", {"city": "Seoul"}), call("now", {})
-    both = f"{weather}\n{now}" if parser is HermesToolParser else f"{weather}; {now}"
+    both = written(parser, [ToolCall("get_weather", '{"city": "Seoul"}'), ToolCall("now", "{}")])
     assert allows(weather)
     assert allows(now)
     assert allows(both) is not is_one
