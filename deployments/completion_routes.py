@@ -24,7 +24,6 @@ from deployments.json_body import read_json
 from deployments.openai_objects import STREAM_END, server_sent_event
 from deployments.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.response_builder import ResponseBuilder, ResponseFormat
-from deployments.tool_parsers import TOOL_PARSERS
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -39,10 +38,10 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation."""
         deadline = gateway.deadline()
         body = ChatBody.parse(await deadline.wait(read_json(request)))
-        parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
+        parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         generation = body.to_generation(request_id(request), parser)
         form = ChatFormat(
-            parser if body.may_call_tools else None,
+            parser,
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
             num_prompt_logprobs=body.prompt_logprobs,

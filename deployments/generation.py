@@ -149,7 +149,11 @@ Records = tuple[Delta | Summary, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica says of itself."""
+    """What a replica says of itself.
+
+    Attributes:
+        tool_parser: which reads its calls; ``None`` where none does.
+    """
 
     name: str
     max_model_len: int
@@ -165,3 +169,4 @@ class ModelInfo:
     weight_bytes: int
     drafters: tuple[str, ...]
     tokenizer_fingerprint: str
+    tool_parser: str | None = None

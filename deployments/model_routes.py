@@ -61,4 +61,5 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "weight_bytes": info.weight_bytes,
             "drafters": list(info.drafters),
             "tokenizer_fingerprint": info.tokenizer_fingerprint,
+            "tool_parser": info.tool_parser,
         }

@@ -29,6 +29,8 @@ from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, locate_statistics
 from deployments.statistics_state import StatisticsState
+from deployments.template_parsers import tool_parser_of
+from deployments.tool_parsers import AUTO
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.engine.processors import default_num_threads
@@ -211,7 +213,12 @@ class ModelServer:
             weight_bytes=self._model.weight_bytes,
             drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
             tokenizer_fingerprint=self._tokenizer.fingerprint,
+            tool_parser=self._tool_parser(),
         )
+
+    def _tool_parser(self) -> str | None:
+        name = self._config.tool_parser
+        return tool_parser_of(self._tokenizer.tools_template) if name == AUTO else name
 
     @tells_faults
     async def check_statistics(self, directory: str) -> None:

@@ -11,6 +11,9 @@ from deployments.call_schema import json_rules
 from deployments.tool_parser import Function, Part, ToolParser, num_held
 from hdserve import grammar
 
+AUTO = "auto"
+"""As ``tool_parser`` of a configuration: what the chat template asks for."""
+
 
 class _MarkedToolParser(ToolParser):
     """Calls that are JSON objects behind a mark.

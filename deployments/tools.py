@@ -110,7 +110,12 @@ class ToolFields(BaseModel):
         if not self.tools:
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         if parser is None:
-            raise Unsupported("tool calls of this model cannot be read (tool_parser)", "tools")
+            raise Unsupported(
+                "tool calls of this model cannot be read: its chat template asks for none, or in a "
+                "way that is not known; `chat_template` and `tool_parser` of its configuration can "
+                "name others",
+                "tools",
+            )
         functions = self._required_functions()
         if not functions:
             return None

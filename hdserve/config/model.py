@@ -209,8 +209,9 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = "hermes"
-    """How the model writes tool calls; ``None`` refuses tools."""
+    tool_parser: Literal["auto", "hermes", "llama3_json", "mistral"] | None = "auto"
+    """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
+    parser reads that, or with ``None``, tools are refused."""
 
     reasoning_parser: Literal["think"] | None = None
     """How the model marks what it thinks before it answers a chat, which is then given apart;

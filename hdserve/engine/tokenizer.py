@@ -61,6 +61,18 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     @property
+    def tools_template(self) -> str:
+        """The chat template for conversations with tools; empty where there is none that shows
+        them."""
+        if not self.has_chat_template:
+            return ""
+        try:
+            template: str = self._tokenizer.get_chat_template(tools=[PROBE_TOOL])
+        except ValueError:  # several, none of which is for tools or for everything
+            return ""
+        return template if _TOOLS.search(template) else ""
+
+    @property
     def eos_token_id(self) -> int | None:
         """The token that ends a text, if the tokenizer names one."""
         token_id: int | None = self._tokenizer.eos_token_id
@@ -118,7 +130,7 @@ class Tokenizer:
         for name in template_options:
             if name in options or name == "messages":
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
-        if tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=list(tools))):
+        if tools and not self.tools_template:
             reason = (
                 "this model's chat template does not know tools; `chat_template` of its "
                 "configuration can name one that does"

@@ -1,0 +1,19 @@
+"""Which parsers read what a model writes, by the chat template it was trained with."""
+
+from __future__ import annotations
+
+import re
+
+_LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
+"""As the templates of Llama 3 ask for calls; in Jinja quotes may have a backslash."""
+
+
+def tool_parser_of(template: str) -> str | None:
+    """The name of what reads the calls that ``template`` asks for; ``None`` where nothing does."""
+    if "[TOOL_CALLS]" in template:
+        return None if "[ARGS]" in template else "mistral"
+    if "<tool_call>" in template:
+        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+    if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
+        return "llama3_json"
+    return None
