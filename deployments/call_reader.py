@@ -11,6 +11,8 @@ _SEPARATORS = "; \n\r\t"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 """Models write either, whatever their template says."""
 
+_HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
+
 
 class CallBegin(NamedTuple):
     """A call begins; the arguments that follow are its."""
@@ -47,19 +49,17 @@ class CallReader:
     Args:
         closing: what ends the calls where it is not in a string; by default nothing does.
         separators: the characters that may stand before, between and behind calls.
+        head: a regular expression for what comes before the arguments, its one group the name.
 
     Attributes:
         kept: what is not given out; after the end, what is no call.
         rest: what came after ``closing``.
     """
 
-    def __init__(self, closing: str = "", separators: str = _SEPARATORS) -> None:
+    def __init__(self, closing: str = "", separators: str = _SEPARATORS, head: str = _HEAD) -> None:
         self._closing = closing
         self._separators = separators
-        self._head = re.compile(
-            rf'[{re.escape(separators)}]*{{\s*"name"\s*:\s*"([\w.-]{{1,64}})"\s*,'
-            rf'\s*"(?:{"|".join(_ARGUMENTS_KEYS)})"\s*:\s*(?={{)'
-        )
+        self._head = re.compile(f"[{re.escape(separators)}]*{head}")
         self._call: _OpenCall | None = None
         self.num_calls = 0
         self.is_closed = False

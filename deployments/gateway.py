@@ -35,8 +35,9 @@ from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
 from deployments.samples import Report
 from deployments.statistics_state import StatisticsState
+from deployments.template_parsers import AUTO
 from deployments.tool_parser import ToolParser
-from deployments.tool_parsers import AUTO, TOOL_PARSERS
+from deployments.tool_parsers import TOOL_PARSERS
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig

@@ -29,8 +29,7 @@ from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, locate_statistics
 from deployments.statistics_state import StatisticsState
-from deployments.template_parsers import tool_parser_of
-from deployments.tool_parsers import AUTO
+from deployments.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.engine.processors import default_num_threads
@@ -90,7 +89,7 @@ class ModelServer:
         self._requests = RequestMetrics(observations)
         self._metrics = self._start_metrics(observations)
         self._sequence_builder = SequenceBuilder(self._host)
-        parser = REASONING_PARSERS.get(config.reasoning_parser or "")
+        parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._records = self._record_streams()
 
@@ -215,6 +214,10 @@ class ModelServer:
             tokenizer_fingerprint=self._tokenizer.fingerprint,
             tool_parser=self._tool_parser(),
         )
+
+    def _reasoning_parser(self) -> str | None:
+        name = self._config.reasoning_parser
+        return reasoning_parser_of(self._tokenizer.template) if name == AUTO else name
 
     def _tool_parser(self) -> str | None:
         name = self._config.tool_parser

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+AUTO = "auto"
+"""In a configuration: what the chat template asks for."""
+
+_HARMONY = "<|channel|>"
 _LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
 """As the templates of Llama 3 ask for calls; in Jinja quotes may have a backslash."""
 
@@ -12,8 +16,17 @@ def tool_parser_of(template: str) -> str | None:
     """The name of what reads the calls that ``template`` asks for; ``None`` where nothing does."""
     if "[TOOL_CALLS]" in template:
         return None if "[ARGS]" in template else "mistral"
+    if _HARMONY in template:
+        return "harmony"
     if "<tool_call>" in template:
         return None if "<function=" in template or "<arg_key>" in template else "hermes"
     if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
         return "llama3_json"
     return None
+
+
+def reasoning_parser_of(template: str) -> str | None:
+    """The name of what reads the reasoning that ``template`` has marks for, if it has."""
+    if _HARMONY in template:
+        return "harmony"
+    return "think" if "<think>" in template or "</think>" in template else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 from uuid import uuid4
@@ -10,9 +11,6 @@ from deployments.call_reader import CallReader
 from deployments.call_schema import json_rules
 from deployments.tool_parser import Function, Part, ToolParser, num_held
 from hdserve import grammar
-
-AUTO = "auto"
-"""As ``tool_parser`` of a configuration: what the chat template asks for."""
 
 
 class _MarkedToolParser(ToolParser):
@@ -24,9 +22,6 @@ class _MarkedToolParser(ToolParser):
     OPEN: ClassVar[str]
     CLOSE: ClassVar[str] = ""
     """What ends the calls; by default nothing does."""
-
-    SEPARATORS: ClassVar[str] = "; \n\r\t"
-    """The characters that may stand before, between and behind calls."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -42,6 +37,9 @@ class _MarkedToolParser(ToolParser):
             return list(self._end(self._calls, ""))
         rest, self._buffer = self._buffer, ""
         return [rest] if rest and not (self._has_called and rest.isspace()) else []
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE)
 
     def _take(self) -> Iterator[Part]:
         while self._buffer:
@@ -59,7 +57,7 @@ class _MarkedToolParser(ToolParser):
     def _outside(self) -> Iterator[str]:
         before, tag, after = self._buffer.partition(self.OPEN)
         if tag:
-            self._calls = CallReader(self.CLOSE, self.SEPARATORS)
+            self._calls = self._reader()
             shown, self._buffer = before.rstrip(), after
         else:
             shown = before[: len(before) - num_held(before, self.OPEN)]
@@ -74,7 +72,7 @@ class _MarkedToolParser(ToolParser):
         if not calls.num_calls:
             yield f"{self.OPEN}{calls.kept}{closing}"
         elif calls.kept:
-            yield calls.kept.removeprefix("]") if "]" in self.SEPARATORS else calls.kept
+            yield calls.kept.removeprefix("]")  # of a list of calls
 
 
 class HermesToolParser(_MarkedToolParser):
@@ -96,7 +94,9 @@ class MistralToolParser(_MarkedToolParser):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, as Mistral writes it."""
 
     OPEN = "[TOOL_CALLS]"
-    SEPARATORS = "[], \n\r\t"
+
+    def _reader(self) -> CallReader:
+        return CallReader(separators="[], \n\r\t")
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -110,6 +110,33 @@ class MistralToolParser(_MarkedToolParser):
     def call_id(cls) -> str:
         """Mistral's templates refuse others than of nine characters."""
         return uuid4().hex[:9]
+
+
+class HarmonyToolParser(_MarkedToolParser):
+    """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
+    gpt-oss writes it, one in an answer; what its channels are
+    :class:`~deployments.harmony_parser.HarmonyParser` tells."""
+
+    OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
+    _HEAD = r"([\w.-]{1,64})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        marks = {name: f"<|{name}|>" for name in ("channel", "constrain", "message")}
+        calls = [
+            f"{grammar.quoted(f'commentary to=functions.{function.name} ')} "
+            f'constrain "json" message arguments_{index}'
+            for index, function in enumerate(functions)
+        ]
+        rules = [f"start: channel ({' | '.join(calls)})"]
+        rules += [
+            f"arguments_{index}: %json {json.dumps(grammar.with_json_options(function.parameters))}"
+            for index, function in enumerate(functions)
+        ]
+        return grammar.lark("\n".join(rules), marks)
 
 
 class Llama3JsonToolParser(ToolParser):
@@ -159,5 +186,6 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesToolParser,
     "llama3_json": Llama3JsonToolParser,
     "mistral": MistralToolParser,
+    "harmony": HarmonyToolParser,
 }
 """By the names of ``tool_parser`` in the configuration."""

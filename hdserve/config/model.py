@@ -209,13 +209,13 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: Literal["auto", "hermes", "llama3_json", "mistral"] | None = "auto"
+    tool_parser: Literal["auto", "hermes", "llama3_json", "mistral", "harmony"] | None = "auto"
     """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
     parser reads that, or with ``None``, tools are refused."""
 
-    reasoning_parser: Literal["think"] | None = None
+    reasoning_parser: Literal["auto", "think", "harmony"] | None = None
     """How the model marks what it thinks before it answers a chat, which is then given apart;
-    ``None`` leaves it in the text."""
+    ``auto``: as its chat template does; ``None`` leaves it in the text."""
 
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""

@@ -61,16 +61,25 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     @property
+    def template(self) -> str:
+        """The chat template for conversations without tools; empty where there is none."""
+        return self._template(None)
+
+    @property
     def tools_template(self) -> str:
         """The chat template for conversations with tools; empty where there is none that shows
         them."""
+        template = self._template([PROBE_TOOL])
+        return template if _TOOLS.search(template) else ""
+
+    def _template(self, tools: list[Mapping[str, Any]] | None) -> str:
         if not self.has_chat_template:
             return ""
         try:
-            template: str = self._tokenizer.get_chat_template(tools=[PROBE_TOOL])
-        except ValueError:  # several, none of which is for tools or for everything
+            template: str = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError:  # several, none of which is for this or for everything
             return ""
-        return template if _TOOLS.search(template) else ""
+        return template
 
     @property
     def eos_token_id(self) -> int | None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.reasoning_parsers import Split, ThinkParser
+from deployments.reasoning_parser import Split
+from deployments.reasoning_parsers import ThinkParser
 
 CLOSED: list[tuple[str, str, str]] = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),

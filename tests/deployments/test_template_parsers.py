@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.template_parsers import tool_parser_of
+from deployments.template_parsers import reasoning_parser_of, tool_parser_of
 from hdserve.engine.tokenizer import load_tokenizer
 
 TEMPLATES = [
@@ -16,6 +16,7 @@ TEMPLATES = [
     ("<tool_call>{name}\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", None),
     ("{{ '[TOOL_CALLS] [' }}{{ call.function | tojson }}", "mistral"),
     ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", None),
+    ("{{ '<|channel|>commentary json<|message|>' }}", "harmony"),
     ("{{ '<|python_tag|>' + call.name }}", "llama3_json"),
     ('{"name": function name, "parameters": dictionary of its arguments}', "llama3_json"),
     (r"{\"name\": function name, \"parameters\": dictionary}", "llama3_json"),
@@ -32,9 +33,24 @@ def test_the_way_a_template_asks_for_calls(template: str, name: str | None) -> N
     assert tool_parser_of(template) == name
 
 
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
+        ("{{ content.split('</think>')[-1] }}", "think"),
+        ("{{ message.content }}", None),
+        ("", None),
+    ],
+)
+def test_the_marks_a_template_has_for_reasoning(template: str, name: str | None) -> None:
+    assert reasoning_parser_of(template) == name
+
+
 def test_templates_of_tokenizers() -> None:
     """One that shows no tools asks for no calls."""
     path = Path(__file__).parent.parent.parent / "examples" / "configs" / "tools.jinja"
     with_tools = load_tokenizer("hdserve-tiny", chat_template=path)
     assert tool_parser_of(with_tools.tools_template) == "hermes"
-    assert load_tokenizer("hdserve-tiny").tools_template == ""
+    without = load_tokenizer("hdserve-tiny")
+    assert without.tools_template == ""
+    assert "<|im_start|>" in without.template
