@@ -29,6 +29,8 @@ MAX_ANSWERS = 256
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 _SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -190,7 +192,6 @@ class ChatBody(GenerationBody, ToolFields):
         "moderation": (),
         "verbosity": ("medium",),
         "web_search_options": (),
-        "reasoning_effort": ("none",),
     }
 
     messages: Messages = Field(min_length=1)
@@ -199,6 +200,7 @@ class ChatBody(GenerationBody, ToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
@@ -233,6 +235,7 @@ class ChatBody(GenerationBody, ToolFields):
             request_id=request_id,
             messages=tuple(message.for_template() for message in self.messages),
             template_options=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning_effort,
             tools=self.template_tools(),
             sampling=sampling,
             grammar_param=constraint and constraint.param,

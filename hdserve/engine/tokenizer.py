@@ -72,6 +72,11 @@ class Tokenizer:
         template = self._template([PROBE_TOOL])
         return template if _TOOLS.search(template) else ""
 
+    def has_variable(self, name: str, *, has_tools: bool) -> bool:
+        """Whether the chat template names this variable."""
+        template = self.tools_template if has_tools else self.template
+        return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
     def _template(self, tools: list[Mapping[str, Any]] | None) -> str:
         if not self.has_chat_template:
             return ""
