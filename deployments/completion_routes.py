@@ -41,7 +41,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         generation = body.to_generation(request_id(request), parser)
         form = ChatFormat(
-            parser,
+            body.tool_reader(parser),
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
             num_prompt_logprobs=body.prompt_logprobs,

@@ -14,7 +14,7 @@ from deployments.generation import Delta, Summary
 from deployments.openai_objects import error_body, metrics
 from deployments.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from deployments.responses_protocol import ResponsesBody
-from deployments.tool_parser import ToolParser
+from deployments.tool_parser import MakeParser
 from hdserve.errors import HdserveError
 
 
@@ -52,7 +52,7 @@ class ResponseEvents:
     """
 
     def __init__(
-        self, body: ResponsesBody, request_id: str, tool_parser: type[ToolParser] | None
+        self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:
         self._head = _head(body, request_id)
         self._parser = tool_parser() if tool_parser else None

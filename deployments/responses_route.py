@@ -47,7 +47,7 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
             parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
             generation = chat.to_generation(request_id(request), parser)
         generation = await owned(request, generation)
-        events = ResponseEvents(body, generation.request_id, parser)
+        events = ResponseEvents(body, generation.request_id, chat.tool_reader(parser))
         records = _generate(gateway, body.model, generation, deadline)
         if not body.stream:
             return await whole_answer(events, records, headers)

@@ -19,7 +19,9 @@ def tool_parser_of(template: str) -> str | None:
     if _HARMONY in template:
         return "harmony"
     if "<tool_call>" in template:
-        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+        if "<function=" in template and "<parameter=" in template:
+            return "qwen3_coder"
+        return None if "<arg_key>" in template else "hermes"
     if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
         return "llama3_json"
     return None

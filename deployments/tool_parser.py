@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
@@ -26,15 +26,24 @@ class ToolCall(NamedTuple):
 
 Part = str | CallPart
 
+MakeParser = Callable[[], "ToolParser"]
+"""Makes the parser of one answer."""
+
 
 class ToolParser(ABC):
     """Splits the text of one answer, as it comes, into plain text and calls.
 
     A call is given out from where it is certain to be one; what turns out to be none is plain text.
+
+    Args:
+        functions: those that may be called.
     """
 
     arguments_key: ClassVar[str] = "arguments"
     """By which a call that is required names its arguments."""
+
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        self._functions = functions
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:

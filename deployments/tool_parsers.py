@@ -10,6 +10,7 @@ from uuid import uuid4
 from deployments.call_reader import CallReader
 from deployments.call_schema import json_rules
 from deployments.tool_parser import Function, Part, ToolParser, num_held
+from deployments.xml_call_reader import XmlCallReader
 from hdserve import grammar
 
 
@@ -23,7 +24,8 @@ class _MarkedToolParser(ToolParser):
     CLOSE: ClassVar[str] = ""
     """What ends the calls; by default nothing does."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._has_called = False
@@ -90,6 +92,15 @@ class HermesToolParser(_MarkedToolParser):
         )
 
 
+class Qwen3CoderToolParser(HermesToolParser):
+    """``<tool_call><function=NAME><parameter=NAME>...</parameter></function></tool_call>``, as
+    Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
+    an argument is."""
+
+    def _reader(self) -> CallReader:
+        return XmlCallReader(self.CLOSE, self._functions)
+
+
 class MistralToolParser(_MarkedToolParser):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, as Mistral writes it."""
 
@@ -146,7 +157,8 @@ class Llama3JsonToolParser(ToolParser):
     arguments_key = "parameters"
     _TAG = "<|python_tag|>"
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._is_text = False
@@ -187,5 +199,6 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonToolParser,
     "mistral": MistralToolParser,
     "harmony": HarmonyToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
 }
 """By the names of ``tool_parser`` in the configuration."""

@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 from deployments.call_reader import Arguments, CallBegin
-from deployments.tool_parser import ToolParser
+from deployments.tool_parser import MakeParser
 
 
 class ToolDelta(NamedTuple):
@@ -30,7 +30,7 @@ class ToolReader:
     """
 
     def __init__(
-        self, parser: type[ToolParser] | None, *, is_one_call: bool = False, is_named: bool = False
+        self, parser: MakeParser | None, *, is_one_call: bool = False, is_named: bool = False
     ) -> None:
         self._parser = parser() if parser else None
         self._is_named = is_named

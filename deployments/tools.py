@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from deployments.body import Body, ClosedBody
 from deployments.structured import Constraint
-from deployments.tool_parser import Function, ToolParser
+from deployments.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -93,6 +94,16 @@ class ToolFields(BaseModel):
         if not self.may_call_tools:
             return ()
         return tuple(tool.for_template() for tool in self.tools or ())
+
+    def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
+        """Makes what reads the calls of an answer; ``None`` where it is all text."""
+        if parser is None or not self.may_call_tools:
+            return None
+        known = [
+            Function(tool.function.name, tool.function.parameters or {})
+            for tool in self.tools or ()
+        ]
+        return partial(parser, known)
 
     def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
         """What the output must match, because a call is required.

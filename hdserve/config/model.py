@@ -209,7 +209,9 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: Literal["auto", "hermes", "llama3_json", "mistral", "harmony"] | None = "auto"
+    tool_parser: (
+        Literal["auto", "hermes", "llama3_json", "mistral", "harmony", "qwen3_coder"] | None
+    ) = "auto"
     """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
     parser reads that, or with ``None``, tools are refused."""
 

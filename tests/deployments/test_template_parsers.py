@@ -12,7 +12,7 @@ from hdserve.engine.tokenizer import load_tokenizer
 TEMPLATES = [
     (r"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n</tool_call>", "hermes"),
     ("{{ '<tool_call>' ~ (call.function | tojson) ~ '</tool_call>' }}", "hermes"),
-    ("<tool_call>\n<function=name>\n<parameter=a>\n1\n</parameter></function>", None),
+    ("<tool_call>\n<function=name>\n<parameter=a>\n1\n</parameter></function>", "qwen3_coder"),
     ("<tool_call>{name}\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", None),
     ("{{ '[TOOL_CALLS] [' }}{{ call.function | tojson }}", "mistral"),
     ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", None),

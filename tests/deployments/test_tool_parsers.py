@@ -18,6 +18,7 @@ from deployments.tool_parsers import (
     HermesToolParser,
     Llama3JsonToolParser,
     MistralToolParser,
+    Qwen3CoderToolParser,
 )
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import load_tokenizer
@@ -116,11 +117,17 @@ HARMONY: list[tuple[str, str, list[ToolCall]]] = [
 ]
 CASES = [
     *((HermesToolParser, *case) for case in HERMES),
+    *((Qwen3CoderToolParser, *case) for case in HERMES),
     *((Llama3JsonToolParser, *case) for case in LLAMA),
     *((MistralToolParser, *case) for case in MISTRAL),
     *((HarmonyToolParser, *case) for case in HARMONY),
 ]
-JSON_PARSERS = (HermesToolParser, Llama3JsonToolParser, MistralToolParser)
+JSON_PARSERS = (
+    HermesToolParser,
+    Llama3JsonToolParser,
+    MistralToolParser,
+    Qwen3CoderToolParser,
+)
 
 
 def read(parser: type[ToolParser], pieces: list[str]) -> tuple[str, list[ToolCall]]:
@@ -238,6 +245,7 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
 
 MARKS = {
     HermesToolParser: ("<tool_call>\n", "\n</tool_call>"),
+    Qwen3CoderToolParser: ("<tool_call>\n", "\n</tool_call>"),
     MistralToolParser: ("[TOOL_CALLS] [", "]"),
 }
 
@@ -255,7 +263,7 @@ def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> s
     ]
     if parser is MistralToolParser:
         return f"[TOOL_CALLS] [{', '.join(texts)}]"
-    if parser is HermesToolParser:
+    if issubclass(parser, HermesToolParser):
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
     return "; ".join(texts)
 
