@@ -1,4 +1,4 @@
-"""The grammar of a call that is a JSON object."""
+"""The grammars of calls."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ def json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[st
     for index, function in enumerate(functions):
         schema = _call_schema(function, arguments_key)
         yield f"json_{index}: %json {json.dumps(grammar.with_json_options(schema))}"
+
+
+def named_rules(functions: Sequence[Function], before: str, after: str) -> Iterator[str]:
+    """Lark rules; ``call`` is the name of one of ``functions`` and its arguments.
+
+    Args:
+        before: what the name follows.
+        after: the rules and literals between the two.
+    """
+    yield "call: " + " | ".join(
+        f"{grammar.quoted(before + function.name)} {after} arguments_{index}"
+        for index, function in enumerate(functions)
+    )
+    for index, function in enumerate(functions):
+        schema = grammar.with_json_options(function.parameters)
+        yield f"arguments_{index}: %json {json.dumps(schema)}"
 
 
 def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:

@@ -88,8 +88,15 @@ class ThinkParser(ReasoningParser):
         return said
 
 
+class MistralThinkParser(ThinkParser):
+    """The same with the marks of Mistral."""
+
+    OPEN, CLOSE = "[THINK]", "[/THINK]"
+
+
 REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "think": ThinkParser,
+    "mistral": MistralThinkParser,
     "harmony": HarmonyParser,
 }
 """By the names of ``reasoning_parser`` in the configuration."""

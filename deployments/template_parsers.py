@@ -15,7 +15,7 @@ _LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
 def tool_parser_of(template: str) -> str | None:
     """The name of what reads the calls that ``template`` asks for; ``None`` where nothing does."""
     if "[TOOL_CALLS]" in template:
-        return None if "[ARGS]" in template else "mistral"
+        return "mistral_args" if "[ARGS]" in template else "mistral"
     if _HARMONY in template:
         return "harmony"
     if "<tool_call>" in template:
@@ -31,4 +31,6 @@ def reasoning_parser_of(template: str) -> str | None:
     """The name of what reads the reasoning that ``template`` has marks for, if it has."""
     if _HARMONY in template:
         return "harmony"
+    if "[THINK]" in template:
+        return "mistral"
     return "think" if "<think>" in template or "</think>" in template else None

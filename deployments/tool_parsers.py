@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 from uuid import uuid4
 
 from deployments.call_reader import CallReader
-from deployments.call_schema import json_rules
+from deployments.call_schema import json_rules, named_rules
 from deployments.tool_parser import Function, Part, ToolParser, num_held
 from deployments.xml_call_reader import XmlCallReader
 from hdserve import grammar
@@ -123,6 +122,29 @@ class MistralToolParser(_MarkedToolParser):
         return uuid4().hex[:9]
 
 
+class MistralArgsToolParser(MistralToolParser):
+    """``[TOOL_CALLS]NAME[ARGS]{...}``, several one after the other, as newer models of Mistral
+    write it."""
+
+    CLOSE = MistralToolParser.OPEN
+    _HEAD = r"([\w.-]{1,64})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
+        self._buffer = closing + self._buffer  # which opens the next
+        yield from super()._end(calls, "")
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        rules = [
+            f"start: (opening call){'' if is_one else '+'}",
+            *named_rules(functions, "", "args"),
+        ]
+        return grammar.lark("\n".join(rules), {"opening": cls.OPEN, "args": "[ARGS]"})
+
+
 class HarmonyToolParser(_MarkedToolParser):
     """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
     gpt-oss writes it, one in an answer; what its channels are
@@ -137,17 +159,9 @@ class HarmonyToolParser(_MarkedToolParser):
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
         marks = {name: f"<|{name}|>" for name in ("channel", "constrain", "message")}
-        calls = [
-            f"{grammar.quoted(f'commentary to=functions.{function.name} ')} "
-            f'constrain "json" message arguments_{index}'
-            for index, function in enumerate(functions)
-        ]
-        rules = [f"start: channel ({' | '.join(calls)})"]
-        rules += [
-            f"arguments_{index}: %json {json.dumps(grammar.with_json_options(function.parameters))}"
-            for index, function in enumerate(functions)
-        ]
-        return grammar.lark("\n".join(rules), marks)
+        before, after = "commentary to=functions.", 'constrain "json" message'
+        rules = named_rules(functions, before, f'" " {after}')
+        return grammar.lark("\n".join(["start: channel call", *rules]), marks)
 
 
 class Llama3JsonToolParser(ToolParser):
@@ -198,6 +212,7 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesToolParser,
     "llama3_json": Llama3JsonToolParser,
     "mistral": MistralToolParser,
+    "mistral_args": MistralArgsToolParser,
     "harmony": HarmonyToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
 }

@@ -14,6 +14,10 @@ from hdserve.models import BUNDLED_PREFIX, bundled_models
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 
+ToolParserName = Literal[
+    "auto", "hermes", "llama3_json", "mistral", "mistral_args", "harmony", "qwen3_coder"
+]
+
 _RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
@@ -209,13 +213,11 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: (
-        Literal["auto", "hermes", "llama3_json", "mistral", "harmony", "qwen3_coder"] | None
-    ) = "auto"
+    tool_parser: ToolParserName | None = "auto"
     """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
     parser reads that, or with ``None``, tools are refused."""
 
-    reasoning_parser: Literal["auto", "think", "harmony"] | None = None
+    reasoning_parser: Literal["auto", "think", "mistral", "harmony"] | None = None
     """How the model marks what it thinks before it answers a chat, which is then given apart;
     ``auto``: as its chat template does; ``None`` leaves it in the text."""
 

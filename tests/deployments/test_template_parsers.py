@@ -15,7 +15,7 @@ TEMPLATES = [
     ("<tool_call>\n<function=name>\n<parameter=a>\n1\n</parameter></function>", "qwen3_coder"),
     ("<tool_call>{name}\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", None),
     ("{{ '[TOOL_CALLS] [' }}{{ call.function | tojson }}", "mistral"),
-    ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", None),
+    ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", "mistral_args"),
     ("{{ '<|channel|>commentary json<|message|>' }}", "harmony"),
     ("{{ '<|python_tag|>' + call.name }}", "llama3_json"),
     ('{"name": function name, "parameters": dictionary of its arguments}', "llama3_json"),
@@ -38,6 +38,7 @@ def test_the_way_a_template_asks_for_calls(template: str, name: str | None) -> N
     [
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("{{ content.split('</think>')[-1] }}", "think"),
+        ("{{ '[THINK]' + block.thinking + '[/THINK]' }}", "mistral"),
         ("{{ message.content }}", None),
         ("", None),
     ],

@@ -17,6 +17,7 @@ from deployments.tool_parsers import (
     HarmonyToolParser,
     HermesToolParser,
     Llama3JsonToolParser,
+    MistralArgsToolParser,
     MistralToolParser,
     Qwen3CoderToolParser,
 )
@@ -115,11 +116,23 @@ HARMONY: list[tuple[str, str, list[ToolCall]]] = [
     (f"{HARMONY_CALL}f<|message|>x<|call|> y", f"{HARMONY_CALL}f<|message|>x<|call|> y", []),
     (f"{HARMONY_CALL}f<|mess", f"{HARMONY_CALL}f<|mess", []),
 ]
+MISTRAL_ARGS: list[tuple[str, str, list[ToolCall]]] = [
+    ('So [TOOL_CALLS]f[ARGS]{"a": [1]}', "So", [ToolCall("f", '{"a": [1]}')]),
+    (
+        '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]g[CALL_ID]ab1[ARGS] {}',
+        "",
+        [ToolCall("f", '{"a": "[TOOL_CALLS]"}'), ToolCall("g", "{}")],
+    ),
+    ("[TOOL_CALLS]f[ARGS]x[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]f[ARGS]x", [ToolCall("g", "{}")]),
+    ('[TOOL_CALLS]f[ARGS]{"a": [', "", [ToolCall("f", '{"a": ')]),
+    ("[TOOL_CALLS]f[AR", "[TOOL_CALLS]f[AR", []),
+]
 CASES = [
     *((HermesToolParser, *case) for case in HERMES),
     *((Qwen3CoderToolParser, *case) for case in HERMES),
     *((Llama3JsonToolParser, *case) for case in LLAMA),
     *((MistralToolParser, *case) for case in MISTRAL),
+    *((MistralArgsToolParser, *case) for case in MISTRAL_ARGS),
     *((HarmonyToolParser, *case) for case in HARMONY),
 ]
 JSON_PARSERS = (
@@ -234,10 +247,12 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
     named = f'{{"name": "f", "{parser.arguments_key}": '
     if parser is HarmonyToolParser:
         named = f"{HARMONY_CALL}f<|message|>"
+    if parser is MistralArgsToolParser:
+        named = "[TOOL_CALLS]f[ARGS]"
     assert made.push(f"{opening}{named}") == []
     assert made.push("{") == [CallBegin("f"), Arguments("{", is_last=False)]
     assert made.push('"a": "<') == [Arguments('"a": "<', is_last=False)]
-    ending = '"}' if parser is HarmonyToolParser else '"}}'
+    ending = '"}' if named.endswith((">", "]")) else '"}}'
     assert made.push(ending) == [Arguments('"}', is_last=True)]
     assert made.push(closing) == []
     assert made.finish() == []
@@ -257,6 +272,8 @@ def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> s
             f"{HARMONY_CALL}{call.name} <|constrain|>json<|message|>{call.arguments}"
             for call in calls
         )
+    if parser is MistralArgsToolParser:
+        return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{call.arguments}" for call in calls)
     texts = [
         f'{{"name": "{call.name}", "{key or parser.arguments_key}": {call.arguments}}}'
         for call in calls
