@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 _SEPARATORS = "; \n\r\t"
+_ARGUMENTS_KEYS = ("arguments", "parameters")
+"""Models write either, whatever their template says."""
+
+_HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
 
 
 class CallBegin(NamedTuple):
@@ -44,18 +48,18 @@ class CallReader:
 
     Args:
         closing: what ends the calls where it is not in a string; by default nothing does.
+        separators: the characters that may stand before, between and behind calls.
+        head: a regular expression for what comes before the arguments, its one group the name.
 
     Attributes:
         kept: what is not given out; after the end, what is no call.
         rest: what came after ``closing``.
     """
 
-    def __init__(self, arguments_key: str, closing: str = "") -> None:
-        self._arguments_key = arguments_key
+    def __init__(self, closing: str = "", separators: str = _SEPARATORS, head: str = _HEAD) -> None:
         self._closing = closing
-        self._head = re.compile(
-            rf'[;\s]*{{\s*"name"\s*:\s*"([\w.-]{{1,64}})"\s*,\s*"{arguments_key}"\s*:\s*(?={{)'
-        )
+        self._separators = separators
+        self._head = re.compile(f"[{re.escape(separators)}]*{head}")
         self._call: _OpenCall | None = None
         self.num_calls = 0
         self.is_closed = False
@@ -69,11 +73,11 @@ class CallReader:
 
     def end(self) -> list[CallPart]:
         """The calls in what was kept; no more comes."""
-        left = self.kept.strip(_SEPARATORS)
+        left = self.kept.strip(self._separators)
         if self._call is not None or (self.num_calls and self._closing.startswith(left)):
             self.kept = ""  # at most the beginning of ``closing``
             return []
-        calls = _whole_calls(left, self._arguments_key)
+        calls = _whole_calls(left, self._separators)
         if calls:
             self.kept = ""
             self.num_calls += len(calls) // 2
@@ -165,20 +169,33 @@ class _OpenCall:
             self._depth -= 1
 
 
-def _whole_calls(text: str, arguments_key: str) -> list[CallPart]:
+def _whole_calls(text: str, separators: str) -> list[CallPart]:
     """The calls ``text`` consists of; none if it is anything else."""
     decoder = json.JSONDecoder()
     found: list[CallPart] = []
     try:
         while text:
             data, end = decoder.raw_decode(text)
-            arguments = data[arguments_key]
-            if not isinstance(data["name"], str) or not isinstance(arguments, dict):
-                return []
-            written = json.dumps(arguments, ensure_ascii=False)
+            written = json.dumps(_arguments(data), ensure_ascii=False)
             (data["name"] + written).encode()  # half of a surrogate pair is no text
             found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
-            text = text[end:].lstrip(_SEPARATORS)
+            text = text[end:].lstrip(separators)
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return found
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """An object, ``null`` for none, or the text of one.
+
+    Raises:
+        KeyError, TypeError, ValueError: there are no arguments, or they are something else.
+    """
+    arguments = call[next((key for key in _ARGUMENTS_KEYS if key in call), _ARGUMENTS_KEYS[0])]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise TypeError(f"{arguments!r} is no object")
+    return arguments

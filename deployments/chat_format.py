@@ -9,7 +9,7 @@ from typing import Any
 from deployments.answer import Answer
 from deployments.generation import Delta, TokenInfo
 from deployments.prompt_logprobs import shown_prompt
-from deployments.tool_parsers import ToolParser
+from deployments.tool_parser import MakeParser
 from deployments.tool_reader import ToolReader
 
 
@@ -30,7 +30,7 @@ class ChatFormat:
 
     def __init__(
         self,
-        tool_parser: type[ToolParser] | None = None,
+        tool_parser: MakeParser | None = None,
         *,
         is_one_call: bool = False,
         is_named_call: bool = False,

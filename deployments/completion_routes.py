@@ -27,7 +27,6 @@ from deployments.openai_objects import STREAM_END, server_sent_event
 from deployments.param_names import params_named
 from deployments.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.response_builder import ResponseBuilder, ResponseFormat
-from deployments.tool_parsers import TOOL_PARSERS
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -42,11 +41,11 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation."""
         deadline = gateway.deadline()
         body = ChatBody.parse(await deadline.wait(read_json(request)))
-        parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
+        parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         with params_named(body.param_names):
             generation = body.to_generation(request_id(request), parser)
         form = ChatFormat(
-            parser if body.may_call_tools else None,
+            body.tool_reader(parser),
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
             num_prompt_logprobs=body.prompt_logprobs,

@@ -24,17 +24,20 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from deployments.cancelling import cancel_stream
-from deployments.context_lengths import ContextLengths
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http_metrics import HttpMetrics
 from deployments.metrics_poll import MetricsPoll
+from deployments.model_infos import ModelInfos
 from deployments.ray_metrics import Reporter
 from deployments.refusals import Refusals
 from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
 from deployments.samples import Report
 from deployments.statistics_state import StatisticsState
+from deployments.template_parsers import AUTO
+from deployments.tool_parser import ToolParser
+from deployments.tool_parsers import TOOL_PARSERS
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
@@ -103,7 +106,7 @@ class Gateway:
             for name, handle in direct.items()
         }
         self._refusals = Refusals()
-        self._context_lengths = ContextLengths(self._describe)
+        self._infos = ModelInfos(self._describe)
         self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
@@ -215,12 +218,33 @@ class Gateway:
         Raises:
             EngineStopped: none has, for ``describe_timeout_s``.
         """
-        return await self._context_lengths.describe(model)
+        return await self._infos.describe(model)
 
     async def context_lengths(self) -> dict[str, int]:
         """How many tokens fit into the models, by their own names; without those of which no
         replica has answered yet."""
-        return await self._context_lengths.of(self._configs, unasked=self._startable)
+        return await self._infos.context_lengths(self._configs, unasked=self._startable)
+
+    async def tool_parser(
+        self, model: str, deadline: Deadline, *, has_tools: bool
+    ) -> type[ToolParser] | None:
+        """What reads the calls of the model, where it may make some and they can be read."""
+        config = self.model(model)
+        if not has_tools or config.tool_parser is None:
+            return None
+        if config.tool_parser != AUTO:
+            return TOOL_PARSERS[config.tool_parser]
+        return TOOL_PARSERS.get((await self._info(config.name, deadline)).tool_parser or "")
+
+    async def _info(self, model: str, deadline: Deadline) -> ModelInfo:
+        """What a replica has said of itself, or says as long as the request may take: the model may
+        have none yet."""
+        known = self._infos.known(model)
+        if known is not None:
+            return known
+        info: ModelInfo = await deadline.wait(self._call(model, "describe"))
+        self._infos.learn(info)
+        return info
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""

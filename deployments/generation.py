@@ -22,6 +22,7 @@ class GenerationRequest:
         prompts: texts or token ids to continue; empty for a chat.
         messages: the conversation of a chat, as the chat template takes it.
         template_options: further variables of the chat template.
+        reasoning_effort: a variable of chat templates that name it.
         tools: functions the model may call, as the chat template takes them.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
@@ -41,6 +42,7 @@ class GenerationRequest:
     prompts: tuple[Prompt, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
@@ -149,7 +151,11 @@ Records = tuple[Delta | Summary, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica says of itself."""
+    """What a replica says of itself.
+
+    Attributes:
+        tool_parser: which reads its calls; ``None`` where none does.
+    """
 
     name: str
     max_model_len: int
@@ -165,3 +171,4 @@ class ModelInfo:
     weight_bytes: int
     drafters: tuple[str, ...]
     tokenizer_fingerprint: str
+    tool_parser: str | None = None

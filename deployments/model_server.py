@@ -29,6 +29,7 @@ from deployments.sequence_builder import SequenceBuilder
 from deployments.sharing import ClusterSharing
 from deployments.statistics import ChosenStatistics, locate_statistics
 from deployments.statistics_state import StatisticsState
+from deployments.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.engine.processors import default_num_threads
@@ -88,7 +89,7 @@ class ModelServer:
         self._requests = RequestMetrics(observations)
         self._metrics = self._start_metrics(observations)
         self._sequence_builder = SequenceBuilder(self._host)
-        parser = REASONING_PARSERS.get(config.reasoning_parser or "")
+        parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._records = self._record_streams()
 
@@ -210,7 +211,16 @@ class ModelServer:
             weight_bytes=self._model.weight_bytes,
             drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
             tokenizer_fingerprint=self._tokenizer.fingerprint,
+            tool_parser=self._tool_parser(),
         )
+
+    def _reasoning_parser(self) -> str | None:
+        name = self._config.reasoning_parser
+        return reasoning_parser_of(self._tokenizer.template) if name == AUTO else name
+
+    def _tool_parser(self) -> str | None:
+        name = self._config.tool_parser
+        return tool_parser_of(self._tokenizer.tools_template) if name == AUTO else name
 
     @tells_faults
     async def check_statistics(self, directory: str) -> None:

@@ -13,7 +13,8 @@ from deployments.messages import Messages, Parts, joined
 from deployments.prompt_logprobs import PromptLogprobFields
 from deployments.request_body import OfferedBody, RequestBody
 from deployments.structured import Constraint, StructuredFields, one_of
-from deployments.tool_parsers import HermesToolParser, ToolParser
+from deployments.tool_parser import ToolParser
+from deployments.tool_parsers import HermesToolParser
 from deployments.tools import ToolFields
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
@@ -29,6 +30,8 @@ MAX_STOP_TOKEN_IDS = 1024
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -199,7 +202,6 @@ class ChatBody(GenerationBody, ToolFields):
         "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
-        "reasoning_effort": ("none",),
     }
 
     messages: Messages = Field(min_length=1)
@@ -208,6 +210,7 @@ class ChatBody(GenerationBody, ToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @property
     def param_names(self) -> Mapping[str, str]:
@@ -248,6 +251,7 @@ class ChatBody(GenerationBody, ToolFields):
             request_id=request_id,
             messages=tuple(message.for_template() for message in self.messages),
             template_options=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning_effort,
             tools=self.template_tools(),
             sampling=sampling,
             grammar_param=constraint and constraint.param,

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple
 
-from deployments.tool_parsers import num_held
-
-
-class Split(NamedTuple):
-    """A piece of an answer, told apart."""
-
-    reasoning: str
-    text: str
+from deployments.harmony_parser import HarmonyParser
+from deployments.reasoning_parser import ReasoningParser, Split
+from deployments.tool_parser import num_held
 
 
 class _Stage(Enum):
@@ -24,37 +18,26 @@ class _Stage(Enum):
     TEXT = auto()
 
 
-class ThinkParser:
+class ThinkParser(ReasoningParser):
     """``<think>...</think>`` at the start of an answer, as DeepSeek-R1 and Qwen3 write it.
 
-    Text comes in any pieces, and is given out where it is certain to belong to no mark: a mark that
-    is never completed is text.  White space next to a mark is neither reasoning nor text.  What has
-    no closing mark is reasoning to its end.
-
-    Args:
-        is_open: whether the prompt ends in the opening mark, which the answer then need not have.
-
-    Attributes:
-        has_reasoned: whether there was an opening mark.
+    A mark that is never completed is text.  White space next to a mark is neither reasoning nor
+    text.  What has no closing mark is reasoning to its end.
     """
 
-    OPEN: ClassVar[str] = "<think>"
-    CLOSE: ClassVar[str] = "</think>"
+    OPEN, CLOSE = "<think>", "</think>"
 
     def __init__(self, *, is_open: bool) -> None:
-        self._is_open = is_open
+        super().__init__(is_open=is_open)
         self._stage = _Stage.BEFORE
         self._held = ""
         self._is_blank = True
-        self.has_reasoned = False
 
     @property
     def is_over(self) -> bool:
-        """Whether what follows is no reasoning."""
         return self._stage in (_Stage.BEHIND, _Stage.TEXT)
 
     def push(self, text: str) -> Split:
-        """What is certain now that ``text`` has come."""
         if self._stage is _Stage.TEXT:
             return Split("", text)
         self._held += text
@@ -64,7 +47,6 @@ class ThinkParser:
         return Split(reasoning, self._say() if self.is_over else "")
 
     def finish(self) -> Split:
-        """The rest: the answer has ended."""
         if self._stage is _Stage.BEFORE and self._is_open:
             self._enter(self._held)
         rest, self._held = self._held, ""
@@ -106,5 +88,15 @@ class ThinkParser:
         return said
 
 
-REASONING_PARSERS: Mapping[str, type[ThinkParser]] = {"think": ThinkParser}
+class MistralThinkParser(ThinkParser):
+    """The same with the marks of Mistral."""
+
+    OPEN, CLOSE = "[THINK]", "[/THINK]"
+
+
+REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
+    "think": ThinkParser,
+    "mistral": MistralThinkParser,
+    "harmony": HarmonyParser,
+}
 """By the names of ``reasoning_parser`` in the configuration."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deployments.generation import GenerationRequest
-from deployments.reasoning_parsers import Split, ThinkParser
+from deployments.reasoning_parser import ReasoningParser, Split
 from hdserve import core
 from hdserve.core import StepOutput
 
@@ -25,7 +25,7 @@ class ReasoningReader:
         num_tokens: of reasoning so far, those of the marks included.
     """
 
-    def __init__(self, parser: ThinkParser) -> None:
+    def __init__(self, parser: ReasoningParser) -> None:
         self._parser = parser
         self._num_read = 0
 
@@ -54,7 +54,7 @@ class ReasoningReaders:
         parser: ``None`` makes none.
     """
 
-    def __init__(self, parser: type[ThinkParser] | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, parser: type[ReasoningParser] | None, tokenizer: Tokenizer) -> None:
         self._parser = parser
         self._tokenizer = tokenizer
         self._has_special_marks = parser is not None and any(

@@ -15,7 +15,7 @@ from deployments.generation import (
     TokenInfo,
 )
 from deployments.prediction import count_prediction
-from deployments.reasoning_parsers import Split
+from deployments.reasoning_parser import Split
 from deployments.reasoning_reader import ReasoningReader
 from deployments.request_metrics import RequestClock
 from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob

@@ -14,7 +14,7 @@ from deployments.generation import Delta, Summary
 from deployments.openai_objects import error_body, metrics
 from deployments.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from deployments.responses_protocol import ResponsesBody
-from deployments.tool_parsers import ToolParser
+from deployments.tool_parser import MakeParser
 from hdserve.errors import HdserveError
 
 
@@ -52,7 +52,7 @@ class ResponseEvents:
     """
 
     def __init__(
-        self, body: ResponsesBody, request_id: str, tool_parser: type[ToolParser] | None
+        self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:
         self._head = _head(body, request_id)
         self._parser = tool_parser() if tool_parser else None
@@ -130,8 +130,8 @@ class ResponseEvents:
     def _read(self, part: str | CallPart) -> Iterator[Event]:
         if isinstance(part, CallBegin):
             self._num_calls += 1
-            if self._is_wanted:
-                yield from self._begin(CallItem(part.name))
+            if self._is_wanted and self._parser is not None:
+                yield from self._begin(CallItem(part.name, self._parser.call_id()))
         elif isinstance(part, Arguments):
             if self._is_wanted:
                 yield from self._add(part.text)

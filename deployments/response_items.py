@@ -84,9 +84,9 @@ class ReasoningItem(_TextItem):
 class CallItem:
     """An output item of a function call."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, call_id: str) -> None:
         self.id = f"fc_{uuid4().hex}"
-        self._call_id = f"call_{uuid4().hex[:24]}"
+        self._call_id = call_id
         self._name = name
         self._arguments = ""
 

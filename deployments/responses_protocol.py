@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from deployments.body import Body, ClosedBody
 from deployments.messages import MAX_MESSAGES, Parts, joined
-from deployments.protocol import ChatBody, Speculation
+from deployments.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.request_body import RequestBody
 from deployments.structured import Schema
 from deployments.tools import FunctionDefinition, FunctionName
@@ -19,6 +19,7 @@ PARAM_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning",
 }
 """What this API calls the parameters of a chat."""
 
@@ -48,6 +49,7 @@ _OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
@@ -197,6 +199,14 @@ class _Chat(ChatBody):
     format_param: ClassVar[str] = "text"
 
 
+class Reasoning(ClosedBody):
+    """How the model is to reason."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesBody(RequestBody):
     """``POST /v1/responses``."""
 
@@ -211,7 +221,6 @@ class ResponsesBody(RequestBody):
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "reasoning": ({}, {"effort": "none"}),
         "store": (False,),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -237,6 +246,7 @@ class ResponsesBody(RequestBody):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: Annotated[tuple[FunctionTool, ...], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
@@ -266,6 +276,10 @@ class ResponsesBody(RequestBody):
             fields["tools"] = [tool.for_chat() for tool in self.tools]
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
+        if self.reasoning is not None:
+            if self.reasoning.summary or self.reasoning.generate_summary:
+                raise Unsupported("reasoning is never summarised", "reasoning")
+            fields["reasoning_effort"] = self.reasoning.effort
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens
         if self.speculation is not None:

@@ -24,7 +24,6 @@ from deployments.json_body import read_json
 from deployments.param_names import params_named
 from deployments.response_events import ResponseEvents, named_event
 from deployments.responses_protocol import PARAM_NAMES, ResponsesBody
-from deployments.tool_parsers import TOOL_PARSERS
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -43,13 +42,13 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         deadline = gateway.deadline()
         body = ResponsesBody.parse(await deadline.wait(read_json(request)))
         headers = ignored_header(gateway.config.gateway, body)
-        parser = TOOL_PARSERS.get(gateway.model(body.model).tool_parser or "")
         with params_named(PARAM_NAMES):
             chat = body.to_chat()
+            has_tools = chat.may_call_tools
+            parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
             generation = chat.to_generation(request_id(request), parser)
         generation = await owned(request, generation)
-        reader = parser if chat.may_call_tools else None
-        events = ResponseEvents(body, generation.request_id, reader)
+        events = ResponseEvents(body, generation.request_id, chat.tool_reader(parser))
         records = _generate(gateway, body.model, generation, deadline)
         if not body.stream:
             return await whole_answer(events, records, headers)

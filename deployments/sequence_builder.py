@@ -12,11 +12,13 @@ from deployments.generation import GenerationRequest
 from deployments.off_loop import off_loop
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
     from hdserve.engine.grammar import GrammarState
     from hdserve.engine.host import ModelHost
+
+_EFFORT = "reasoning_effort"
 
 MAX_PROMPT_LOGPROBS = 1 << 17
 """Of all choices of a request together, alternatives included: some 8 MB of JSON, which hold up a
@@ -92,10 +94,24 @@ class SequenceBuilder:
 
     def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
         if request.messages:
-            options = request.template_options
+            options = {**self._effort(request), **request.template_options}
             yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
         for prompt in request.prompts:
             yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    def _effort(self, request: GenerationRequest) -> dict[str, str]:
+        """
+        Raises:
+            Unsupported: the template does not ask how much to reason.
+        """
+        effort = request.reasoning_effort
+        if effort is None:
+            return {}
+        if self._tokenizer.has_variable(_EFFORT, has_tools=bool(request.tools)):
+            return {_EFFORT: effort}
+        if effort == "none":
+            return {}
+        raise Unsupported(f"this model's chat template does not know {_EFFORT}", _EFFORT)
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         """What all choices are drafted with; of a prediction as much as an answer can have."""

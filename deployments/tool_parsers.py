@@ -1,74 +1,30 @@
-"""Reading the tool calls in what a model writes, and the grammars that make it write one."""
+"""The ways in which models write tool calls."""
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+from uuid import uuid4
 
-from deployments.call_reader import Arguments, CallBegin, CallPart, CallReader
+from deployments.call_reader import CallReader
+from deployments.call_schema import json_rules, named_rules
+from deployments.tool_parser import Function, Part, ToolParser, num_held
+from deployments.xml_call_reader import XmlCallReader
 from hdserve import grammar
 
-_SCHEMAS_BY_NAME = frozenset(
-    {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-)
-_NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
-"""Keywords of a JSON schema whose values are those of an instance."""
 
-
-class Function(NamedTuple):
-    """A function that can be called; ``parameters`` is a JSON schema."""
-
-    name: str
-    parameters: Mapping[str, Any]
-
-
-class ToolCall(NamedTuple):
-    """A call; ``arguments`` is a JSON text."""
-
-    name: str
-    arguments: str
-
-
-Part = str | CallPart
-
-
-class ToolParser(ABC):
-    """Splits the text of one answer, as it comes, into plain text and calls.
-
-    A call is given out from where it is certain to be one; what turns out to be none is plain text.
-    """
-
-    arguments_key: ClassVar[str] = "arguments"
-
-    @abstractmethod
-    def push(self, text: str) -> list[Part]:
-        """What is certain now that ``text`` has come."""
-
-    @abstractmethod
-    def finish(self) -> list[Part]:
-        """The rest: the answer has ended."""
-
-    @classmethod
-    @abstractmethod
-    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
-        """Answers that are calls of ``functions`` and nothing else.
-
-        Args:
-            is_one: whether there is exactly one call.
-        """
-
-
-class HermesToolParser(ToolParser):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen write it.
+class _MarkedToolParser(ToolParser):
+    """Calls that are JSON objects behind a mark.
 
     White space next to a call is no text.
     """
 
-    _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+    OPEN: ClassVar[str]
+    CLOSE: ClassVar[str] = ""
+    """What ends the calls; by default nothing does."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._has_called = False
@@ -83,6 +39,9 @@ class HermesToolParser(ToolParser):
         rest, self._buffer = self._buffer, ""
         return [rest] if rest and not (self._has_called and rest.isspace()) else []
 
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE)
+
     def _take(self) -> Iterator[Part]:
         while self._buffer:
             if self._calls is None:
@@ -94,15 +53,15 @@ class HermesToolParser(ToolParser):
                 yield from self._calls.push(text)
                 if self._calls.is_closed:
                     self._buffer = self._calls.rest
-                    yield from self._end(self._calls, self._CLOSE)
+                    yield from self._end(self._calls, self.CLOSE)
 
     def _outside(self) -> Iterator[str]:
-        before, tag, after = self._buffer.partition(self._OPEN)
+        before, tag, after = self._buffer.partition(self.OPEN)
         if tag:
-            self._calls = CallReader(self.arguments_key, self._CLOSE)
+            self._calls = self._reader()
             shown, self._buffer = before.rstrip(), after
         else:
-            shown = before[: len(before) - num_held(before, self._OPEN)]
+            shown = before[: len(before) - num_held(before, self.OPEN)]
             self._buffer = before[len(shown) :]
         if shown:
             yield shown
@@ -112,16 +71,97 @@ class HermesToolParser(ToolParser):
         yield from calls.end()
         self._has_called |= calls.num_calls > 0
         if not calls.num_calls:
-            yield f"{self._OPEN}{calls.kept}{closing}"
+            yield f"{self.OPEN}{calls.kept}{closing}"
         elif calls.kept:
-            yield calls.kept
+            yield calls.kept.removeprefix("]")  # of a list of calls
+
+
+class HermesToolParser(_MarkedToolParser):
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen write it."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
-        opening, closing = grammar.quoted(f"{cls._OPEN}\n"), grammar.quoted(f"\n{cls._CLOSE}")
         more = "" if is_one else ' ("\\n" call)*'
-        rules = [f"start: call{more}", f"call: {opening} json {closing}"]
-        return grammar.lark("\n".join([*rules, *_json_rules(functions, cls.arguments_key)]))
+        rules = [f"start: call{more}", 'call: opening "\\n" json "\\n" closing']
+        return grammar.lark(
+            "\n".join([*rules, *json_rules(functions, cls.arguments_key)]),
+            {"opening": cls.OPEN, "closing": cls.CLOSE},
+        )
+
+
+class Qwen3CoderToolParser(HermesToolParser):
+    """``<tool_call><function=NAME><parameter=NAME>...</parameter></function></tool_call>``, as
+    Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
+    an argument is."""
+
+    def _reader(self) -> CallReader:
+        return XmlCallReader(self.CLOSE, self._functions)
+
+
+class MistralToolParser(_MarkedToolParser):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, as Mistral writes it."""
+
+    OPEN = "[TOOL_CALLS]"
+
+    def _reader(self) -> CallReader:
+        return CallReader(separators="[], \n\r\t")
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        more = "" if is_one else ' ("," " "? json)*'
+        rules = [f'start: opening / {{0,2}}/ "[" json{more} "]"']  # as its tokens begin with one
+        return grammar.lark(
+            "\n".join([*rules, *json_rules(functions, cls.arguments_key)]), {"opening": cls.OPEN}
+        )
+
+    @classmethod
+    def call_id(cls) -> str:
+        """Mistral's templates refuse others than of nine characters."""
+        return uuid4().hex[:9]
+
+
+class MistralArgsToolParser(MistralToolParser):
+    """``[TOOL_CALLS]NAME[ARGS]{...}``, several one after the other, as newer models of Mistral
+    write it."""
+
+    CLOSE = MistralToolParser.OPEN
+    _HEAD = r"([\w.-]{1,64})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
+        self._buffer = closing + self._buffer  # which opens the next
+        yield from super()._end(calls, "")
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        rules = [
+            f"start: (opening call){'' if is_one else '+'}",
+            *named_rules(functions, "", "args"),
+        ]
+        return grammar.lark("\n".join(rules), {"opening": cls.OPEN, "args": "[ARGS]"})
+
+
+class HarmonyToolParser(_MarkedToolParser):
+    """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
+    gpt-oss writes it, one in an answer; what its channels are
+    :class:`~deployments.harmony_parser.HarmonyParser` tells."""
+
+    OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
+    _HEAD = r"([\w.-]{1,64})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        marks = {name: f"<|{name}|>" for name in ("channel", "constrain", "message")}
+        before, after = "commentary to=functions.", 'constrain "json" message'
+        rules = named_rules(functions, before, f'" " {after}')
+        return grammar.lark("\n".join(["start: channel call", *rules]), marks)
 
 
 class Llama3JsonToolParser(ToolParser):
@@ -131,7 +171,8 @@ class Llama3JsonToolParser(ToolParser):
     arguments_key = "parameters"
     _TAG = "<|python_tag|>"
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._is_text = False
@@ -144,7 +185,7 @@ class Llama3JsonToolParser(ToolParser):
         self._buffer += text
         begun = self._buffer.lstrip()
         if begun.startswith(("{", self._TAG)):
-            self._calls = CallReader(self.arguments_key)
+            self._calls = CallReader()
             calls = begun.removeprefix(self._TAG)
             self._buffer = self._buffer.removesuffix(calls)
             return [*self._calls.push(calls)]
@@ -163,72 +204,16 @@ class Llama3JsonToolParser(ToolParser):
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
         more = "" if is_one else ' ("; " json)*'
-        rules = _json_rules(functions, cls.arguments_key)
+        rules = json_rules(functions, cls.arguments_key)
         return grammar.lark("\n".join([f"start: json{more}", *rules]))
 
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesToolParser,
     "llama3_json": Llama3JsonToolParser,
+    "mistral": MistralToolParser,
+    "mistral_args": MistralArgsToolParser,
+    "harmony": HarmonyToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
 }
 """By the names of ``tool_parser`` in the configuration."""
-
-
-def _json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[str]:
-    """Lark rules; ``json`` is a call of one of ``functions``."""
-    yield "json: " + " | ".join(f"json_{index}" for index in range(len(functions)))
-    for index, function in enumerate(functions):
-        schema = _call_schema(function, arguments_key)
-        yield f"json_{index}: %json {json.dumps(grammar.with_json_options(schema))}"
-
-
-def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
-    """The schema of a call.  What the parameters refer to in themselves is looked for from its
-    root, unless they have an ``$id``."""
-    parameters = function.parameters
-    if "$id" not in parameters:
-        parameters = _rebased(parameters, f"#/properties/{arguments_key}")
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, arguments_key: parameters},
-        "required": ["name", arguments_key],
-        "additionalProperties": False,
-    }
-
-
-def _rebased(schema: Any, root: str) -> Any:
-    """``schema`` with references to its own root, and from there, that begin at ``root``."""
-    if isinstance(schema, list):
-        return [_rebased(item, root) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            found[key] = root + value.removeprefix("#")
-        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[key] = {name: _rebased(item, root) for name, item in value.items()}
-        else:
-            found[key] = value if key in _NO_SCHEMAS else _rebased(value, root)
-    return found
-
-
-def num_held(text: str, tag: str) -> int:
-    """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
-    num_tag = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
-    before = text[: len(text) - num_tag]
-    return len(text) - len(before.rstrip())
-
-
-def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:
-    """The text of an answer, and its calls."""
-    text, calls = "", list[ToolCall]()
-    for part in parts:
-        match part:
-            case str():
-                text += part
-            case CallBegin(name):
-                calls.append(ToolCall(name, ""))
-            case Arguments(piece):
-                calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece)
-    return text, calls

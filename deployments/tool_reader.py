@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from deployments.call_reader import Arguments, CallBegin
-from deployments.tool_parsers import ToolParser
+from deployments.tool_parser import MakeParser
 
 
 class ToolDelta(NamedTuple):
@@ -31,7 +30,7 @@ class ToolReader:
     """
 
     def __init__(
-        self, parser: type[ToolParser] | None, *, is_one_call: bool = False, is_named: bool = False
+        self, parser: MakeParser | None, *, is_one_call: bool = False, is_named: bool = False
     ) -> None:
         self._parser = parser() if parser else None
         self._is_named = is_named
@@ -53,7 +52,7 @@ class ToolReader:
                 shown.append(part)
             elif isinstance(part, CallBegin):
                 self._num_begun += 1
-                calls += [self._begin(part)] if self._is_wanted else []
+                calls += [self._begin(part, self._parser.call_id())] if self._is_wanted else []
             elif self._is_wanted:
                 calls.append(self._go_on(part))
         return ToolDelta("".join(shown), calls)
@@ -80,11 +79,11 @@ class ToolReader:
     def _is_wanted(self) -> bool:
         return self._num_begun <= self._max_calls
 
-    def _begin(self, call: CallBegin) -> dict[str, Any]:
+    def _begin(self, call: CallBegin, call_id: str) -> dict[str, Any]:
         self._is_inside = True
         return {
             "index": self._num_begun - 1,
-            "id": f"call_{uuid4().hex[:24]}",
+            "id": call_id,
             "type": "function",
             "function": {"name": call.name, "arguments": ""},
         }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from deployments.body import Body, ClosedBody
 from deployments.structured import Constraint
-from deployments.tool_parsers import Function, ToolParser
+from deployments.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -94,6 +95,16 @@ class ToolFields(BaseModel):
             return ()
         return tuple(tool.for_template() for tool in self.tools or ())
 
+    def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
+        """Makes what reads the calls of an answer; ``None`` where it is all text."""
+        if parser is None or not self.may_call_tools:
+            return None
+        known = [
+            Function(tool.function.name, tool.function.parameters or {})
+            for tool in self.tools or ()
+        ]
+        return partial(parser, known)
+
     def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
         """What the output must match, because a call is required.
 
@@ -110,7 +121,12 @@ class ToolFields(BaseModel):
         if not self.tools:
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         if parser is None:
-            raise Unsupported("tool calls of this model cannot be read (tool_parser)", "tools")
+            raise Unsupported(
+                "tool calls of this model cannot be read: its chat template asks for none, or in a "
+                "way that is not known; `chat_template` and `tool_parser` of its configuration can "
+                "name others",
+                "tools",
+            )
         functions = self._required_functions()
         if not functions:
             return None

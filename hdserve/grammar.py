@@ -6,7 +6,7 @@ Nothing here knows a tokenizer; :mod:`hdserve.engine.grammar` compiles them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import isfinite, lcm
 from typing import Any
@@ -33,6 +33,7 @@ HELD_FORMATS = frozenset(
 )
 """Of texts.  Others are notes to readers of a schema, as JSON Schema has it."""
 
+_MARKS = "hdserve_marks"
 _NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _SCHEMAS = (
     "additionalItems",
@@ -76,13 +77,38 @@ def choice(options: Iterable[str]) -> str:
     return lark("start: " + " | ".join(quoted(option) for option in options))
 
 
-def lark(grammar: str) -> str:
+def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:
     """Texts of a context-free grammar in the Lark syntax of llguidance; its rule ``start``.
 
     Not for grammars of clients: an ambiguous one (``x: "a" | x x``) takes more time with each
     token, in the thread that serves everybody.
+
+    Args:
+        marks: further rules by their names, each a text that is one special token where the
+            vocabulary has it as such, which no literal is.
     """
-    return json.dumps({"grammars": [{"lark_grammar": grammar}]})
+    form: dict[str, Any] = {"lark_grammar": grammar}
+    return json.dumps({"grammars": [{**form, _MARKS: marks} if marks else form]})
+
+
+def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> str:
+    """``grammar`` as llguidance takes it, its marks being those of a vocabulary.
+
+    Args:
+        special_token_id: that of a text that is a special token.
+    """
+    if f'"{_MARKS}"' not in grammar:
+        return grammar
+    try:
+        forms = json.loads(grammar)
+    except ValueError:
+        return grammar  # it will be said to be wrong
+    for form in forms["grammars"]:
+        for name, text in form.pop(_MARKS, {}).items():
+            token_id = special_token_id(text)
+            mark = quoted(text) if token_id is None else f"<[{token_id}]>"
+            form["lark_grammar"] += f"\n{name}: {mark}"
+    return json.dumps(forms)
 
 
 def either(*grammars: str) -> str:

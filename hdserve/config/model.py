@@ -15,6 +15,10 @@ from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 
+ToolParserName = Literal[
+    "auto", "hermes", "llama3_json", "mistral", "mistral_args", "harmony", "qwen3_coder"
+]
+
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
@@ -211,12 +215,13 @@ class ModelConfig(StrictModel):
     """A file with the Jinja template that makes prompts of chats, on every node of the model;
     ``None`` takes the model's own."""
 
-    tool_parser: Literal["hermes", "llama3_json"] | None = "hermes"
-    """How the model writes tool calls; ``None`` refuses tools."""
+    tool_parser: ToolParserName | None = "auto"
+    """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
+    parser reads that, or with ``None``, tools are refused."""
 
-    reasoning_parser: Literal["think"] | None = None
+    reasoning_parser: Literal["auto", "think", "mistral", "harmony"] | None = None
     """How the model marks what it thinks before it answers a chat, which is then given apart;
-    ``None`` leaves it in the text."""
+    ``auto``: as its chat template does; ``None`` leaves it in the text."""
 
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from hdserve.engine.grammar_trial import MAX_CPU_S, compiles_in_time, parser_limits
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.grammar import with_marks
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Grammars:
     ) -> None:
         self._vocab_size = vocab_size
         self._step_fuel = step_fuel
+        self._backend = tokenizer.backend
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
         self._limits = parser_limits(step_fuel)
         self._found: OrderedDict[str, LLMatcher | InvalidRequest] = OrderedDict()
@@ -87,8 +89,9 @@ class Grammars:
         if self._tokenizer is None:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
         found: LLMatcher | InvalidRequest
-        if compiles_in_time(grammar, self._step_fuel):
-            found = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
+            form = with_marks(grammar, self._special_token_id)
+            found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
             if found.is_error():
                 reason = f"the grammar cannot be used: {_reason(found)}"
                 found = InvalidRequest(reason, "grammar")
@@ -100,6 +103,12 @@ class Grammars:
             if len(self._found) > _MAX_KEPT:
                 self._found.popitem(last=False)
         return found
+
+    def _special_token_id(self, text: str) -> int | None:
+        token_id: int | None = self._backend.token_to_id(text)
+        if token_id is None or self._tokenizer is None:
+            return None
+        return token_id if self._tokenizer.is_special_token(token_id) else None
 
 
 class GrammarState:

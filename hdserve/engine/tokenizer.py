@@ -61,6 +61,32 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     @property
+    def template(self) -> str:
+        """The chat template for conversations without tools; empty where there is none."""
+        return self._template(None)
+
+    @property
+    def tools_template(self) -> str:
+        """The chat template for conversations with tools; empty where there is none that shows
+        them."""
+        template = self._template([PROBE_TOOL])
+        return template if _TOOLS.search(template) else ""
+
+    def has_variable(self, name: str, *, has_tools: bool) -> bool:
+        """Whether the chat template names this variable."""
+        template = self.tools_template if has_tools else self.template
+        return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+    def _template(self, tools: list[Mapping[str, Any]] | None) -> str:
+        if not self.has_chat_template:
+            return ""
+        try:
+            template: str = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError:  # several, none of which is for this or for everything
+            return ""
+        return template
+
+    @property
     def eos_token_id(self) -> int | None:
         """The token that ends a text, if the tokenizer names one."""
         token_id: int | None = self._tokenizer.eos_token_id
@@ -118,7 +144,7 @@ class Tokenizer:
         for name in template_options:
             if name in options or name == "messages":
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
-        if tools and not _TOOLS.search(self._tokenizer.get_chat_template(tools=list(tools))):
+        if tools and not self.tools_template:
             reason = (
                 "this model's chat template does not know tools; `chat_template` of its "
                 "configuration can name one that does"

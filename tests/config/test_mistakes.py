@@ -75,7 +75,11 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         ("share_output: perhaps", "share_output: true or false is expected, not 'perhaps'"),
         ("chat_template: 7", "chat_template: a path is expected, not 7"),
         ("revision: 7", "revision: a text is expected, not 7; in quotes it is one"),
-        ("tool_parser: xml", "tool_parser: hermes, llama3_json or null is expected, not 'xml'"),
+        (
+            "tool_parser: xml",
+            "tool_parser: auto, hermes, llama3_json, mistral, mistral_args, harmony, qwen3_coder "
+            "or null is expected, not 'xml'",
+        ),
         (
             "engine: {dtype: fp8}",
             "engine.dtype: auto, float32, bfloat16, float16 or float64 is expected, not 'fp8'",

@@ -14,6 +14,8 @@ from ray import serve
 from deployments.deadline import Deadline
 from deployments.gateway import Gateway, translated
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
+from deployments.tool_parser import ToolParser
+from deployments.tool_parsers import HermesToolParser, MistralToolParser
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import EngineGone, EngineStopped, Overloaded
@@ -77,6 +79,43 @@ def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
         return [*found, (await gateway.context_lengths())["m"]]
 
     assert asyncio.run(lengths()) == [2048, 2048, 1024]
+
+
+class Describing:
+    """Says which parser reads its calls, once."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def describe(self) -> ModelInfo:
+        assert not self._is_asked
+        self._is_asked = True
+        known = ("m", 1, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
+        return ModelInfo(*known, tool_parser="mistral")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_tools", "parser"),
+    [
+        ("auto", True, MistralToolParser),
+        ("auto", False, None),
+        ("hermes", True, HermesToolParser),
+        (None, True, None),
+    ],
+)
+def test_a_replica_is_asked_once_what_reads_its_calls(
+    name: Any, has_tools: bool, parser: type[ToolParser] | None
+) -> None:
+    """Where the configuration does not say it, and there are tools."""
+    application = serve.deployment(Describing).bind()
+    handle: Any = serve.run(application, name="describing", _local_testing_mode=True)
+    config = ServeConfig(models=(ModelConfig(name="m", model="m", tool_parser=name),))
+    gateway = Gateway(config, {"m": handle})
+
+    async def parsers() -> list[type[ToolParser] | None]:
+        return [await gateway.tool_parser("m", Deadline(), has_tools=has_tools) for _ in range(2)]
+
+    assert asyncio.run(parsers()) == [parser, parser]
 
 
 def test_a_replica_whose_engine_is_gone_costs_no_request() -> None:

@@ -161,7 +161,6 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (CompletionBody, "length_penalty", 2.0),
     (CompletionBody, "truncate_prompt_tokens", 5),
     (ChatBody, "web_search_options", {}),
-    (ChatBody, "reasoning_effort", "high"),
     (CompletionBody, "suffix", "after"),
     (CompletionBody, "prompt_logprobs", -1),
     (ChatBody, "prompt_logprobs", -1),

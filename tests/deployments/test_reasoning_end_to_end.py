@@ -57,6 +57,7 @@ def application(
     shared = {
         "model": str(model),
         "chat_template": str(template),
+        "tool_parser": "hermes",
         "drafting": {"adapts_budget": False},
         "engine": {"dtype": "float32", "exact": True},
     }

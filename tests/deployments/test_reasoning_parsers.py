@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.reasoning_parsers import Split, ThinkParser
+from deployments.reasoning_parser import Split
+from deployments.reasoning_parsers import MistralThinkParser, ThinkParser
 
 CLOSED: list[tuple[str, str, str]] = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),
@@ -116,3 +117,10 @@ def test_text_is_not_held_back() -> None:
     assert parser.is_over
     assert parser.push(" It is") == ("", "It is")
     assert parser.push(" <") == ("", " <")
+
+
+def test_marks_of_mistral() -> None:
+    """Are read in the same way."""
+    parser = MistralThinkParser(is_open=False)
+    assert parser.push("[THINK]Two and two.[/THI") == ("Two and two.", "")
+    assert parser.push("NK]Four.") == ("", "Four.")

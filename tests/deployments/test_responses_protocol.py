@@ -131,7 +131,8 @@ def test_reasoning_belongs_to_what_follows() -> None:
         ({"store": False, "background": False, "include": [], "truncation": "disabled"}, {}),
         ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
         ({"reasoning": {"effort": None, "summary": None}}, {}),
-        ({"reasoning": {"effort": "none", "summary": None}}, {}),
+        ({"reasoning": {"effort": "none", "summary": None}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
         ({"text": {"format": None}}, {}),
     ],
 )
@@ -140,6 +141,7 @@ def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, 
     found, wanted = request(**fields), chat(**same)
     assert (found.sampling, found.speculation) == (wanted.sampling, wanted.speculation)
     assert found.messages == wanted.messages
+    assert found.reasoning_effort == wanted.reasoning_effort
     assert found.grammar_param == ("text" if wanted.grammar_param else None)
 
 
@@ -163,7 +165,9 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"background": True}, "background", Unsupported),
     ({"stream_options": {}}, "stream_options", InvalidRequest),
     ({"store": True}, "store", Unsupported),
-    ({"reasoning": {"effort": "high"}}, "reasoning", Unsupported),
+    ({"reasoning": {"effort": "huge"}}, "reasoning", InvalidRequest),
+    ({"reasoning": {"budget": 5}}, "reasoning", InvalidRequest),
+    ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
     ({"reasoning": {"effort": None, "summary": "auto"}}, "reasoning", Unsupported),
     ({"include": ["message.output_text.logprobs"]}, "include", Unsupported),
     ({"truncation": "auto"}, "truncation", Unsupported),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from deployments.sequence_builder import SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
-from hdserve.errors import InvalidRequest, PromptTooLong
+from hdserve.errors import InvalidRequest, PromptTooLong, Unsupported
 from tests.engines import make_engine, run
 
 CHAT = ({"role": "user", "content": "hi"},)
@@ -205,3 +206,30 @@ def test_the_engine_compiles_no_grammar_of_a_server(host: ModelHost) -> None:
     run(engine, sequences)
     answers = [host.tokenizer.decode(seq.output_token_ids) for seq in sequences]
     assert answers == ["ab" * number for number in range(1, 41) for _ in range(2)]
+
+
+def test_how_much_to_reason_is_a_variable_of_the_template(tmp_path: Path) -> None:
+    """Where it names it; others are refused, unless none is asked for."""
+    path = tmp_path / "effort.jinja"
+    path.write_text("{{ reasoning_effort | default('medium') }}: {{ messages[0].content }}")
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", chat_template=path))
+    request = GenerationRequest("r", messages=CHAT)
+    for effort, options, prompt in (
+        (None, {}, "medium: hi"),
+        ("high", {}, "high: hi"),
+        ("none", {}, "none: hi"),
+        ("high", {"reasoning_effort": "low"}, "low: hi"),
+    ):
+        asked = replace(request, reasoning_effort=effort, template_options=options)
+        (seq,) = SequenceBuilder(host).build(asked)
+        assert host.tokenizer.decode(seq.token_ids) == prompt
+
+
+def test_templates_that_do_not_ask_how_much_to_reason(host: ModelHost) -> None:
+    request = GenerationRequest("r", messages=CHAT, reasoning_effort="none")
+    (seq,) = SequenceBuilder(host).build(request)
+    (plain,) = SequenceBuilder(host).build(replace(request, reasoning_effort=None))
+    assert seq.token_ids == plain.token_ids
+    with pytest.raises(Unsupported) as caught:
+        SequenceBuilder(host).build(replace(request, reasoning_effort="high"))
+    assert caught.value.param == "reasoning_effort"

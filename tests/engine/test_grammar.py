@@ -352,3 +352,19 @@ def test_engines_without_text_have_no_grammars() -> None:
     """Token ids alone cannot be held to a grammar."""
     with pytest.raises(InvalidRequest, match="tokenizer"):
         make_engine().add(make_sequence("a", make_prompt(3), grammar=grammar.json_object()))
+
+
+def test_marks_are_special_tokens_where_there_are_such() -> None:
+    """No literal of a grammar is one; a vocabulary without them spells them out."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend.add_special_tokens(["[CALL]"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend))
+    text = grammar.either(grammar.lark('start: mark "x"', {"mark": "[CALL]"}), grammar.choice("ab"))
+    for own, output in ((tokenizer, [257, ord("x")]), (make_tokenizer(), [*b"[CALL]x"])):
+        state = Grammars(own, own.vocab_size, {256}).state(text)
+        for token_id in [*output, 256]:
+            logits = torch.zeros(1, own.vocab_size)
+            assert torch.isfinite(state.apply(logits)[0, token_id])
+            state.push(token_id)
+        assert state.error is None
+        assert state.is_complete

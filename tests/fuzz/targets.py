@@ -26,7 +26,8 @@ from deployments.protocol import (
 )
 from deployments.request_body import parse_body
 from deployments.responses_protocol import ResponsesBody
-from deployments.tool_parsers import TOOL_PARSERS, joined
+from deployments.tool_parser import joined
+from deployments.tool_parsers import TOOL_PARSERS
 from hdserve.access import Access, ApiKey, read_access
 from hdserve.bench.replay_files import read_replay
 from hdserve.config import AccessConfig, parse_config, read_config

@@ -1,4 +1,4 @@
-"""How long the contexts of the models are, without asking their replicas each time."""
+"""What the models are, without asking their replicas each time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hdserve.errors import HdserveError
 MAX_WAIT_S = 0.25
 
 
-class ContextLengths:
+class ModelInfos:
     """Remembers what a replica of each model said last; used from one event loop.
 
     A replica may have room for less than the one it replaces, so whatever asks a replica to
@@ -27,7 +27,7 @@ class ContextLengths:
     ) -> None:
         self._describe = describe
         self._max_wait_s = max_wait_s
-        self._known: dict[str, int] = {}
+        self._known: dict[str, ModelInfo] = {}
         self._questions: dict[str, asyncio.Task[None]] = {}
 
     async def describe(self, name: str) -> ModelInfo:
@@ -37,11 +37,21 @@ class ContextLengths:
             HdserveError: none has answered.
         """
         info = await self._describe(name)
-        self._known[info.name] = info.max_model_len
+        self.learn(info)
         return info
 
-    async def of(self, models: Iterable[str], unasked: Collection[str] = ()) -> dict[str, int]:
-        """The lengths, in tokens, of those that are known or known soon.
+    def known(self, name: str) -> ModelInfo | None:
+        """What a replica of the model said last."""
+        return self._known.get(name)
+
+    def learn(self, info: ModelInfo) -> None:
+        """A replica has said this."""
+        self._known[info.name] = info
+
+    async def context_lengths(
+        self, models: Iterable[str], unasked: Collection[str] = ()
+    ) -> dict[str, int]:
+        """The lengths, in tokens, of the contexts of those that are known or known soon.
 
         Args:
             unasked: models that are not asked, because that would start a replica.
@@ -53,7 +63,7 @@ class ContextLengths:
         open_questions = [self._questions[name] for name in names if name in self._questions]
         if open_questions:
             await asyncio.wait(open_questions, timeout=self._max_wait_s)
-        return {name: self._known[name] for name in names if name in self._known}
+        return {name: self._known[name].max_model_len for name in names if name in self._known}
 
     async def _ask(self, name: str) -> None:
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from deployments.context_lengths import ContextLengths
 from deployments.generation import ModelInfo
+from deployments.model_infos import ModelInfos
 from hdserve.errors import EngineStopped
 
 
@@ -34,15 +34,17 @@ def test_a_model_is_asked_until_it_has_answered() -> None:
 
     async def run() -> None:
         models = Models()
-        lengths = ContextLengths(models.describe, max_wait_s=0.01)
-        assert await lengths.of("abc") == {"a": 97}
-        first, second = await asyncio.gather(lengths.of("abc"), lengths.of("cb"))
+        infos = ModelInfos(models.describe, max_wait_s=0.01)
+        assert await infos.context_lengths("abc") == {"a": 97}
+        first, second = await asyncio.gather(
+            infos.context_lengths("abc"), infos.context_lengths("cb")
+        )
         assert (first, second) == ({"a": 97, "b": 98}, {"b": 98})
         models.is_c_up.set()
-        assert await lengths.of("c") == {"c": 99}
-        assert await lengths.of("abc") == {"a": 97, "b": 98, "c": 99}
+        assert await infos.context_lengths("c") == {"c": 99}
+        assert await infos.context_lengths("abc") == {"a": 97, "b": 98, "c": 99}
         assert models.asked == ["a", "b", "c", "b"]
-        assert await lengths.of("") == {}
+        assert await infos.context_lengths("") == {}
 
     asyncio.run(run())
 
@@ -52,10 +54,10 @@ def test_models_that_would_be_started_are_not_asked() -> None:
 
     async def run() -> None:
         models = Models()
-        lengths = ContextLengths(models.describe)
-        assert await lengths.of("ad", unasked="d") == {"a": 97}
-        await lengths.describe("d")
-        assert await lengths.of("ad", unasked="d") == {"a": 97, "d": 100}
+        infos = ModelInfos(models.describe)
+        assert await infos.context_lengths("ad", unasked="d") == {"a": 97}
+        await infos.describe("d")
+        assert await infos.context_lengths("ad", unasked="d") == {"a": 97, "d": 100}
         assert models.asked == ["a", "d"]
 
     asyncio.run(run())
@@ -69,9 +71,11 @@ def test_the_last_answer_counts() -> None:
         return info("a", next(sizes))
 
     async def run() -> None:
-        lengths = ContextLengths(describe)
-        assert await lengths.of("a") == {"a": 2048}
-        assert (await lengths.describe("alias of a")).max_model_len == 1024
-        assert await lengths.of("a") == {"a": 1024}
+        infos = ModelInfos(describe)
+        assert await infos.context_lengths("a") == {"a": 2048}
+        assert infos.known("b") is None
+        assert (await infos.describe("alias of a")).max_model_len == 1024
+        assert infos.known("a") == info("a", 1024)
+        assert await infos.context_lengths("a") == {"a": 1024}
 
     asyncio.run(run())

@@ -1,0 +1,36 @@
+"""Which parsers read what a model writes, by the chat template it was trained with."""
+
+from __future__ import annotations
+
+import re
+
+AUTO = "auto"
+"""In a configuration: what the chat template asks for."""
+
+_HARMONY = "<|channel|>"
+_LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
+"""As the templates of Llama 3 ask for calls; in Jinja quotes may have a backslash."""
+
+
+def tool_parser_of(template: str) -> str | None:
+    """The name of what reads the calls that ``template`` asks for; ``None`` where nothing does."""
+    if "[TOOL_CALLS]" in template:
+        return "mistral_args" if "[ARGS]" in template else "mistral"
+    if _HARMONY in template:
+        return "harmony"
+    if "<tool_call>" in template:
+        if "<function=" in template and "<parameter=" in template:
+            return "qwen3_coder"
+        return None if "<arg_key>" in template else "hermes"
+    if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
+        return "llama3_json"
+    return None
+
+
+def reasoning_parser_of(template: str) -> str | None:
+    """The name of what reads the reasoning that ``template`` has marks for, if it has."""
+    if _HARMONY in template:
+        return "harmony"
+    if "[THINK]" in template:
+        return "mistral"
+    return "think" if "<think>" in template or "</think>" in template else None
