@@ -34,7 +34,7 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{- message.content }}<|im_end|>
 {% endfor %}{{ tools | default("", true) }}<|im_start|>assistant
 <think>"""
-SEEDS = range(8)
+SEEDS = range(16)
 
 
 @pytest.fixture(scope="module")
