@@ -108,6 +108,7 @@ class Calibration:
         pair_bias: float32 ``[2 * NUM_PAIRS]``, of a token after another and beside the strongest
             one; neither sent nor merged.
         handles: of the five arrays, for the compiled code that reads and updates them.
+        num_requests: how many running requests learn in it.
         num_tokens: how many tokens were learned from since the prior, by all that took part.
         base_tokens: how many that were when it was last shared or adopted: what it began with.
         expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
@@ -134,6 +135,7 @@ class Calibration:
         self.handles = HandleTable(
             Learned(self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias)
         )
+        self.num_requests = 0
         self._update_logits()
 
     def _update_logits(self) -> None:
@@ -143,6 +145,12 @@ class Calibration:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bias)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its arrays."""
+        learned = (self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias)
+        return sum(array.nbytes for array in learned)
 
     def count_tokens(self, num_tokens: int) -> None:
         """Note how many tokens were learned from; keeps weights and biases within their bounds."""
