@@ -179,7 +179,7 @@ class ContextDatabase:
         while not self.has_room(num_new):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.places = new_places(len(self.tokens))
-            self._index(MATCH_TOKENS - 1, self.num_tokens - 1)
+            self._index(max(self._num_pending, MATCH_TOKENS - 1), self.num_tokens - 1)
             self.last_positions = new_last_positions(len(self.tokens))
             note_positions(self.last_positions, self.tokens, self.num_tokens)
         if self.is_table_full:

@@ -96,6 +96,20 @@ def test_enlarging_keeps_tokens_and_contexts() -> None:
     ]
 
 
+def test_enlarging_before_the_prompt_is_complete_notes_no_place_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(context, "EAGER_TOKENS", 16)
+    monkeypatch.setattr(context, "PIECE_TOKENS", 16)
+    database = ContextDatabase(ContextPool(), list(range(64)), ORDERS, 64)
+    database.continue_prompt()
+    database.enlarge(10)
+    while not database.is_complete:
+        database.continue_prompt()
+    positions = database.places[database.places > 0] & ((1 << 40) - 1)
+    assert sorted(positions.tolist()) == list(range(5, 64))
+
+
 @pytest.mark.parametrize(("num_expected", "capacity"), [(64, 64), (65, 128), (4096, 4096)])
 def test_there_is_room_for_as_many_tokens_as_are_expected(num_expected: int, capacity: int) -> None:
     database = ContextDatabase(ContextPool(), [1, 2, 3], ORDERS, num_expected)
