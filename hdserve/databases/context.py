@@ -36,10 +36,12 @@ contexts; repetitions of five tokens are found in all of it."""
 ROWS_PER_TOKEN = 4
 """About how many contexts a token of text adds."""
 
-EAGER_TOKENS = 16384
-"""So much of a prompt is inserted at once; the rest follows in pieces, newest first."""
+EAGER_TOKENS = 32768
+"""So much of a prompt is inserted at once, in 3 to 5 ms; the rest follows in pieces, newest first,
+since drafts need the end of a text most (docs/adr/0011)."""
 
-PIECE_TOKENS = 2048
+PIECE_TOKENS = 8192
+"""A millisecond or two; the rest of a prompt should be in before a short answer ends."""
 
 
 @dataclass(slots=True)

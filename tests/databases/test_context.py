@@ -65,15 +65,19 @@ def test_stamps_start_anew_when_they_are_used_up() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "mib"), [(3000, 3), (8192, 9), (40_000, 11), (131_072, 14)])
 def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int, mib: int) -> None:
-    """What is not inserted at once follows in pieces, and memory stays below the bound."""
+    """What is not inserted at once follows in pieces, before a short answer ends, and memory stays
+    below the bound, where the rarest contexts make room."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 1000, num_tokens).tolist()
-    prompt[:3] = [2001, 2002, 2003]
+    prompt[:12] = [2001, 2002, 2003] * 4
     database = ContextDatabase(ContextPool(), prompt, ORDERS, num_tokens + 100)
     is_eager = num_tokens <= context.EAGER_TOKENS
     assert _row_tokens(database, [2001, 2002]) == ([2003] if is_eager else [])
+    num_pieces = 0
     while not database.is_complete:
         database.continue_prompt()
+        num_pieces += 1
+    assert num_pieces <= 12
     assert _row_tokens(database, [2001, 2002]) == [2003]
     assert database.num_bytes <= mib << 20
     assert database.num_entries <= len(database.table.rows)
