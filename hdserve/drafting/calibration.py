@@ -330,11 +330,11 @@ def _most_biased(token_bias: Floats, num: int) -> Ints:
     """The tokens of the ``num`` largest biases, by their absolute values, in order; without those
     that are as large as the next one."""
     sizes = np.abs(token_bias)
-    tokens = np.flatnonzero(sizes >= _LEAST_BIAS)
-    if len(tokens) <= num:
-        return tokens
-    largest = np.partition(sizes[tokens], -num - 1)
-    return tokens[sizes[tokens] > largest[-num - 1]]
+    tokens: Ints = np.flatnonzero(sizes >= _LEAST_BIAS)
+    if len(tokens) > num:
+        next_size = np.partition(sizes[tokens], -num - 1)[-num - 1]
+        tokens = tokens[sizes[tokens] > next_size]
+    return tokens
 
 
 def _decompress(data: bytes) -> bytes:
