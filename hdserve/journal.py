@@ -6,6 +6,7 @@ One JSON object per line; a line that an interruption cut short is cut off when 
     {"unit": "batch 1, round 0", "result": ...}      a finished part of the job
     {"interruptions": 1}                             here it went on
     {"unit": "batch 1, round 1", "result": ...}
+    {"unfinished": "batch 1, round 2", "note": ...}  for when that part is begun again
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Journal:
     Attributes:
         num_restored: units that an interrupted job had done.
         num_interruptions: how often the job went on.
+        notes: of parts that were interrupted, what :meth:`note` was told last.
 
     A journal of other settings in which nothing is finished gives way.
 
@@ -43,6 +45,7 @@ class Journal:
         self.path = result_path and result_path.with_name(result_path.name + SUFFIX)
         self._results: dict[str, Any] = {}
         self.num_interruptions = 0
+        self.notes: dict[str, Any] = {}
         try:
             self._open(json.loads(json.dumps(settings)))
         except OSError as error:
@@ -63,6 +66,10 @@ class Journal:
             self._results[unit] = json.loads(line)["result"]
         return self._results[unit]
 
+    def note(self, unit: str, note: Any) -> None:
+        """Keep something of ``unit``, which is not finished, for when it is begun again."""
+        self._append(json.dumps({"unfinished": unit, "note": note}, ensure_ascii=False))
+
     def finish(self) -> None:
         """Delete it: the result is written."""
         if self.path is not None:
@@ -80,6 +87,8 @@ class Journal:
         for line in lines[1:]:
             if "unit" in line:
                 self._results[line["unit"]] = line["result"]
+            if "unfinished" in line:
+                self.notes[line["unfinished"]] = line["note"]
             self.num_interruptions = line.get("interruptions", self.num_interruptions)
         self.num_interruptions += 1
         self._append(json.dumps({"interruptions": self.num_interruptions}))

@@ -56,6 +56,10 @@ class DraftTree:
         self.sources = [Source.PLAIN]
         self.scores = [1.0]
 
+    def empty_copy(self) -> DraftTree:
+        """A tree with nothing in it, for the same place and as large."""
+        return DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
+
     def __len__(self) -> int:
         """Number of nodes, the root included."""
         return len(self.token_ids)

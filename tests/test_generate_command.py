@@ -70,6 +70,20 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("option", ["--complete", "--json"])
+def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
+    """As an argument, on standard input, or in a row of a file, which is named."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    for arguments, reason in (
+        ([""], "the prompt is empty"),
+        (["-"], "the prompt is empty"),
+        (["--prompts", str(prompts)], "the prompt of row 2 is empty"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            CliRunner().invoke(app, ["generate", *arguments, option], catch_exceptions=False)
+
+
 @pytest.mark.slow
 def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     """After a real Ctrl-C: rows that were answered are kept, the text is that of a whole job."""

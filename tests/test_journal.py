@@ -34,6 +34,15 @@ def test_finished_units_are_not_done_again(tmp_path: Path) -> None:
     assert Journal(tmp_path / "out.json", SETTINGS).num_restored == 0
 
 
+def test_what_is_told_of_an_unfinished_unit_is_kept_for_it(tmp_path: Path) -> None:
+    """It is no unit: other settings still take its place."""
+    Journal(tmp_path / "out.json", SETTINGS).note("a", 3)
+    Journal(tmp_path / "out.json", SETTINGS).note("a", [4])
+    journal = Journal(tmp_path / "out.json", SETTINGS)
+    assert (journal.notes, journal.num_restored) == ({"a": [4]}, 0)
+    assert Journal(tmp_path / "out.json", {}).notes == {}
+
+
 def test_every_cut_of_the_file_goes_on(tmp_path: Path) -> None:
     """Whatever an interruption left of the last line, whole lines before it are kept."""
     whole = Journal(tmp_path / "whole", SETTINGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State, Task
-from hdserve.bench.prompts import EncodedPrompt, encode_prompt
+from hdserve.bench.prompts import EncodedPrompt, encode_prompt, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import open_statistics
@@ -108,6 +108,10 @@ def replay_tasks(
 def encoded_prompts(
     path: Path, limit: int | None, host: ModelHost, max_tokens: int
 ) -> Iterator[EncodedPrompt]:
-    """The prompts of a file, each cut to leave room for ``max_tokens``."""
-    longest = host.model.max_model_len - max_tokens
+    """The prompts of a file, each cut to leave room for ``max_tokens``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    longest = longest_prompt(host.model.max_model_len, max_tokens)
     return (encode_prompt(row, host.tokenizer, longest) for row in read_prompts(path, limit))

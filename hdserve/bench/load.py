@@ -31,6 +31,7 @@ class LoadPlan:
         seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
             sampling.
         num_before: requests of earlier plans: this one goes on in the order of the prompts.
+        num_asked: its first ones, which were sent before it was interrupted.
     """
 
     concurrency: int
@@ -39,11 +40,13 @@ class LoadPlan:
     burstiness: float = 1.0
     seed: int = 0
     num_before: int = 0
+    num_asked: int = 0
 
     def num_repeated(self, num_rows: int) -> int:
         """Requests whose prompt, of ``num_rows``, this plan or an earlier one has asked before: a
         server may draft from the answer."""
-        return self.num_prompts - min(self.num_prompts, max(0, num_rows - self.num_before))
+        num_new = min(self.num_prompts, max(0, num_rows - self.num_before)) - self.num_asked
+        return self.num_prompts - max(0, num_new)
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Load:
         is_interrupted: whether it was stopped before the end; requests that were under way then
             are in no count.
         num_repeated: see :meth:`LoadPlan.num_repeated`.
+        num_asked: requests that were sent.
     """
 
     plan: LoadPlan
@@ -63,6 +67,7 @@ class Load:
     duration_s: float = 0.0
     is_interrupted: bool = False
     num_repeated: int = 0
+    num_asked: int = 0
 
 
 def arrange(rows: Sequence[PromptRow], plan: LoadPlan) -> list[PromptRow]:
@@ -102,6 +107,7 @@ async def run_load(
     async def send(number: int, row: PromptRow, at_s: float) -> None:
         await asyncio.sleep(started_s + at_s - time.monotonic())
         async with places:
+            load.num_asked = max(load.num_asked, number + 1)
             record = await client.ask(
                 row.name, row.conversation or row.text, seed=plan.seed + number
             )

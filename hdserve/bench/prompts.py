@@ -35,6 +35,20 @@ class EncodedPrompt:
     is_cut: bool
 
 
+def longest_prompt(max_model_len: int, max_tokens: int) -> int:
+    """What ``--max-tokens`` leaves of the context for a prompt, in tokens.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    if max_tokens >= max_model_len:
+        raise ConfigError(
+            f"--max-tokens {max_tokens} leaves nothing for a prompt of the {max_model_len} tokens "
+            "that the model reads"
+        )
+    return max_model_len - max_tokens
+
+
 def encode_prompt(row: PromptRow, tokenizer: ChatTokenizer, max_tokens: int) -> EncodedPrompt:
     """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: texts of its
     first messages are left out before any of the next.
@@ -59,7 +73,10 @@ def _cut(
     shorter = [dict(message) for message in messages]
     message = next(_with_text(shorter), None)
     if message is None:
-        raise ConfigError(f"the chat template alone has more than {max_tokens} tokens")
+        raise ConfigError(
+            f"the chat template alone has more than {max_tokens} tokens; a smaller --max-tokens "
+            "leaves room for more"
+        )
     kept = tokenizer.encode(message["content"], adds_special_tokens=False)[num_over:]
     message["content"] = tokenizer.decode(kept)
     return shorter

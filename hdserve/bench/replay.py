@@ -18,6 +18,7 @@ from hdserve.core import SamplingParams, Source
 from hdserve.core import Sequence as RequestSequence
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter
+from hdserve.drafting.merging import merge_trees
 from hdserve.journal import Journal
 from hdserve.tree import Acceptance, DraftTree
 
@@ -51,7 +52,7 @@ class Replay:
     """Replays requests, one after another or some at a time.
 
     Args:
-        drafters: fill the tree in order.
+        drafters: fill one tree together.
         model_database: cleared, kept or filled by the mode; outputs enter it when they end, and
             as they are said while others run, as far as the drafters do so.
         budget: most drafted tokens of a request and step.
@@ -165,8 +166,7 @@ class Replay:
     def _draft(self, seq: RequestSequence, row: ReplayRow) -> ReplayStep:
         tree = DraftTree(seq.token_ids[-1], self._budget, self._max_depth)
         begin = time.perf_counter()
-        for drafter in self._drafters:
-            drafter.propose(seq, tree)
+        self._propose(seq, tree)
         draft_s = time.perf_counter() - begin
         acceptance = verify_recorded(tree, row.response[seq.num_output_tokens :])
         return ReplayStep(
@@ -177,6 +177,15 @@ class Replay:
             draft_s,
             self._observe(seq, tree, acceptance),
         )
+
+    def _propose(self, seq: RequestSequence, tree: DraftTree) -> None:
+        if len(self._drafters) == 1:
+            self._drafters[0].propose(seq, tree)
+            return
+        trees = [tree.empty_copy() for _ in self._drafters]
+        for drafter, own in zip(self._drafters, trees, strict=True):
+            drafter.propose(seq, own)
+        merge_trees(trees, tree)
 
     def _say_again(self, seq: RequestSequence, row: ReplayRow, step: ReplayStep) -> None:
         position, num_accepted = seq.num_output_tokens, len(step.sources)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-prompt-lookup")
 STATES = ("cold", "online", "warm")
+_UNABLE_TO_FOLLOW = "transformers-prompt-lookup"
+"""Chooses its tokens itself, so none of a record."""
+
 _BATCHING = {"autoregressive", "hierarchy"}
 """Contenders that decode several sequences together."""
 
@@ -41,9 +44,14 @@ class EngineOptions:
     batch_sizes: Annotated[
         str, typer.Option(help="How many sequences are decoded together: 1,4,16 measures each.")
     ] = "1"
-    compare: Annotated[str, typer.Option(help="What is measured, in this order.")] = ",".join(
-        CONTENDERS
-    )
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What is measured, in this order; default: {','.join(CONTENDERS)}, with --replay "
+            "without the last.",
+            show_default=False,
+        ),
+    ] = None
     temperature: Temperature = 0.0
     state: Annotated[
         str,
@@ -108,8 +116,8 @@ class EngineOptions:
         unknown = [name for name in self.contenders if name not in CONTENDERS]
         if unknown:
             raise ConfigError(f"unknown contender {unknown[0]!r}; known: {', '.join(CONTENDERS)}")
-        if self.replay is not None and "transformers-prompt-lookup" in self.contenders:
-            raise ConfigError("transformers-prompt-lookup cannot follow recorded choices")
+        if self.replay is not None and _UNABLE_TO_FOLLOW in self.contenders:
+            raise ConfigError(f"{_UNABLE_TO_FOLLOW} cannot follow recorded choices")
         if max(self.sizes) > 1 and not set(self.contenders) & _BATCHING:
             raise ConfigError(
                 f"--batch-sizes {self.batch_sizes}: transformers decodes one sequence at a time; "
@@ -118,8 +126,10 @@ class EngineOptions:
 
     @property
     def contenders(self) -> list[str]:
-        """The names in ``compare``."""
-        return self.compare.split(",")
+        """The names in ``compare``, or all that can be measured."""
+        if self.compare is not None:
+            return self.compare.split(",")
+        return [name for name in CONTENDERS if self.replay is None or name != _UNABLE_TO_FOLLOW]
 
     @property
     def sizes(self) -> list[int]:

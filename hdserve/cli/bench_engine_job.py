@@ -154,7 +154,7 @@ def _unshown(options: EngineOptions) -> dict[str, Any]:
     return {name: file_digest(path) for name, path in files.items()} | {
         "statistics": [source_digest(path) for path in options.statistics or ()],
         "batch_sizes": options.sizes,
-        "compare": options.compare,
+        "compare": options.contenders,
         "temperature": options.temperature,
     }
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, cast, get_args
 
@@ -97,7 +97,7 @@ class LoadOptions:
         if self.ignore_eos:
             body["ignore_eos"] = True
         api = cast("Api", self.api)
-        return Target(self.base_url, api, self.model, body, self.api_key, self.timeout_s)
+        return Target(self.base_url, api, self.model, body, length, self.api_key, self.timeout_s)
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class LoadOptions:
         """What ``goodput`` says, in milliseconds.
 
         Raises:
-            ConfigError: it names what is not measured.
+            ConfigError: it names what is not measured, or bounds that are none.
         """
         if self.goodput is None:
             return {}
@@ -130,6 +130,8 @@ class LoadOptions:
             bounds = {"": 0.0}
         if not bounds.keys() <= set(GOODPUT_NAMES):
             raise ConfigError("--goodput is like ttft:500,tpot:50,e2el:9000, in milliseconds")
+        if not all(0 <= bound < math.inf for bound in bounds.values()):
+            raise ConfigError(f"--goodput {self.goodput}: bounds are finite and not below 0")
         return bounds
 
     def plans(self, num_rows: int) -> list[LoadPlan]:
@@ -176,6 +178,7 @@ def serve(options: LoadOptions) -> None:
     results = LoadResults(journal, output, result)
     waiting = plans[results.num_restored :]
     if waiting:
+        waiting[0] = replace(waiting[0], num_asked=results.num_asked)
         with interruptible(how_to_go_on(output.file)):
             asyncio.run(measure(target, rows, waiting, results.keep))
     if output.has_text:

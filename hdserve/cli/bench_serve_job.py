@@ -20,6 +20,8 @@ from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
 
+CHECK_TEXT = "Is anybody there?"
+
 _METRICS_AGE_S = 1.1
 """A gateway may answer ``/metrics`` with what it heard up to a second ago."""
 
@@ -28,12 +30,17 @@ _METRICS_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server, and what is asked of it."""
+    """The server, and what is asked of it.
+
+    Attributes:
+        length_field: of ``body``: most tokens of an answer.
+    """
 
     base_url: str
     api: Api
     model: str | None
     body: Mapping[str, Any]
+    length_field: str
     api_key: str | None
     timeout_s: float
 
@@ -64,7 +71,7 @@ async def measure(
         timeout_s=target.timeout_s,
     )
     async with client:
-        await _check(client, rows[0])
+        await _check(client, target)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         before = await until_stopped(stop, _draft_totals(client, model))
@@ -91,13 +98,15 @@ async def _first_model(target: Target) -> str:
     return found
 
 
-async def _check(client: OpenAIClient, row: PromptRow) -> None:
-    """Have one request answered, which also warms the server.
+async def _check(client: OpenAIClient, target: Target) -> None:
+    """Have one request answered, as short as may be, to a text that no load asks: a server may
+    draft from answers, and keeps prompts.
 
     Raises:
         ConfigError: it failed; so would all.
     """
-    record = await client.ask(row.name, row.conversation or row.text)
+    length = {} if "min_tokens" in target.body else {target.length_field: 1}
+    record = await client.ask("check", CHECK_TEXT, **length)
     if record.outcome is Outcome.FAILED:
         raise ConfigError(f"the first request failed: {record.error}")
 

@@ -38,9 +38,17 @@ class LoadResults:
         """A load that was interrupted is written, and measured anew when the job goes on."""
         row = self._make_row(load, model_name, drafts)
         self.is_interrupted = load.is_interrupted
-        if not load.is_interrupted:
+        if load.is_interrupted:
+            num_asked = max(load.num_asked, load.plan.num_asked)
+            self._journal.note(_unit(len(self.rows)), num_asked)
+        else:
             row = self._journal.once(_unit(len(self.rows)), lambda: row)
         self.rows.append(row)
+
+    @property
+    def num_asked(self) -> int:
+        """How many requests of the next load were sent before it was interrupted."""
+        return int(self._journal.notes.get(_unit(self.num_restored), 0))
 
     def write(self) -> None:
         """Write all rows to the output."""

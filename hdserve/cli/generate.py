@@ -165,13 +165,21 @@ def _digest(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
-    """What to answer, each with ``prompt`` or ``messages``."""
+    """What to answer, each with ``prompt`` or ``messages``.
+
+    Raises:
+        InvalidRequest: a text is empty.
+    """
     if options.prompts_path is not None:
         rows = read_prompts(options.prompts_path)
     else:
         text = sys.stdin.read() if options.prompt == "-" else options.prompt
         assert text is not None
         rows = [PromptRow("", "", text)]
+    for number, row in enumerate(rows, 1):
+        if not (row.text or row.conversation):
+            where = "" if options.prompts_path is None else f" of row {number}"
+            raise InvalidRequest(f"the prompt{where} is empty", "prompt")
     return (_answerable(row, completes=options.completes) for row in rows)
 
 

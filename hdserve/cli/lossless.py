@@ -88,7 +88,7 @@ def _as_served(config: ModelConfig) -> ModelConfig:
 def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
-    from hdserve.bench.prompts import encode_prompt
+    from hdserve.bench.prompts import encode_prompt, longest_prompt
     from hdserve.engine.host import ModelHost
     from hdserve.prompts import read_prompts
 
@@ -101,7 +101,7 @@ def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[Setti
     values = {"name": options.model, "model": options.model, "engine": engine}
     host = ModelHost(_as_served(checked(ModelConfig, values)))
     journal = Journal(result_path, _settings(options, host))
-    longest = host.model.max_model_len - options.max_tokens
+    longest = longest_prompt(host.model.max_model_len, options.max_tokens)
     encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
     with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:
         check = LosslessCheck(

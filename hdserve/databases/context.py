@@ -36,10 +36,12 @@ contexts; repetitions of five tokens are found in all of it."""
 ROWS_PER_TOKEN = 4
 """About how many contexts a token of text adds."""
 
-EAGER_TOKENS = 16384
-"""So much of a prompt is inserted at once; the rest follows in pieces, newest first."""
+EAGER_TOKENS = 32768
+"""So much of a prompt is inserted at once, in 3 to 5 ms; the rest follows in pieces, newest first,
+since drafts need the end of a text most (docs/adr/0011)."""
 
-PIECE_TOKENS = 2048
+PIECE_TOKENS = 8192
+"""A millisecond or two; the rest of a prompt should be in before a short answer ends."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class ContextDatabase:
         while not self.has_room(num_new):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
             self.places = new_places(len(self.tokens))
-            self._index(MATCH_TOKENS - 1, self.num_tokens - 1)
+            self._index(max(self._num_pending, MATCH_TOKENS - 1), self.num_tokens - 1)
             self.last_positions = new_last_positions(len(self.tokens))
             note_positions(self.last_positions, self.tokens, self.num_tokens)
         if self.is_table_full:

@@ -106,8 +106,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``; only from sources
-        that ``seq.speculation`` allows."""
+        """Add guesses to ``tree``, which is empty but for its root, the last of ``seq.token_ids``;
+        only from sources that ``seq.speculation`` allows.  Where several drafters are configured
+        the likeliest of all are taken."""
 
     def observe(  # noqa: B027 - optional
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None

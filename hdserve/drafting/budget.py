@@ -105,7 +105,7 @@ class DraftBudget:
         looking_s = max(0.0, self._patience_with(num_sequences).looking_s * num_sequences)
         least_rate = num_sequences / (float(seconds[0]) + looking_s)
         least_worth = least_rate * float(np.diff(seconds).min())
-        return min(1.0, least_worth / max(self._corrections()))
+        return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
         """Learn what the step took whose trees were cut last, and its forward.
@@ -191,7 +191,7 @@ class DraftBudget:
     def _worths(self, trees: Sequence[DraftTree]) -> tuple[list[float], list[int]]:
         """Per drafted node of all trees its corrected score, never above that of a node before it,
         so that cutting keeps the nodes a tree named first; and the index of its tree."""
-        corrections = self._corrections()
+        corrections = self.corrections()
         worths: list[float] = []
         owners: list[int] = []
         for index, tree in enumerate(trees):
@@ -202,7 +202,7 @@ class DraftBudget:
             owners += [index] * tree.num_draft_tokens
         return worths, owners
 
-    def _corrections(self) -> list[float]:
+    def corrections(self) -> list[float]:
         """What scores were worth, by source."""
         sums = zip(self._accepted, self._expected, strict=True)
         return [accepted / expected for accepted, expected in sums]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration
 from hdserve.errors import SnapshotError
 
-MAX_CALIBRATIONS = 64
-"""Namespaces whose calibration is unpacked, 0.9 to 1.5 MB each; beyond it the one not used for
-longest is packed."""
+MAX_BYTES = 512 << 20
+"""Of calibrations that are unpacked, 0.9 to 1.5 MB each; beyond it those not used for longest are
+packed, but for what requests that run go on to learn in.  To pack one and unpack another takes some
+milliseconds of the engine's thread."""
 
 MAX_PACKED_CALIBRATIONS = 1024
 """Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
@@ -35,12 +37,17 @@ class Calibrations:
         calibration = self._unpacked.pop(namespace, None)
         if calibration is None:
             calibration = self._unpack(namespace)
+            self._make_room(calibration.num_bytes)
         self._unpacked[namespace] = calibration
-        if len(self._unpacked) > MAX_CALIBRATIONS:
-            oldest = next(iter(self._unpacked))
-            self._pack(oldest, self._unpacked.pop(oldest))
-            self._on_pack(oldest)
         return calibration
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Pack what is too much with another one of ``num_bytes``; all are equally large."""
+        num_packed = 1 + len(self._unpacked) - max(1, MAX_BYTES // num_bytes)
+        free = (name for name, known in self._unpacked.items() if not known.num_requests)
+        for namespace in list(islice(free, max(0, num_packed))):
+            self._pack(namespace, self._unpacked.pop(namespace))
+            self._on_pack(namespace)
 
     def state(self, namespace: str) -> bytes | None:
         """What a calibration in use has come to, if enough was learned since the last time."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward, Held
+from hdserve.drafting.merging import UNCORRECTED, merge_trees
 from hdserve.drafting.states import fit_states, pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
 
@@ -32,7 +33,7 @@ engine's own listener."""
 
 
 class GuardedDrafters:
-    """Fills one tree from several drafters in order; the one place where their errors end.
+    """Fills one tree from several drafters; the one place where their errors end.
 
     An exception, an id outside the vocabulary, a node out of its place, a score that is no
     probability or a source that the request does not allow costs that drafter's guess of this step:
@@ -66,20 +67,34 @@ class GuardedDrafters:
         for drafter in self._drafters:
             self.run(drafter.name, "start", drafter.start, seq)
 
-    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
-        """Fill ``tree``; it is a valid tree of valid ids whatever happens."""
-        for drafter in self._drafters:
-            if tree.is_full:
-                return
-            num_before = tree.num_draft_tokens
-            if not self.run(drafter.name, "propose", self._propose, drafter, seq, tree):
-                tree.truncate(num_before)
+    def propose(
+        self, seq: core.Sequence, tree: DraftTree, corrections: Sequence[float] = UNCORRECTED
+    ) -> None:
+        """Fill ``tree``; it is a valid tree of valid ids whatever happens.
+
+        A single drafter fills it as it likes.  Each of several fills a tree of its own, whose
+        likeliest nodes are taken (``merge_trees``).
+
+        Args:
+            corrections: what scores turned out to be worth, by source.
+        """
+        if len(self._drafters) == 1:
+            self._ask(self._drafters[0], seq, tree)
+            return
+        trees = [tree.empty_copy() for _ in self._drafters]
+        for drafter, own in zip(self._drafters, trees, strict=True):
+            self._ask(drafter, seq, own)
+        merge_trees(trees, tree, corrections)
+
+    def _ask(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
+        """Fill ``tree``, which is empty, and still is where ``drafter`` fails."""
+        if not self.run(drafter.name, "propose", self._propose, drafter, seq, tree):
+            tree.truncate(0)
 
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> bool:
-        first_new = len(tree)
         drafter.propose(seq, tree)
-        _check_nodes(tree, first_new, self._vocab_size)
-        _check_sources(tree, first_new, seq.speculation)
+        _check_nodes(tree, self._vocab_size)
+        _check_sources(tree, seq.speculation)
         return True
 
     def observe(
@@ -162,17 +177,17 @@ class GuardedDrafters:
             self.times_s[name, call] += time.perf_counter() - started
 
 
-def _check_nodes(tree: DraftTree, first_new: int, vocab_size: int) -> None:
+def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
     """
     Raises:
-        ValueError: of the nodes from ``first_new`` on one is not as :class:`DraftTree` has them.
+        ValueError: a node is not as :class:`DraftTree` has them.
     """
     if tree.num_draft_tokens > tree.capacity:
         raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
     depths = tree.depths
     columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
-    nodes = zip(*(column[first_new:] for column in columns), strict=True)
-    for node, (token_id, parent, depth, _, score) in enumerate(nodes, first_new):
+    nodes = zip(*(column[1:] for column in columns), strict=True)
+    for node, (token_id, parent, depth, _, score) in enumerate(nodes, 1):
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id} is not in the vocabulary")
         if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
@@ -181,13 +196,13 @@ def _check_nodes(tree: DraftTree, first_new: int, vocab_size: int) -> None:
             raise ValueError(f"score {score} is not a probability")
 
 
-def _check_sources(tree: DraftTree, first_new: int, speculation: core.SpeculationParams) -> None:
+def _check_sources(tree: DraftTree, speculation: core.SpeculationParams) -> None:
     """
     Raises:
-        ValueError: of the nodes from ``first_new`` on one is from no source, or from one that the
-            request may not be drafted for from.
+        ValueError: a node is from no source, or from one that the request may not be drafted for
+            from.
     """
-    for source in {*tree.sources[first_new:]}:
+    for source in {*tree.sources[1:]}:
         if not isinstance(source, core.Source):
             raise ValueError(f"{source!r} is no source")
         if not speculation.allows(source):

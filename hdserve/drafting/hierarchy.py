@@ -244,6 +244,7 @@ class Hierarchy(Drafter):
         request = _Request(context, calibration, state)
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
+        calibration.num_requests += 1
         self._contexts.add(context)
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
@@ -439,6 +440,7 @@ class Hierarchy(Drafter):
     def finish(self, seq: Sequence) -> None:
         request: _Request | None = seq.drafter_state.pop(self.name, None)
         if request is not None:
+            request.calibration.num_requests -= 1
             request.context.release()
             self._contexts.discard(request.context)
 

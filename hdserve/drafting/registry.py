@@ -49,7 +49,8 @@ def known_drafters() -> dict[str, type[Drafter]]:
     """All drafters by name; those of this package cannot be replaced.
 
     Raises:
-        ConfigError: an entry point cannot be loaded or is no drafter.
+        ConfigError: an entry point cannot be loaded, is no drafter, or has another name than its
+            drafter, under which its states would not be found.
     """
     known: dict[str, type[Drafter]] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
@@ -59,6 +60,10 @@ def known_drafters() -> dict[str, type[Drafter]]:
             raise ConfigError(f"the drafter {entry.name} ({entry.value}) fails: {error}") from error
         if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
             raise ConfigError(f"the drafter {entry.name} ({entry.value}) is no Drafter")
+        name = getattr(drafter, "name", None)
+        if name != entry.name:
+            told = f"the drafter {entry.name} ({entry.value}) has the name {name!r}"
+            raise ConfigError(f"{told}; both must be the same")
         known[entry.name] = drafter
     return known | dict(DRAFTERS)
 

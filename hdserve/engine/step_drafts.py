@@ -9,6 +9,7 @@ from operator import index
 from hdserve import core
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.drafting.merging import UNCORRECTED
 from hdserve.engine.model_runner import NodeOutputs
 from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
@@ -48,7 +49,8 @@ class StepDrafts:
         self._max_started_tokens = _MAX_STARTED_TOKENS
         self._catching_up_s = 0.0
         self._min_score = 0.0
-        """Of this step, all four."""
+        self._corrections: Sequence[float] = UNCORRECTED
+        """Of this step, all five."""
 
     @property
     def are_read(self) -> bool:
@@ -71,6 +73,7 @@ class StepDrafts:
         if is_drafting:
             is_trying = budget.is_trying(len(choosing))
             self._max_started_tokens = _MAX_TRIED_TOKENS if is_trying else _MAX_STARTED_TOKENS
+            self._corrections = budget.corrections()
             max_drafts = self._max_draft_tokens * len(choosing)
             self._min_score = budget.least_score(
                 max_drafts, len(choosing), num_other_rows, num_columns
@@ -102,7 +105,7 @@ class StepDrafts:
             self._catch_up(seq)
             self._catching_up_s += time.perf_counter() - started
         if tree.capacity:
-            self._drafters.propose(seq, tree)
+            self._drafters.propose(seq, tree, self._corrections)
         return tree
 
     def _starts_later(self, seq: core.Sequence) -> bool:

@@ -22,10 +22,10 @@ from hdserve.bench.contenders import (
     Task,
 )
 from hdserve.bench.engine import Result, Runs, filling, run_rounds
-from hdserve.bench.engine_setup import replay_tasks, use_statistics
+from hdserve.bench.engine_setup import encoded_prompts, replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.cli import app
-from hdserve.cli.bench_engine import print_results
+from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost
@@ -83,6 +83,17 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
     """Before a model is loaded, and not by a traceback."""
     with pytest.raises(ConfigError, match=reason):
         bench(*options, "--prompts", str(prompts))
+
+
+def test_by_default_all_that_can_be_is_measured() -> None:
+    """With recorded choices, too."""
+    assert EngineOptions(prompts=Path("x")).contenders == list(CONTENDERS)
+    assert EngineOptions(replay=Path("x")).contenders == list(CONTENDERS[:-1])
+
+
+def test_an_answer_that_leaves_no_prompt_is_named(prompts: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-tokens 1048576 leaves nothing"):
+        list(encoded_prompts(prompts, None, make_host(), 1 << 20))
 
 
 def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:

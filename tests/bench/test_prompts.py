@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hdserve.bench.prompts import encode_prompt
+from hdserve.bench.prompts import encode_prompt, longest_prompt
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
@@ -26,6 +26,13 @@ def test_a_text_is_cut_at_its_front() -> None:
     assert "it open? Thank you." in tokenizer.decode(list(cut.token_ids))
 
 
+def test_an_answer_as_long_as_the_context_leaves_no_prompt() -> None:
+    assert longest_prompt(2048, 2047) == 1
+    for max_tokens in (2048, 100_000):
+        with pytest.raises(ConfigError, match=f"--max-tokens {max_tokens} .* 2048 tokens"):
+            longest_prompt(2048, max_tokens)
+
+
 def test_a_conversation_loses_its_oldest_text_first() -> None:
     """Its messages stay, so that their order is still that of a conversation."""
     tokenizer = load_tokenizer("hdserve-mini")
@@ -41,5 +48,5 @@ def test_a_conversation_loses_its_oldest_text_first() -> None:
     half = encode_prompt(row, tokenizer, least + 40)
     assert half.token_ids[-8:] == cut.token_ids[-8:]
     assert least < len(half.token_ids) <= least + 40
-    with pytest.raises(ConfigError, match="the chat template alone has more than 2 tokens"):
+    with pytest.raises(ConfigError, match="template alone has more than 2 tokens; a smaller --max"):
         encode_prompt(row, tokenizer, 2)

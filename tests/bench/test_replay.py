@@ -27,7 +27,7 @@ from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.errors import ConfigError, DatabaseError
 from hdserve.journal import Journal
 from hdserve.tree import DraftTree
-from tests.drafters import OracleDrafter
+from tests.drafters import JunkDrafter, OracleDrafter
 from tests.interruption import interrupt_after, units
 
 ANSWER = (5, 6, 7, 8, 9, 5, 6, 7, 8, 2)
@@ -50,6 +50,17 @@ def test_oracle_takes_one_step_for_five_tokens() -> None:
     assert (result.num_tokens, result.num_steps) == (9, 2)
     assert result.mean_acceptance_length == 4.5
     assert result.accepted_by_source == {Source.OTHER: 8}
+
+
+@pytest.mark.parametrize("is_oracle_first", [True, False])
+def test_an_oracle_beside_another_drafter_counts(is_oracle_first: bool) -> None:
+    """Behind one that fills the tree, too."""
+    drafters = [OracleDrafter({"r0": [1, 3, 4, *ANSWER]}), JunkDrafter(100)]
+    if not is_oracle_first:
+        drafters.reverse()
+    replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 24)
+    replay.run(_rows(ANSWER))
+    assert replay.result.num_steps == 2
 
 
 def test_without_a_right_guess_each_token_is_a_step() -> None:

@@ -89,12 +89,27 @@ def test_what_is_sent(server: StandIn, tmp_path: Path) -> None:
     extra = '{"speculation": {"enabled": false}}'
     options = ("--max-tokens", "9", "--temperature", "0.5", "--ignore-eos", "--extra-body", extra)
     bench(server, tmp_path, ["good"], "--concurrency", "1", *options)
+    assert [body["max_completion_tokens"] for body in server.bodies] == [1, 9]
     for body in server.bodies:
-        assert body["max_completion_tokens"] == 9
         assert body["temperature"] == 0.5
         assert body["ignore_eos"] is True
         assert body["speculation"] == {"enabled": False}
         assert body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("extra", ["{}", '{"min_tokens": 3}'])
+def test_the_first_request_asks_what_no_load_asks(
+    server: StandIn, tmp_path: Path, extra: str
+) -> None:
+    """A server may draft from its answer, and has its prompt in its cache; it is short, unless the
+    server would refuse that."""
+    options = ("--concurrency", "1", "--max-tokens", "9", "--extra-body", extra)
+    _, (row,) = bench(server, tmp_path, ["good 1", "good 2"], *options)
+    first, *others = [body["messages"][0]["content"] for body in server.bodies]
+    assert sorted(others) == ["good 1", "good 2"]
+    assert first not in others
+    assert server.bodies[0]["max_completion_tokens"] == (9 if "min_tokens" in extra else 1)
+    assert row["num_repeated_prompts"] == 0
 
 
 def test_goodput(server: StandIn, tmp_path: Path) -> None:
@@ -112,6 +127,9 @@ def test_goodput(server: StandIn, tmp_path: Path) -> None:
         (("--api", "responses"), "--api"),
         (("--extra-body", "[1]"), "--extra-body"),
         (("--goodput", "itl:3"), "--goodput"),
+        (("--goodput", "ttft:nan"), "--goodput"),
+        (("--goodput", "ttft:inf"), "--goodput"),
+        (("--goodput", "ttft:5,e2el:-1"), "--goodput"),
         (("--request-rate", "0"), "--request-rate"),
         (("--request-rate", "nan"), "--request-rate"),
         (("--burstiness", "inf"), "--burstiness"),
@@ -171,8 +189,8 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
 ) -> None:
     """The same one, with a file for its result; in the first request as well as later."""
     prompts = tmp_path / "my prompts.jsonl"
-    texts = [*["good"] * num_before, "endless"]
-    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    prompts.write_text('{"turns": ["good"]}\n')
+    server.num_answered_to_end = num_before
     command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
     options = ["--api-key", "a-secret", "--json", "--concurrency", "1"]
     told = interrupt_when(lambda: server.num_open == 1, *command, *options)
@@ -182,6 +200,26 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     name, *words = shlex.split(line.partition(": ")[2])
     shown = ["--api-key=...", "--concurrency", "1", "--json", "FILE"]
     assert (name, words) == ("hdserve", [*command, *shown])
+
+
+def test_prompts_that_were_asked_before_an_interruption_come_again(
+    server: StandIn, tmp_path: Path
+) -> None:
+    """So those of the load that is measured anew are counted."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text("".join(f'{{"turns": ["good {n}"]}}\n' for n in range(9)))
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    command += ["--json", str(out), "--concurrency", "1,2,1", "--num-prompts", "4"]
+    for num_answered in (1 + 4 + 1, 1 + 1):  # with a load of 4, and then without it
+        server.bodies.clear()
+        server.num_answered_to_end = num_answered
+        num_sent = num_answered + 2
+        interrupt_when(lambda sent=num_sent: len(server.bodies) == sent, *command)  # type: ignore[misc]
+    server.num_answered_to_end = None
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    rows = json.loads(out.read_text())["results"]
+    assert [row["num_repeated_prompts"] for row in rows] == [0, 3, 3]
+    assert [row["completed"] for row in rows] == [4, 4, 4]
 
 
 def test_interrupted_it_goes_on(server: StandIn, tmp_path: Path) -> None:

@@ -65,15 +65,19 @@ def test_stamps_start_anew_when_they_are_used_up() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "mib"), [(3000, 3), (8192, 9), (40_000, 11), (131_072, 14)])
 def test_long_prompt_is_bounded_and_complete_in_the_end(num_tokens: int, mib: int) -> None:
-    """What is not inserted at once follows in pieces, and memory stays below the bound."""
+    """What is not inserted at once follows in pieces, before a short answer ends, and memory stays
+    below the bound, where the rarest contexts make room."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 1000, num_tokens).tolist()
-    prompt[:3] = [2001, 2002, 2003]
+    prompt[:12] = [2001, 2002, 2003] * 4
     database = ContextDatabase(ContextPool(), prompt, ORDERS, num_tokens + 100)
     is_eager = num_tokens <= context.EAGER_TOKENS
     assert _row_tokens(database, [2001, 2002]) == ([2003] if is_eager else [])
+    num_pieces = 0
     while not database.is_complete:
         database.continue_prompt()
+        num_pieces += 1
+    assert num_pieces <= 12
     assert _row_tokens(database, [2001, 2002]) == [2003]
     assert database.num_bytes <= mib << 20
     assert database.num_entries <= len(database.table.rows)
@@ -94,6 +98,20 @@ def test_enlarging_keeps_tokens_and_contexts() -> None:
         *(0, 4, 3, 2, 1),
         0,
     ]
+
+
+def test_enlarging_before_the_prompt_is_complete_notes_no_place_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(context, "EAGER_TOKENS", 16)
+    monkeypatch.setattr(context, "PIECE_TOKENS", 16)
+    database = ContextDatabase(ContextPool(), list(range(64)), ORDERS, 64)
+    database.continue_prompt()
+    database.enlarge(10)
+    while not database.is_complete:
+        database.continue_prompt()
+    positions = database.places[database.places > 0] & ((1 << 40) - 1)
+    assert sorted(positions.tolist()) == list(range(5, 64))
 
 
 @pytest.mark.parametrize(("num_expected", "capacity"), [(64, 64), (65, 128), (4096, 4096)])

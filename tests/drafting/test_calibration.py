@@ -65,7 +65,28 @@ def test_a_state_fits_its_message_however_large_the_vocabulary_is(vocab_size: in
         assert len(data) <= MAX_STATE_BYTES
         bias = Calibration.from_bytes(data).token_bias
         assert np.array_equal(bias[:1000], 5.0 + np.arange(1000) % 7)
-        assert np.count_nonzero(bias) > 5000
+        assert np.count_nonzero(bias) > 12_000
+
+
+def test_a_state_is_as_long_as_the_biases_it_has() -> None:
+    """A vocabulary that is mostly unseen takes no more room than a small one; what is too small for
+    half precision is not sent, so that a state that was unpacked is packed to the same bytes."""
+    large = Calibration.prior(1_000_000)
+    large.token_bias[::1000] = 0.5
+    large.token_bias[1::1000] = 10.0 ** -np.arange(1000)
+    data = large.to_bytes()
+    assert len(data) < len(Calibration.prior(1000).to_bytes()) + 2000
+    again = Calibration.from_bytes(data)
+    assert np.array_equal(again.token_bias[::1000], large.token_bias[::1000])
+    assert again.to_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["is_biased", "token_bias"])
+def test_biases_without_tokens_are_refused(name: str) -> None:
+    message = msgpack.unpackb(zlib.decompress(_learned(0).to_bytes()))
+    message[name] = message[name][:-2]
+    with pytest.raises(SnapshotError, match="corrupt"):
+        Calibration.from_bytes(zlib.compress(msgpack.packb(message)))
 
 
 @pytest.mark.parametrize("worth", [0.8, 1.0, 1.25])

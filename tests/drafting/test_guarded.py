@@ -225,14 +225,24 @@ def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert drafters.num_failures["foreign", "propose"] == 5
 
 
-def test_a_full_tree_is_offered_to_nobody() -> None:
-    """Drafters of lower rank are not asked when there is no room left."""
-    second = PathDrafter(9)
-    drafters = GuardedDrafters([JunkDrafter(VOCAB_SIZE), second], VOCAB_SIZE)
+def test_the_likeliest_guesses_of_all_drafters_are_kept() -> None:
+    """Whichever drafter comes first, a good guess of another is not displaced by many bad ones."""
+    junk, good = JunkDrafter(VOCAB_SIZE), PathDrafter(7, 8, 9)
+    for both in ([junk, good], [good, junk]):
+        drafters = GuardedDrafters(both, VOCAB_SIZE)
+        tree = DraftTree(4, 5)
+        drafters.propose(make_sequence(), tree)
+        assert tree.is_full
+        assert tree.token_ids[:4] == [4, 7, 8, 9]
+        assert tree.scores[1:] == [1.0] * 3 + [0.1] * 2
+
+
+def test_a_drafter_alone_fills_the_tree_as_it_likes() -> None:
     tree = DraftTree(4, 3)
-    drafters.propose(make_sequence(), tree)
-    assert tree.is_full
-    assert second.calls == []
+    GuardedDrafters([OddDrafter(lambda tree: tree.add_path([3], Source.MODEL))], 50).propose(
+        make_sequence(), tree
+    )
+    assert tree.token_ids == [4, 1, 2, 3]
 
 
 def test_room_that_a_failure_leaves_is_used() -> None:

@@ -12,7 +12,6 @@ from hdserve.core import Source
 from hdserve.drafting import calibrations
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.calibrations import MAX_CALIBRATIONS
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
@@ -25,7 +24,15 @@ from tests.drafting.helpers import (
     propose,
 )
 
+FEW = 8
+"""Calibrations that are unpacked in ``few_calibrations``."""
+
 PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.fixture
+def few_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrations, "MAX_BYTES", FEW * Calibration(VOCAB_SIZE).num_bytes)
 
 
 def test_the_correction_of_scores_changes_no_tree() -> None:
@@ -185,6 +192,7 @@ def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
     assert (flushed(), dropped()) == (None, None)
 
 
+@pytest.mark.usefixtures("few_calibrations")
 def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other replicas' namespaces do not push out one that is used here; one that was
     packed is as it was, also in what it shares, and only beyond all bounds begins anew."""
@@ -196,7 +204,7 @@ def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPa
     for number in range(299):
         drafter.adopt(str(number), learned)
     assert drafter.calibration("a") is busy
-    for number in range(MAX_CALIBRATIONS):
+    for number in range(FEW):
         calibration = drafter.calibration(str(number))
         assert (calibration.num_tokens, calibration.num_new_tokens) == (busy.num_tokens, 0)
     again = drafter.calibration("a")
@@ -209,11 +217,45 @@ def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPa
     assert drafter.calibration("other 2").num_tokens == busy.num_tokens
 
 
+def test_hundreds_of_namespaces_take_turns_without_packing() -> None:
+    drafter = Hierarchy(make_resources(PHRASE))
+    first = [drafter.calibration(str(number)) for number in range(300)]
+    assert all(drafter.calibration(str(number)) is first[number] for number in range(300))
+
+
+@pytest.mark.usefixtures("few_calibrations")
+def test_what_a_running_request_learns_is_never_lost() -> None:
+    """However many other namespaces come meanwhile; when it has ended its turn comes, too."""
+    drafter = Hierarchy(make_resources(PHRASE))
+    running = make_sequence(PHRASE, namespace="a")
+    drafter.start(running)
+    busy = drafter.calibration("a")
+    for number in range(3 * FEW):
+        drafter.calibration(str(number))
+    busy.count_tokens(5000)
+    busy.pair_bias[3] = 1.0
+    assert drafter.calibration("a") is busy
+    assert drafter.state("a") is not None
+    sequences = [make_sequence(PHRASE, namespace=str(number)) for number in range(2 * FEW)]
+    for seq in sequences:
+        drafter.start(seq)
+    held = [seq.drafter_state[drafter.name].calibration for seq in sequences]
+    assert held == [drafter.calibration(seq.namespace) for seq in sequences]
+    for seq in (running, *sequences):
+        drafter.finish(seq)
+    for number in range(FEW):
+        drafter.calibration(f"new {number}")
+    again = drafter.calibration("a")
+    assert again is not busy
+    assert again.num_tokens == 5000
+
+
+@pytest.mark.usefixtures("few_calibrations")
 def test_what_was_learned_before_it_was_packed_is_merged() -> None:
     drafter = Hierarchy(make_resources(PHRASE))
     drafter.calibration("a").token_bias[9] = 2.0
     drafter.calibration("a").count_tokens(5000)
-    for number in range(MAX_CALIBRATIONS):
+    for number in range(FEW):
         drafter.calibration(str(number))
     other = Calibration.prior(VOCAB_SIZE)
     other.count_tokens(5000)

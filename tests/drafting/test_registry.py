@@ -77,13 +77,21 @@ def _entry_points(value: str) -> EntryPoints:
 
 def test_entry_points_add_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter of another package is found by the name of its entry point."""
-    points = _entry_points("tests.drafters:JunkDrafter")
+    points = _entry_points("tests.drafters:UnmergedDrafter")
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     known = registry.known_drafters()
     assert set(known) == {*DRAFTERS, "mine"}
 
 
-@pytest.mark.parametrize("value", ["tests.nowhere:Nothing", "tests.drafting.helpers:VOCAB_SIZE"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "tests.nowhere:Nothing",
+        "tests.drafting.helpers:VOCAB_SIZE",
+        "tests.drafters:JunkDrafter",  # of another name
+        "hdserve.drafting.base:Drafter",  # of none
+    ],
+)
 def test_broken_entry_points_are_reported(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: _entry_points(value))
     with pytest.raises(ConfigError, match="mine"):

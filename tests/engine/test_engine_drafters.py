@@ -15,7 +15,7 @@ from hdserve.drafting.base import Drafter, Forward
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafters import JunkDrafter, SlowLearner
+from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
 from tests.engine.helpers import GREEDY, RecordingDrafter, make, plain
 from tests.engines import make_prompt, make_sequence, run
 from tests.models import VOCAB_SIZE, make_model
@@ -145,6 +145,31 @@ def test_drafters_know_what_need_not_be_proposed() -> None:
     engine._drafts._budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 2: 1.25})}))
     run(engine, [make_sequence("a", make_prompt(9), **GREEDY, max_tokens=3)])
     assert least[0] == pytest.approx(0.25)
+
+
+class Boaster(JunkDrafter):
+    """Is certain of what never comes."""
+
+    name = "boaster"
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        super().propose(seq, tree)
+        tree.scores[1:] = [1.0] * tree.num_draft_tokens
+        tree.sources[1:] = [core.Source.STATISTICS] * tree.num_draft_tokens
+
+
+@pytest.mark.parametrize("is_boaster_first", [True, False])
+def test_the_engine_believes_those_that_were_right(is_boaster_first: bool) -> None:
+    """Of two drafters that each fill a tree, the one that is right has the room in the end, though
+    the other promises more."""
+    wanted = plain(make_prompt(3), **GREEDY, max_tokens=300).token_ids
+    drafters: list[Drafter] = [OracleDrafter({"a": wanted}, 8), Boaster(VOCAB_SIZE)]
+    engine = make(drafters[::-1] if is_boaster_first else drafters)
+    engine._drafts._budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
+    seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=300)
+    run(engine, [seq])
+    assert seq.token_ids == wanted
+    assert seq.counts.num_accepted_tokens > 200
 
 
 @pytest.mark.parametrize(("first", "period"), [(0, 1), (0, 7), (5, 1), (5, 7), (40, 1)])

@@ -1,0 +1,47 @@
+"""One tree of the trees of several drafters: the likeliest nodes of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hdserve.core import Source
+from hdserve.tree import DraftTree
+
+UNCORRECTED = (1.0,) * len(Source)
+"""Scores are worth what they say, whatever they come from."""
+
+_Path = tuple[int, ...]
+
+
+def merge_trees(
+    trees: Iterable[DraftTree], merged: DraftTree, corrections: Sequence[float] = UNCORRECTED
+) -> None:
+    """Add what is worth most in ``trees`` to ``merged``, which is empty, up to its capacity.
+
+    A node is worth its score times the correction of its source, but no more than its parent, which
+    comes before it; so any beginning of ``merged`` is its best part.  Where several trees have the
+    same path it keeps the score that is worth most, with its source.  Of equal worths, the one
+    whose tree comes first goes first.
+    """
+    worths: dict[_Path, float] = {}
+    guesses: dict[_Path, tuple[Source, float]] = {}
+    for tree in trees:
+        paths: list[_Path] = [()]
+        nodes = zip(tree.parents, tree.token_ids, tree.sources, tree.scores, strict=True)
+        for parent, token_id, source, score in list(nodes)[1:]:
+            path = (*paths[parent], token_id)
+            paths.append(path)
+            worth = score * corrections[source]
+            if path not in worths or worth > worths[path]:
+                worths[path], guesses[path] = worth, (source, score)
+    for path, worth in worths.items():  # parents come before their children
+        worths[path] = min(worth, worths.get(path[:-1], worth))
+    best = sorted(worths, key=worths.__getitem__, reverse=True)[: merged.capacity]
+    places = {path: place for place, path in enumerate(((), *best))}
+    merged.add_nodes(
+        [path[-1] for path in best],
+        [places[path[:-1]] for path in best],
+        [guesses[path][0] for path in best],
+        [guesses[path][1] for path in best],
+        [len(path) for path in best],
+    )
