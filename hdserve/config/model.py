@@ -41,7 +41,8 @@ class DraftingConfig(StrictModel):
     """How drafts are made for one model."""
 
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(name="hierarchy"),)
-    """Sources in the order in which they fill a tree."""
+    """Sources whose likeliest guesses make a tree; of equally likely ones those of the first go
+    first."""
 
     max_draft_tokens: int | None = Field(default=None, ge=0, le=256)
     """Most drafted tokens of one sequence in one step; 0 decodes plainly.  Default: 16 on a CPU, 31
