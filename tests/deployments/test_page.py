@@ -81,7 +81,10 @@ def test_a_chat_is_coloured_by_source(page: Any) -> None:
 
 
 def test_figures_follow_the_stream(page: Any) -> None:
-    """They change while tokens come; in the end they are of the tokens that are shown."""
+    """They change while tokens come; in the end they are of the tokens that are shown.
+
+    A browser on a busy machine may not draw before an answer has ended; then another is asked for.
+    """
     page.evaluate(
         """() => {
             window.seen = new Set();
@@ -92,12 +95,17 @@ def test_figures_follow_the_stream(page: Any) -> None:
             }).observe(meter, { childList: true, subtree: true, characterData: true });
         }"""
     )
-    ask(page, temperature="1.2", **{"max-tokens": "200"})
-    wait_for_end(page)
     meter = page.locator("#chat-meter")
-    num_tokens = int(meter.locator("dd").nth(2).inner_text())
-    seen = {int(text) for text in page.evaluate("[...window.seen]")}
-    assert any(0 < number < num_tokens for number in seen)
+    for _ in range(10):
+        page.evaluate("window.seen.clear()")
+        ask(page, temperature="1.2", **{"max-tokens": "200"})
+        wait_for_end(page)
+        num_tokens = int(meter.locator("dd").nth(2).inner_text())
+        seen = {int(text) for text in page.evaluate("[...window.seen]")}
+        if any(0 < number < num_tokens for number in seen):
+            break
+    else:
+        pytest.fail("the figures changed at the end only, ten times")
     shown = meter.locator(".sources li").evaluate_all(
         "rows => rows.map(row => [row.childNodes[1].textContent, row.lastChild.textContent])"
     )
