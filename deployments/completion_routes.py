@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
@@ -13,7 +11,7 @@ from deployments.body_schema import body_schema
 from deployments.chat_format import ChatFormat
 from deployments.completion_format import CompletionFormat
 from deployments.deadline import Deadline
-from deployments.generation import GenerationRequest, Records
+from deployments.generation import GenerationRequest
 from deployments.generation_route import (
     GENERATION_RESPONSES,
     ignored_header,
@@ -24,7 +22,7 @@ from deployments.generation_route import (
 )
 from deployments.json_body import read_json
 from deployments.openai_objects import STREAM_END, server_sent_event
-from deployments.param_names import params_named
+from deployments.param_names import params_named, with_params_named
 from deployments.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.response_builder import ResponseBuilder, ResponseFormat
 
@@ -91,19 +89,11 @@ async def _answer(
         counts_in_chunks=body.counts_in_chunks,
     )
     headers = ignored_header(gateway.config.gateway, body)
-    messages = _generate(gateway, body, generation, deadline)
+    messages = with_params_named(
+        body.param_names, gateway.generate(body.model, generation, deadline)
+    )
     if not body.stream:
         return await whole_answer(builder, messages, headers)
     return await streamed_answer(
         builder, messages, headers, write=server_sent_event, last=STREAM_END
     )
-
-
-async def _generate(
-    gateway: Gateway, body: GenerationBody, generation: GenerationRequest, deadline: Deadline
-) -> AsyncGenerator[Records]:
-    """The records of an answer; errors name the parameters as the request does."""
-    with params_named(body.param_names):
-        async with aclosing(gateway.generate(body.model, generation, deadline)) as found:
-            async for records in found:
-                yield records

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import TypeVar
 
 from hdserve.errors import RequestError
+
+T = TypeVar("T")
 
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors raised within speak of parameters by the names they have in the request.
+    """Errors raised within speak of parameters by the names they have in the request; in their
+    messages only of those that no word of the language is.
 
     Args:
         names: what the request calls them, by what they are called inside.
@@ -21,8 +25,19 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
     except RequestError as error:
         message = error.message
         for inside, name in names.items():
-            message = re.sub(rf"\b{inside}\b", name, message)
+            if "_" in inside:
+                message = re.sub(rf"\b{inside}\b", name, message)
         param = names.get(error.param or "", error.param)
         if (message, param) == (error.message, error.param):
             raise
         raise type(error)(message, param) from error
+
+
+async def with_params_named(
+    names: Mapping[str, str], found: AsyncGenerator[T]
+) -> AsyncGenerator[T]:
+    """What ``found`` gives, and its errors as :func:`params_named` has them."""
+    with params_named(names):
+        async with aclosing(found):
+            async for item in found:
+                yield item

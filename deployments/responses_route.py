@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from deployments.body_schema import body_schema
-from deployments.deadline import Deadline
-from deployments.generation import GenerationRequest, Records
 from deployments.generation_route import (
     GENERATION_RESPONSES,
     ignored_header,
@@ -21,7 +17,7 @@ from deployments.generation_route import (
     whole_answer,
 )
 from deployments.json_body import read_json
-from deployments.param_names import params_named
+from deployments.param_names import params_named, with_params_named
 from deployments.response_events import ResponseEvents, named_event
 from deployments.responses_protocol import PARAM_NAMES, ResponsesBody
 
@@ -49,17 +45,8 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
             generation = chat.to_generation(request_id(request), parser)
         generation = await owned(request, generation)
         events = ResponseEvents(body, generation.request_id, chat.tool_reader(parser))
-        records = _generate(gateway, body.model, generation, deadline)
+        found = gateway.generate(body.model, generation, deadline)
+        records = with_params_named(PARAM_NAMES, found)
         if not body.stream:
             return await whole_answer(events, records, headers)
         return await streamed_answer(events, records, headers, write=named_event)
-
-
-async def _generate(
-    gateway: Gateway, model: str, generation: GenerationRequest, deadline: Deadline
-) -> AsyncGenerator[Records]:
-    """The records of an answer; errors name the parameters as this API does."""
-    with params_named(PARAM_NAMES):
-        async with aclosing(gateway.generate(model, generation, deadline)) as found:
-            async for records in found:
-                yield records

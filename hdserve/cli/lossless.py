@@ -67,7 +67,8 @@ def check_lossless(options: LosslessOptions) -> None:
         )
         for difference in result.first_differences:
             typer.echo(f"  {difference}")
-    if output.has_text and not all(result.is_lossless or result.is_exact for result in results):
+    have_differed = any(r.identical < r.total and not r.is_exact for r in results)
+    if output.has_text and have_differed:
         typer.echo(_HOW_TO_BE_EXACT)
     output.write({"model": options.model, "results": [result.to_json() for result in results]})
     journal.finish()

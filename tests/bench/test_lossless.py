@@ -92,12 +92,13 @@ def test_a_kept_difference_is_reported(host: ModelHost, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_the_command_goes_on(tmp_path: Path) -> None:
     """After a real Ctrl-C, and with the exit code of the whole."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in TEXTS * 2))
     command = ["check-lossless", "--prompts", str(prompts), "--model", "hdserve-mini"]
-    command += ["--json", str(out), "--batch-size", "2", "--max-tokens"]
+    command += ["--exact", "--json", str(out), "--batch-size", "2", "--max-tokens"]
     journal = tmp_path / "out.json.unfinished"
     told = interrupt_after(1, journal, *command, "24")
     assert "interrupted; the same command goes on where it was" in told
