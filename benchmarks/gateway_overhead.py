@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.server_processes import cpu_s, server_processes
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
-from deployments.model_server import ModelServer
+from deployments.replica.model_server import ModelServer
 from deployments.runtime import actor_options
 from hdserve.access import Access
 from hdserve.bench.environment import commit, cpu_name

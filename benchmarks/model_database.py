@@ -26,7 +26,7 @@ from rich.table import Table
 
 from actors import model_database
 from actors.mirror import Mirror
-from actors.model_database import ModelDatabaseActor
+from actors.model_database_actor import ModelDatabaseActor
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Poll, Position, Publish

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors import model_database
-from actors.model_database import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
+from actors.model_database_actor import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish

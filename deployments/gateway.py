@@ -26,18 +26,18 @@ from ray.serve.handle import DeploymentHandle
 from deployments.cancelling import cancel_stream
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
-from deployments.http_metrics import HttpMetrics
-from deployments.metrics_poll import MetricsPoll
+from deployments.http.metrics import HttpMetrics
+from deployments.metrics.poll import MetricsPoll
+from deployments.metrics.ray_metrics import Reporter
+from deployments.metrics.samples import Report
 from deployments.model_infos import ModelInfos
-from deployments.ray_metrics import Reporter
+from deployments.parsers.template_parsers import AUTO
+from deployments.parsers.tool_parser import ToolParser
+from deployments.parsers.tool_parsers import TOOL_PARSERS
 from deployments.refusals import Refusals
+from deployments.replica.statistics_state import StatisticsState
 from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
-from deployments.samples import Report
-from deployments.statistics_state import StatisticsState
-from deployments.template_parsers import AUTO
-from deployments.tool_parser import ToolParser
-from deployments.tool_parsers import TOOL_PARSERS
 from deployments.tracing import Tracing
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
@@ -118,7 +118,7 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called in the replica, once."""
-        from deployments.routes import build_api
+        from deployments.http.routes import build_api
 
         api = build_api(self)
         reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import serve
 
-from deployments.model_server import ModelServer
+from deployments.replica.model_server import ModelServer
 from deployments.runtime import actor_options
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.deployed import deployment_name

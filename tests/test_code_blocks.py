@@ -29,8 +29,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from deployments.gateway import Gateway
-from deployments.protocol import ChatBody
-from deployments.routes import build_api
+from deployments.http.routes import build_api
+from deployments.openai.protocol import ChatBody
 from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
 from hdserve.config.deployed import read_deployed_config
@@ -50,7 +50,7 @@ from tests.k8s.manifests import (
 )
 
 RUN = {
-    "curl": "deployments/test_page",
+    "curl": "deployments/http/test_page",
     "hdserve": "test_documented_commands, test_serve_command and deployments/test_bench_serve",
     "kubectl kustomize": "test_kubectl_asks_for_a_cluster",
 }

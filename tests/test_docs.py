@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from deployments.gateway import Gateway
-from deployments.messages import MAX_MESSAGES
-from deployments.protocol import (
+from deployments.http.routes import build_api
+from deployments.openai.messages import MAX_MESSAGES
+from deployments.openai.protocol import (
     MAX_ANSWERS,
     MAX_CHOICES,
     ChatBody,
@@ -20,9 +21,8 @@ from deployments.protocol import (
     Speculation,
     StreamOptions,
 )
-from deployments.responses_protocol import ResponsesBody
-from deployments.routes import build_api
-from deployments.sequence_builder import MAX_PROMPT_LOGPROBS
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.replica.sequence_builder import MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
 from hdserve.cli import app as command
 from hdserve.config import default_config

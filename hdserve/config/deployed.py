@@ -35,7 +35,7 @@ APPLICATION = "hdserve"
 GATEWAY_DEPLOYMENT = "gateway"
 
 PROXY_VARIABLES: Mapping[str, str] = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy_headers:middlewares"
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.http.proxy_headers:middlewares"
 }
 """Whose middlewares come before Ray Serve's own code where HTTP arrives: in the environment of its
 proxies, and in that of gateways behind HAProxy."""

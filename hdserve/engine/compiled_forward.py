@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch._inductor.config
+import torch.fx.experimental._config
 
 from hdserve.engine.batch import ForwardBatch
 from hdserve.engine.devices import multiplies_tiles
@@ -58,8 +59,8 @@ which the processor's tiles take them (docs/adr/0014)."""
 _MAX_PACKED_BYTES = 1 << 31
 """Of weights, which are stored twice then."""
 
-_MIN_ROWS = 2
-"""Rows, and rows with logits, of the smaller forwards of the graph of many rows."""
+_SEVERAL_ROWS = 2
+"""Rows, and rows with logits, of the smallest forwards of a graph that is not for one row."""
 
 
 def can_compile() -> bool:
@@ -81,15 +82,17 @@ def can_pack(module: torch.nn.Module) -> bool:
 class CompiledForward:
     """Runs the stock model compiled by ``torch.compile``: its many small steps become few.
 
-    Numbers of rows and of logits are variables of the graph.  There are two graphs, of one row and
-    of more, and each is made when it is first used, which takes a minute or so, and seconds where
-    the code is in PyTorch's cache on disk.
+    Numbers of rows and of logits are variables of the graph.  On a CPU one row is a number like
+    any other, so that the same code, which rounds alike, computes all forwards; on a GPU, and where
+    operators are left to Python, there is a graph of one row and one of more.  A graph is made when
+    it is first used, which takes a minute or so, and seconds where the code is in PyTorch's cache on
+    disk.
 
     Args:
         module: a causal language model of transformers that attends by
             :func:`~hdserve.engine.attention.packed_attention`.
         is_packed: whether the graph has weights of its own, in another order; see
-            :func:`can_pack`.  Then there is one graph, which has at least two rows.
+            :func:`can_pack`.  It has at least two rows.
         is_repeating: whether the code of one layer is made once for all; see
             :func:`~hdserve.engine.repeated_layers.repeat_layers`.
         uses_native: ``False`` leaves the operators to Python, as where there are no others.
@@ -108,8 +111,9 @@ class CompiledForward:
         uses_native: bool = True,
     ) -> None:
         self.is_packed = is_packed
-        self.shapes = Shapes(min_rows=_MIN_ROWS) if is_packed else Shapes()
+        self.shapes = Shapes(min_rows=_SEVERAL_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
+        self._is_for_one_row = is_cpu and not is_packed
         chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = call_natively(module, is_native=self._operators is not None)
@@ -130,31 +134,34 @@ class CompiledForward:
         """
         chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
-        with torch._dynamo.config.patch(specialize_float=True), of_code:
+        of_sizes = torch.fx.experimental._config.patch(backed_size_oblivious=self._is_for_one_row)
+        with torch._dynamo.config.patch(specialize_float=True), of_code, of_sizes:
             yield
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within
         :func:`~hdserve.engine.step_context.running`."""
         rows = batch.logit_rows
-        num_missing = min(_MIN_ROWS, batch.token_ids.shape[1]) - len(rows)
+        least = 1 if self._is_for_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
+        num_missing = least - len(rows)
         if num_missing > 0:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])
         operators = self._operators
         with nullcontext() if operators is None else operators.running(batch.plan):
-            logits = self._forward(batch.token_ids, batch.position_ids, rows)
+            logits = self._forward(batch.token_ids[0], batch.position_ids[0], rows)
         return logits[: len(batch.logit_rows)]
 
 
 def _forward_of(module: torch.nn.Module) -> Any:
+    """With rows alone as a dimension of what it takes: that there is one batch is a constant."""
     model = cast("Any", module)
 
     def forward(
         token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
         output = model(
-            input_ids=token_ids,
-            position_ids=position_ids,
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
             use_cache=False,
             logits_to_keep=logit_rows,
         )

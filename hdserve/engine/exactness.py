@@ -66,8 +66,6 @@ def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):
         yield Shapes(is_exact=True)
-        if runner.compiled is not None:  # whose graph of one row may round by itself
-            yield Shapes(is_exact=True, min_rows=2)
     yield exact_candidates(max_rows)
 
 

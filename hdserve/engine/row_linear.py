@@ -20,7 +20,9 @@ from hdserve.engine.python_operator import define_operator
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
-MIN_WEIGHTS_PER_THREAD = 1 << 18
+_MIN_WEIGHTS_PER_THREAD = 1 << 18
+ROWS_WHILE_READ = 8
+"""Rows that are multiplied while weights are read; others take longer."""
 
 
 class RowLinear(torch.nn.Linear):
@@ -60,8 +62,8 @@ class RowLinear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         others = self.weight if self.by_column is None else self.by_column
         is_compiling = torch.compiler.is_compiling()
-        is_alone = self.by_column is not None and input.numel() == self.in_features
-        if is_alone and not (is_compiling and self.is_native):
+        takes_any = self.by_column is None or (is_compiling and self.is_native)
+        if not takes_any and input.numel() == self.in_features:
             return F.linear(input, others, self.bias)
         multiplied = torch.ops.hdserve.row_linear if is_compiling else multiply_rows_by_plan
         found = multiplied(input, self.weight, others, self.bias, self.max_rows)
@@ -125,18 +127,19 @@ def multiply_rows(
     if _are_paired(rows, weight, bias):
         return _multiply_pairs(rows, weight, workers, bias)
     num_outputs, num_inputs = weight.shape
+    num_rows = rows.numel() // num_inputs
     products = torch.empty((*rows.shape[:-1], num_outputs))
     inputs = rows.float()
     arguments = (
         inputs.data_ptr(),
         weight.data_ptr(),
         products.data_ptr(),
-        rows.numel() // num_inputs,
+        num_rows,
         num_inputs,
         num_outputs,
         int(weight.dtype == torch.bfloat16),
     )
-    _share(partial(multiply_at, *arguments), weight, workers)
+    _share(partial(multiply_at, *arguments), weight, num_rows, workers)
     if bias is not None:
         products += bias
     return products if products.dtype == rows.dtype else products.to(rows.dtype)
@@ -156,24 +159,28 @@ def _multiply_pairs(
     rows: torch.Tensor, weight: torch.Tensor, workers: Workers, bias: torch.Tensor | None
 ) -> torch.Tensor:
     num_outputs, num_inputs = weight.shape
+    num_rows = rows.numel() // num_inputs
     products = rows.new_empty((*rows.shape[:-1], num_outputs))
     arguments = (
         rows.data_ptr(),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         products.data_ptr(),
-        rows.numel() // num_inputs,
+        num_rows,
         num_inputs,
         num_outputs,
     )
-    _share(partial(multiply_pairs_at, *arguments), weight, workers)
+    _share(partial(multiply_pairs_at, *arguments), weight, num_rows, workers)
     return products
 
 
-def _share(multiply: Callable[[int, int], None], weight: torch.Tensor, workers: Workers) -> None:
+def _share(
+    multiply: Callable[[int, int], None], weight: torch.Tensor, num_rows: int, workers: Workers
+) -> None:
     """Let the workers multiply the outputs from one number to another, each some."""
     num_outputs = len(weight)
-    num_parts = workers.num_parts(weight.numel(), MIN_WEIGHTS_PER_THREAD)
+    num_passes = max(1, num_rows // ROWS_WHILE_READ)
+    num_parts = workers.num_parts(weight.numel() * num_passes, _MIN_WEIGHTS_PER_THREAD)
     if num_parts == 1:
         multiply(0, num_outputs)
         return

@@ -1,4 +1,4 @@
-"""Plain counters of one engine; ``deployments/replica_metrics`` exports them."""
+"""Plain counters of one engine; ``deployments/replica/report`` exports them."""
 
 from __future__ import annotations
 

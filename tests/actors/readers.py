@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from actors.model_database import ModelDatabaseActor
+from actors.model_database_actor import ModelDatabaseActor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply
 from hdserve.databases.segment import Segment, concatenate

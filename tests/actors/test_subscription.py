@@ -12,7 +12,7 @@ import pytest
 from actors import publisher
 from actors.link import ActorLink, ActorUnreachable
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
-from actors.model_database import ModelDatabaseActor
+from actors.model_database_actor import ModelDatabaseActor
 from actors.output_queue import OutputQueue
 from actors.publisher import Publisher
 from actors.subscription import IDLE_PER_POLL, Subscription

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from deployments.metrics_text import render
-from deployments.samples import Report, Sample
+from deployments.metrics.samples import Report, Sample
+from deployments.metrics.text import render
 
 MODEL = "model-a"
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}

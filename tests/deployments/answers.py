@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.generation import Delta, Summary
-from deployments.response_builder import ResponseBuilder, ResponseFormat
+from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
 from hdserve.core import DraftCounts, Source
 
 COUNTS = DraftCounts(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.generation import GenerationRequest
-from deployments.protocol import ChatBody, CompletionBody
+from deployments.openai.protocol import ChatBody, CompletionBody
 from hdserve.errors import InvalidRequest
 
 USER = [{"role": "user", "content": "hi"}]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.page import QUESTION
+from tests.deployments.http.page import QUESTION
 from tests.documents import commands, shell_commands, texts
 from tests.serving import ServedApplication
 

@@ -15,8 +15,8 @@ import pytest
 
 from actors import statistics_database
 from actors.statistics_database import Choice, StatisticsDatabaseActor
-from deployments import statistics
-from deployments.statistics import ChosenStatistics
+from deployments.replica import statistics
+from deployments.replica.statistics import ChosenStatistics
 from hdserve.config import ModelConfig
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder

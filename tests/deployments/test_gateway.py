@@ -14,8 +14,8 @@ from ray import serve
 from deployments.deadline import Deadline
 from deployments.gateway import Gateway, translated
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
-from deployments.tool_parser import ToolParser
-from deployments.tool_parsers import HermesToolParser, MistralToolParser
+from deployments.parsers.tool_parser import ToolParser
+from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import EngineGone, EngineStopped, Overloaded

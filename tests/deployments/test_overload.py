@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from deployments.metrics_poll import POLL_INTERVAL_S
+from deployments.metrics.poll import POLL_INTERVAL_S
 from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.server import START_TIMEOUT_S
-from deployments.metrics_poll import POLL_INTERVAL_S
+from deployments.metrics.poll import POLL_INTERVAL_S
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr
 from ray import serve
 
-from deployments.admin import _ask
 from deployments.gateway import Gateway
-from deployments.routes import build_api
+from deployments.http.admin import _ask
+from deployments.http.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, GatewayConfig, ModelConfig, ServeConfig
 from hdserve.errors import DatabaseGone

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from deployments.gateway import Gateway
 from deployments.generation import GenerationRequest, Summary
-from deployments.routes import build_api
+from deployments.http.routes import build_api
 from deployments.tracing import SequenceTrace, Tracing
 from hdserve.config import TelemetryConfig, default_config, parse_config
 from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput

@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from benchmarks.server import free_port
-from deployments.documented_api import DocumentedApi
+from deployments.http.documented_api import DocumentedApi
 from hdserve.cli import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.doctor.configuration import (

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from deployments.json_body import parse_json
-from deployments.protocol import (
+from deployments.openai.json_text import parse_json
+from deployments.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
-from deployments.request_body import parse_body
-from deployments.responses_protocol import ResponsesBody
-from deployments.tool_parser import joined
-from deployments.tool_parsers import TOOL_PARSERS
+from deployments.openai.request_body import parse_body
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.tool_parser import joined
+from deployments.parsers.tool_parsers import TOOL_PARSERS
 from hdserve.access import Access, ApiKey, read_access
 from hdserve.bench.replay_files import read_replay
 from hdserve.config import AccessConfig, parse_config, read_config

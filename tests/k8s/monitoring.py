@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from deployments.metrics import METRICS, MetricInfo
+from deployments.metrics.catalogue import METRICS, MetricInfo
 from tests.k8s.manifests import K8S
 
 _NAME = re.compile(r"\b(?:vllm:|hdserve_)\w+")

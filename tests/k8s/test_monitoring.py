@@ -17,11 +17,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.gateway import Gateway
-from deployments.http_metrics import HttpMetrics, known_answers
-from deployments.metrics import METRICS
-from deployments.metrics_text import render as metrics_text
-from deployments.routes import build_api
-from deployments.samples import Report, Sample
+from deployments.http.metrics import HttpMetrics, known_answers
+from deployments.http.routes import build_api
+from deployments.metrics.catalogue import METRICS
+from deployments.metrics.samples import Report, Sample
+from deployments.metrics.text import render as metrics_text
 from hdserve.config import default_config
 from tests.k8s.manifests import of_kind, render
 from tests.k8s.monitoring import (

@@ -53,6 +53,7 @@ struct Kernels {
   int64_t outputs_at_once;
   int64_t num_paired;
   int64_t min_weights_per_thread;
+  int64_t rows_while_read;
   int64_t queries_per_tile;
   int64_t spare_columns;
   int64_t min_pairs_per_thread;
@@ -149,7 +150,8 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
       kernels->multiply(address(inputs), address(weight), address(products), num_rows, num_inputs,
                         num_outputs, is_bfloat16, first, stop);
   };
-  share(multiply, num_outputs / kernels->outputs_at_once, weight.numel(),
+  const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
+  share(multiply, num_outputs / kernels->outputs_at_once, weight.numel() * num_passes,
         kernels->min_weights_per_thread);
   if (is_paired) return products;
   if (bias) products.add_(*bias);

@@ -1,0 +1,422 @@
+"""What one model generated anywhere in the cluster, kept by an actor.
+
+It merges, keeps and hands on; nobody asks it anything while a token is waited for.  Replicas
+talk to it through :class:`actors.mirror.Mirror`.  Restarted, it comes back with what was on its
+disk, and asks a replica for the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from actors.refills import Refills
+from actors.settings import actor_settings
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.archive import next_message, take_message
+from hdserve.databases.messages import (
+    MAX_REPLY_BYTES,
+    Poll,
+    Publish,
+    Reply,
+    Standing,
+    refill_bytes,
+)
+from hdserve.databases.output_files import database_directory, left_by_other_versions
+from hdserve.databases.output_log import MergeCalibration, OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.partition import Partition
+from hdserve.databases.seen_outputs import OriginRanges
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+MAX_POLLS_PER_S = 200.0
+"""Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
+
+MAX_CATCH_UP_CALLS_PER_S = 1000.0
+
+_ROOM = MAX_REPLY_BYTES - 2**10
+"""Of a reply without its envelope."""
+
+_MIN_REPLY_ROOM = 2**12
+
+_READER_TIMEOUT_S = 60.0
+
+_MAX_LAST_CALIBRATIONS = 2**14
+"""Of replicas and namespaces, of which is known what came last."""
+
+_MAX_SLEEP_S = 86400.0
+"""Python refuses to sleep for centuries."""
+
+
+class ModelDatabaseActor:
+    """The database of one model; a plain class, so that tests can call it without Ray.
+
+    Args:
+        key: whose database it is; messages of another are refused.
+        merge_calibration: how the calibration of two replicas becomes one; the last writer's is
+            kept without it.
+    """
+
+    def __init__(
+        self,
+        key: DatabaseKey,
+        config: ModelDatabaseConfig,
+        merge_calibration: MergeCalibration | None = None,
+    ) -> None:
+        self._key = key
+        self._config = config
+        self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._refills = Refills()
+        self._readers: dict[str, float] = {}
+        self._num_refused_calibrations = 0
+        self._last_calibrations: dict[tuple[str, str], int] = {}
+        self._merge_calibration = merge_calibration
+        self._store: OutputStore | None = None
+        self._open_failure = ""
+        self._is_unwritten = config.snapshot_dir is not None
+        self._epoch = uuid4().hex
+        self._log = self._new_log(first_version=1)
+        self._restored_ends: dict[str, int] = {}
+        if config.snapshot_dir is not None:
+            self._open_store(config.snapshot_dir)
+            threading.Thread(target=self._sync_forever, daemon=True).start()
+
+    def publish(self, message: bytes) -> int:
+        """Add finished outputs and calibration; return how many outputs were new.
+
+        Sending the last message again changes nothing.  Calibration that cannot be used is counted,
+        and left out; so is, uncounted, what was finished or learned before the namespace was
+        flushed.
+
+        Raises:
+            SnapshotError: it is corrupt, or of another model or tokenizer.
+        """
+        received = Publish.decode(message, self._key.fingerprint, self._key.model)
+        with self._lock:
+            received = self._without_flushed(received)
+            num_new = self._append(received.outputs)
+            now_s = time.monotonic()
+            for namespace in received.outputs:
+                self._refills.extend(namespace, now_s)
+            for namespace in received.refilled:
+                self._refills.finish(namespace, received.sender)
+            for namespace, calibration in received.calibrations.items():
+                standing = received.standings.get(namespace, Standing())
+                is_new = self._is_new(received.sender, namespace, calibration)
+                if is_new and not self._was_flushed_since(namespace, standing):
+                    self._take_calibration(namespace, calibration)
+        return num_new
+
+    def changes_since(self, message: bytes) -> bytes:
+        """The encoded :class:`Reply` to an encoded :class:`Poll`, at most ``MAX_REPLY_BYTES``.
+
+        Raises:
+            SnapshotError: the message is corrupt, or of another model or tokenizer.
+        """
+        poll = Poll.decode(message, self._key)
+        with self._lock:
+            self._readers[poll.reader] = time.monotonic()
+            self._note_losses(poll)
+            is_reset = self._is_unknown_epoch(poll.epoch)
+            idle = poll.idle
+            if is_reset:
+                idle = {name: min(cursor, 1) for name, cursor in idle.items()}
+            flushes = self._log.flushes_since(idle)
+            reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._is_unwritten)
+            reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
+            room = _ROOM - reply.num_bytes
+            while True:
+                data = self._with_changes(reply, poll, room).encode(self._key)
+                if len(data) <= MAX_REPLY_BYTES or room < _MIN_REPLY_ROOM:
+                    return data
+                room = room * 3 // 4
+
+    def flush(self, namespace: str) -> int:
+        """Forget ``namespace``: here, on disk, and in each mirror with its next poll; how many
+        outputs there were of it.
+
+        Where the actor loses its disk, or dies without one, before a mirror has polled, that
+        mirror has not heard of it and gives back what it holds; then it has to be flushed again.
+
+        Raises:
+            DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
+                again.
+        """
+        with self._sync_lock, self._lock:
+            num_outputs = self._log.partition(namespace).num_outputs
+            self._log.flush(namespace)
+            self._refills.forget(namespace)
+            if self._store:
+                self._store.flush(namespace, self._log)
+            elif self._open_failure:
+                raise DatabaseError(self._open_failure)
+        return num_outputs
+
+    def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
+        """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
+
+        Returns:
+            A message for ``import_``, the cursor of the next one, and whether this is the last.
+        """
+        with self._lock:
+            message, cursor, is_last = next_message(self._log, namespace, cursor)
+        return message.encode(self._key), cursor, is_last
+
+    def import_(self, message: bytes) -> int:
+        """Add what ``export`` gave, here or in the database of another model of this tokenizer.
+
+        Returns:
+            How many outputs were new.
+
+        Raises:
+            SnapshotError: it is corrupt or of another tokenizer.
+            DatabaseError: the calibration in it is too large.
+        """
+        received = Publish.decode(message, self._key.fingerprint, model=None)
+        with self._lock:
+            return take_message(received, self._log, self._store)
+
+    def snapshot_now(self) -> bool:
+        """Bring everything to the disk; ``False`` if it could not be, or there is none."""
+        with self._sync_lock:
+            if self._store is None and self._config.snapshot_dir is not None:
+                self._open_store(self._config.snapshot_dir)
+            if self._store is None:
+                return False
+            is_complete = self._store.sync(self._log, self._lock)
+            self._is_unwritten = not is_complete
+            return is_complete
+
+    def info(self) -> dict[str, Any]:
+        """What is kept, for tools and metrics."""
+        with self._lock:
+            self._forget_silent_readers()
+            partitions = {name: self._log.partition(name) for name in self._log.namespaces()}
+            return {
+                "model": self._key.model,
+                "fingerprint": self._key.fingerprint,
+                "pid": os.getpid(),
+                "epoch": self._epoch,
+                "settings": actor_settings(self._config),
+                "num_readers": len(self._readers),
+                "num_bytes": self._log.num_bytes,
+                "directory": str(self._store.directory) if self._store else None,
+                "is_writable": bool(self._store and self._store.is_writable),
+                "is_unwritten": self._is_unwritten,
+                "num_write_failures": self._store.num_failures if self._store else 0,
+                "num_refused_files": self._store.num_refused if self._store else 0,
+                "num_refused_calibrations": self._num_refused_calibrations,
+                "namespaces": {
+                    name: {
+                        "num_outputs": partition.num_outputs,
+                        "num_bytes": partition.num_bytes,
+                        "next_version": partition.next_version,
+                    }
+                    for name, partition in partitions.items()
+                },
+            }
+
+    def close(self) -> None:
+        """Write everything and let go of the directory."""
+        with self._sync_lock, self._lock:
+            if self._store:
+                self._store.sync(self._log)
+                self._store.close()
+
+    def _new_log(self, first_version: int) -> OutputLog:
+        return OutputLog(
+            self._config.max_bytes,
+            self._config.max_total_bytes,
+            first_version=first_version,
+            merge_calibration=self._merge_calibration,
+        )
+
+    def _open_store(self, root: Path) -> None:
+        """Go on from what is on the disk, with what came before it could be read after that; then
+        readers begin anew, as after a restart.
+
+        While it cannot be read the database is in memory alone.
+        """
+        try:
+            store, log = self._restored(root)
+        except (DatabaseError, OSError) as error:
+            if str(error) != self._open_failure:
+                logger.error("nothing is kept on disk until it can be read: %s", error)
+            self._open_failure = str(error)
+            return
+        with self._lock:
+            earlier, self._log = self._log, log
+            self._store, self._epoch, self._open_failure = store, store.epoch, ""
+            self._is_unwritten = not store.is_writable
+            self._restored_ends = {
+                name: log.partition(name).end_version for name in log.namespaces()
+            }
+            for name in earlier.namespaces():
+                self._take_earlier(name, earlier.partition(name), store)
+
+    def _restored(self, root: Path) -> tuple[OutputStore, OutputLog]:
+        """
+        Raises:
+            DatabaseError: the disk cannot be read.
+            OSError: the same.
+        """
+        directory = database_directory(root, self._key)
+        others = left_by_other_versions(root)
+        store = OutputStore(directory, self._key)
+        log = self._new_log(store.first_version)
+        try:
+            store.restore(log)
+        except DatabaseError:
+            store.close()
+            raise
+        for other, what_to_do in others.items():
+            if other.name == directory.name:
+                logger.warning("%s is left as it is: %s", other, what_to_do)
+        return store, log
+
+    def _take_earlier(self, namespace: str, earlier: Partition, store: OutputStore) -> None:
+        """Take what came of ``namespace`` while the disk could not be read."""
+        if earlier.flushed_version:
+            self._log.flush(namespace)
+            store.flush_later(namespace)
+        for _, segment in earlier.segments():
+            self._append({namespace: segment})
+        if earlier.calibration:
+            self._take_calibration(namespace, earlier.calibration)
+
+    def _without_flushed(self, received: Publish) -> Publish:
+        """Without what its sender had before a flush of which it has not heard."""
+        flushed = {
+            name
+            for name, cursor in received.cursors.items()
+            if self._was_flushed_since(name, Standing(received.epoch, cursor))
+        }
+        is_asked_now = received.epoch in ("", self._epoch)
+        refilled = [name for name in received.refilled if is_asked_now and name not in flushed]
+        return replace(
+            received,
+            outputs={name: part for name, part in received.outputs.items() if name not in flushed},
+            refilled=tuple(refilled),
+        )
+
+    def _was_flushed_since(self, namespace: str, standing: Standing) -> bool:
+        flushed_version = self._log.partition(namespace).flushed_version
+        if not flushed_version:
+            return False
+        return self._is_unknown_epoch(standing.epoch) or standing.cursor < flushed_version
+
+    def _append(self, outputs: Mapping[str, Segment]) -> int:
+        num_new = 0
+        for namespace, segment in outputs.items():
+            for appended in self._log.append(namespace, segment):
+                num_new += len(appended.segment)
+                if self._store:
+                    self._store.append(namespace, appended)
+        return num_new
+
+    def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:
+        """Whether it is not that of a message that is sent again: merged twice it counts twice."""
+        last = self._last_calibrations.pop((sender, namespace), None)
+        self._last_calibrations[sender, namespace] = hash(calibration)
+        if len(self._last_calibrations) > _MAX_LAST_CALIBRATIONS:
+            del self._last_calibrations[next(iter(self._last_calibrations))]
+        return last != hash(calibration)
+
+    def _take_calibration(self, namespace: str, calibration: bytes) -> None:
+        try:
+            self._log.set_calibration(namespace, calibration)
+        except DatabaseError as error:
+            if not self._num_refused_calibrations:
+                logger.warning("of %s, %r: %s", self._key.model, namespace, error)
+            self._num_refused_calibrations += 1
+            return
+        if self._store:
+            self._store.state_changed(namespace)
+
+    def _refill(self, poll: Poll, room: int) -> dict[str, OriginRanges]:
+        """What to ask the reader for: as many namespaces as fit ``room`` bytes, at least one."""
+        now_s = time.monotonic()
+        refill: dict[str, OriginRanges] = {}
+        for name, position in poll.positions.items():
+            if refill and room <= 0:
+                break
+            if position.num_held and self._refills.ask(name, poll.reader, now_s):
+                refill[name] = self._log.partition(name).seen()
+                room -= refill_bytes(name, refill[name])
+        return refill
+
+    def _with_changes(self, reply: Reply, poll: Poll, room: int) -> Reply:
+        """Answer with at most ``room`` bytes of outputs and calibration."""
+        positions = poll.positions
+        if reply.is_reset:
+            positions = {name: position.restarted() for name, position in positions.items()}
+        changes = self._log.changes_since(
+            {name: position.cursor for name, position in positions.items()},
+            max_bytes=room,
+            exclude_origin=poll.reader,
+            calibration_versions={
+                name: position.calibration_version for name, position in positions.items()
+            },
+            takes_one=not reply.num_bytes,
+            catch_up_bytes=poll.catch_up_bytes,
+        )
+        reply = replace(reply, changes={**changes, **reply.changes})
+        return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))
+
+    def _is_unknown_epoch(self, epoch: str) -> bool:
+        """Whether the version numbers of ``epoch`` mean nothing in this run."""
+        return epoch != self._epoch and (self._store is None or epoch not in self._store.epochs)
+
+    def _note_losses(self, poll: Poll) -> None:
+        """Compare what the reader knew of an earlier run with what came back from the disk."""
+        if poll.epoch == self._epoch:
+            return
+        num_refused = self._store.num_refused if self._store else 0
+        is_certain = bool(poll.epoch) and (self._is_unknown_epoch(poll.epoch) or num_refused > 0)
+        for namespace, position in poll.positions.items():
+            knows_something = position.cursor > 1 or position.num_held > 0
+            is_behind = position.cursor > max(self._restored_ends.get(namespace, 0), 1)
+            if (knows_something and is_certain) or is_behind or self._lacks(poll, namespace):
+                self._refills.note_lost(namespace)
+
+    def _lacks(self, poll: Poll, namespace: str) -> bool:
+        """Whether something that the reader has published is not here."""
+        start, stop = poll.published.get(namespace, (0, 0))
+        return stop > 0 and not self._log.partition(namespace).has_seen(poll.reader, start, stop)
+
+    def _next_poll_s(self, is_complete: bool) -> float:
+        self._forget_silent_readers()
+        num_readers = len(self._readers)
+        if not is_complete:
+            return num_readers / MAX_CATCH_UP_CALLS_PER_S
+        return max(self._config.poll_interval_s, num_readers / MAX_POLLS_PER_S)
+
+    def _forget_silent_readers(self) -> None:
+        now_s = time.monotonic()
+        silent = [
+            reader for reader, at_s in self._readers.items() if now_s - at_s > _READER_TIMEOUT_S
+        ]
+        for reader in silent:
+            del self._readers[reader]
+        if silent:
+            self._refills.forget_readers(silent)
+
+    def _sync_forever(self) -> None:
+        while True:
+            time.sleep(min(self._config.snapshot_interval_s, _MAX_SLEEP_S))
+            try:
+                self.snapshot_now()
+            except Exception:  # the database goes on in memory
+                logger.exception("the snapshot of %s failed", self._key.model)

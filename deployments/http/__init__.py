@@ -1,0 +1,1 @@
+"""What clients meet: the routes of the gateway, who may use them, what surrounds each request."""

@@ -1,0 +1,75 @@
+"""Signing in to the gateway: its state, its documentation and its page are open to all."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.http.own_path import own_path, without_slashes
+from deployments.openai.objects import error_body
+from hdserve.access import Identity
+from hdserve.current_access import CurrentAccess
+from hdserve.errors import Forbidden, Unauthorized
+
+_OPEN_PATHS = frozenset(
+    {
+        "/",
+        "/docs",
+        "/health",
+        "/metrics",
+        "/openapi.json",
+        "/playground",
+        "/ready",
+        "/redoc",
+        "/version",
+    }
+)
+DOCS_FILES = "/docs/files"
+"""Where the files are that ``/docs`` and ``/redoc`` load."""
+
+_OPEN_PREFIXES = ("/page/", f"{DOCS_FILES}/")
+
+
+class SignIn:
+    """ASGI middleware: identifies who sent a request before anything of its body is read."""
+
+    def __init__(self, app: ASGIApp, access: CurrentAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(own_path(scope)):
+            await self._app(scope, receive, send)
+            return
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        try:
+            identity = self._access.identify(values[0].decode("latin-1") if values else "")
+        except Unauthorized as error:
+            response = JSONResponse(
+                error_body(error), error.status, headers={"www-authenticate": "Bearer"}
+            )
+            await response(scope, receive, send)
+            return
+        scope.setdefault("state", {})["identity"] = identity
+        await self._app(scope, receive, send)
+
+
+def identity_of(request: Request) -> Identity:
+    """Who sent ``request``, as :class:`SignIn` found."""
+    identity: Identity = request.state.identity
+    return identity
+
+
+def require_admin(request: Request) -> None:
+    """
+    Raises:
+        Forbidden: the request was not sent with the key of the administrator.
+    """
+    if not identity_of(request).is_admin:
+        raise Forbidden("this needs the key of the administrator (access.admin_key)")
+
+
+def is_open(path: str) -> bool:
+    """Whether everybody may ask for it, or for the path it leads to."""
+    return without_slashes(path) in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)

@@ -1,0 +1,343 @@
+"""The routes of the administrator: looking into the databases, and changing them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from ray.exceptions import RayError, RayTaskError
+
+from actors import model_database, statistics_database
+from actors.shards import Shard, shard_of
+from actors.statistics_database import Choice
+from deployments.http.access import require_admin
+from deployments.http.body_schema import body_schema
+from deployments.http.json_body import read_json
+from deployments.openai.objects import error_body
+from deployments.openai.request_body import parse_body
+from deployments.replica.statistics_state import choice_key
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.registry import merge_drafter_states
+from hdserve.errors import (
+    DatabaseGone,
+    HdserveError,
+    InvalidRequest,
+    ModelNotFound,
+    NamespaceNotFound,
+    SnapshotError,
+)
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The archive or a parameter is wrong"},
+    401: {"description": "The API key is missing or wrong"},
+    403: {"description": "The key is not that of the administrator"},
+    404: {"description": "No such model, database or namespace"},
+    503: {"description": "The database, or every replica of the model, does not answer"},
+}
+
+_BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    413: {"description": "The body is too large"},
+}
+_CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **_BODY_RESPONSES,
+    504: {"description": "The body took longer than is allowed"},
+}
+
+_INFO_TIMEOUT_S = 10.0
+_CHANGE_TIMEOUT_S = 120.0
+"""A disk may be slow."""
+
+_OBJECT = "speculation.database"
+_ACTOR_STATE = (
+    "directory",
+    "is_writable",
+    "is_unwritten",
+    "num_write_failures",
+    "num_refused_files",
+    "settings",
+)
+_ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
+    """``/v1/speculation/databases``: list, show, flush, export and import model databases, and
+    choose statistics databases."""
+    router = APIRouter(
+        prefix="/v1/speculation/databases",
+        dependencies=[Depends(require_admin), Depends(_check_query)],
+        responses=_RESPONSES,
+    )
+    _add_archive_routes(router, gateway)
+    _add_statistics_routes(router, gateway)
+    _add_database_routes(router, gateway)  # last: a path that nothing before takes is a model
+    api.include_router(router)
+
+
+def _check_query(request: Request) -> None:
+    """
+    Raises:
+        InvalidRequest: a parameter is none of the route's: without one, it is about more.
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            told = f"only {', '.join(known)} is known" if known else "none is known here"
+            raise InvalidRequest(f"unknown query parameter {name[:100]!r}: {told}", name[:100])
+
+
+def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
+    @router.get("")
+    async def databases() -> dict[str, Any]:
+        """The model databases, and what they hold by namespace; with the error instead where a
+        model or its database does not answer."""
+        names = [model.name for model in gateway.config.models]
+        found = await asyncio.gather(*(_listed(gateway, name) for name in names))
+        return {"object": "list", "data": [item for item in found if item]}
+
+    @router.get("/{model:path}")
+    async def database(model: str) -> dict[str, Any]:
+        """One model's database."""
+        return await (await _existing(gateway, model)).info()
+
+    @router.delete("/{model:path}")
+    async def flush(model: str, namespace: str | None = None) -> dict[str, Any]:
+        """Forget a namespace: in the actor, on its disk and in every replica.  ``num_outputs`` is 0
+        where none was called so."""
+        if not namespace:
+            raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
+        num_outputs = await (await _existing(gateway, model)).flush(namespace)
+        name = gateway.model(model).name
+        return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
+
+
+def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
+    @router.get(
+        "/{model:path}/export",
+        response_class=StreamingResponse,
+        responses={200: {"content": _ARCHIVE, "description": "An archive"}},
+    )
+    async def export(model: str, namespace: str | None = None) -> StreamingResponse:
+        """All, or a namespace, as an archive of ``hdserve database``."""
+        database = await _existing(gateway, model)
+        namespaces = list((await database.info())["namespaces"])
+        if namespace is not None:
+            if namespace not in namespaces:
+                raise NamespaceNotFound(f"there is no namespace {namespace[:100]!r}", "namespace")
+            namespaces = [namespace]
+        records = database.export(namespaces)
+        found = _beginning_with(await anext(records), records)
+        return StreamingResponse(found, media_type="application/octet-stream")
+
+    @router.post(
+        "/{model:path}/import",
+        responses=_BODY_RESPONSES,
+        openapi_extra={"requestBody": {"required": True, "content": _ARCHIVE}},
+    )
+    async def import_(model: str, request: Request) -> dict[str, int]:
+        """Add what an archive holds, but what is there already; calibration where there is none."""
+        database = await _existing(gateway, model)
+        return {"num_new_outputs": await database.import_(request.stream())}
+
+
+def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
+    @router.get("/{model:path}/statistics")
+    async def statistics(model: str) -> dict[str, Any]:
+        """From which statistics database each replica drafts."""
+        replicas = [state._asdict() for state in await gateway.statistics(model)]
+        return {"model": gateway.model(model).name, "replicas": replicas}
+
+    @router.post(
+        "/{model:path}/statistics",
+        responses=_CHOICE_RESPONSES,
+        openapi_extra=body_schema(StatisticsBody),
+    )
+    async def choose_statistics(model: str, request: Request) -> dict[str, str]:
+        """Have all replicas draft from the database in a directory below ``statistics_root``."""
+        body = parse_body(StatisticsBody, await gateway.deadline().wait(read_json(request)))
+        await gateway.check_statistics(model, body.directory)
+        config = gateway.model(model)
+        key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
+        choice = Choice(body.directory, uuid4().hex)
+        await asyncio.to_thread(statistics_database.choose, key, choice)
+        return {"model": config.name, "directory": body.directory}
+
+
+class StatisticsBody(BaseModel):
+    """Which statistics database to draft from: a directory below ``statistics_root``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    directory: str = Field(min_length=1, max_length=1000)
+
+
+class _Database:
+    """The model database of one model, through the actors of its shards.
+
+    Args:
+        actors: by shard; those that no namespace was used of are not there.
+    """
+
+    def __init__(
+        self, key: DatabaseKey, config: ModelDatabaseConfig, actors: dict[Shard, Any]
+    ) -> None:
+        self._key = key
+        self._config = config
+        self._actors = actors
+
+    async def info(self) -> dict[str, Any]:
+        found = await asyncio.gather(
+            *(_ask(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
+        )
+        namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
+        return {
+            "id": self._key.model,
+            "object": _OBJECT,
+            "tokenizer_fingerprint": self._key.fingerprint,
+            "num_bytes": sum(info["num_bytes"] for info in found),
+            "num_readers": sum(info["num_readers"] for info in found),
+            "num_shards": self._config.num_shards,
+            "directories": [info["directory"] for info in found if info["directory"]],
+            "actors": [{name: info.get(name) for name in _ACTOR_STATE} for info in found],
+            "namespaces": {
+                name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
+                for name, item in sorted(namespaces.items())
+            },
+        }
+
+    async def flush(self, namespace: str) -> int:
+        num_outputs: int = await _ask((await self._actor(namespace)).flush.remote(namespace))
+        return num_outputs
+
+    async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
+        """The records of an archive; at least one, so that an empty one says whose it is."""
+        for namespace in namespaces or ["default"]:
+            cursor, is_last = 0, False
+            while not is_last:
+                actor = await self._actor(namespace)
+                message, cursor, is_last = await _ask(actor.export.remote(namespace, cursor))
+                yield pack_record(message)
+
+    async def import_(self, chunks: AsyncIterator[bytes]) -> int:
+        """Add the records of an archive as they come; return how many outputs were new.
+
+        Raises:
+            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
+                calibration in it is too large.
+        """
+        buffer, num_new, is_empty = bytearray(), 0, True
+        async for chunk in chunks:
+            buffer += chunk
+            try:
+                while (taken := take_record(buffer)) is not None:
+                    body, end = taken
+                    del buffer[:end]
+                    num_new += await self._import_message(body)
+                    is_empty = False
+            except SnapshotError as error:
+                raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
+        if buffer:
+            raise InvalidRequest("the archive is cut off")
+        if is_empty:
+            raise InvalidRequest("the archive is empty")
+        return num_new
+
+    async def _import_message(self, message: bytes) -> int:
+        """
+        Raises:
+            SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
+                large; nothing of it was added.
+        """
+        fingerprint = self._key.fingerprint
+        received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
+        largest = max(map(len, received.calibrations.values()), default=0)
+        if largest > MAX_CALIBRATION_BYTES:
+            raise SnapshotError(
+                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
+        num_new = 0
+        for namespace, part in received.by_namespace():
+            actor = await self._actor(namespace)
+            encoded = await asyncio.to_thread(part.encode, self._key)
+            num_new += await _ask(actor.import_.remote(encoded))
+        return num_new
+
+    async def _actor(self, namespace: str) -> Any:
+        """The actor that keeps a namespace; started if there is none."""
+        shard = shard_of(namespace, self._config.num_shards)
+        if shard not in self._actors:
+            arguments = self._key, self._config, merge_drafter_states, shard
+            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
+            self._actors[shard] = await _ask(starting)
+        return self._actors[shard]
+
+
+async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """What has come already, so that an error before it has its status, and what follows."""
+    async with aclosing(rest):
+        yield first
+        async for record in rest:
+            yield record
+
+
+async def _open(gateway: Gateway, model: str) -> _Database | None:
+    """The database of a served model, if it has one.
+
+    Raises:
+        ModelNotFound: the model is not served.
+    """
+    name = gateway.model(model).name
+    key = DatabaseKey(name, (await gateway.describe(name)).tokenizer_fingerprint)
+    config = gateway.config.model_database
+    found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
+    return _Database(key, config, found) if found else None
+
+
+async def _existing(gateway: Gateway, model: str) -> _Database:
+    """
+    Raises:
+        ModelNotFound: there is no such model, or it has no model database.
+    """
+    database = await _open(gateway, model)
+    if database is None:
+        raise ModelNotFound(f"{model[:100]!r} has no model database", "model")
+    return database
+
+
+async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
+    """An entry of the list, if the model has a database: a silent one leaves the others be."""
+    try:
+        found = await _open(gateway, model)
+        return await found.info() if found else None
+    except HdserveError as error:
+        return {"id": model, "object": _OBJECT, **error_body(error)}
+
+
+async def _ask(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
+    """
+    Raises:
+        HdserveError: what the actor raised, or that it is out of reach.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as error:
+        reason = f"the model database has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, HdserveError):
+            raise cause from error
+        raise DatabaseGone("the model database is out of reach; try again") from error

@@ -1,0 +1,64 @@
+"""Refusing request bodies that are too large, however they are sent."""
+
+from __future__ import annotations
+
+from fastapi.responses import JSONResponse
+from ray.exceptions import TaskCancelledError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.openai.objects import error_body
+from hdserve.config import GatewayConfig
+from hdserve.errors import BodyTooLarge
+
+
+class BodyLimit:
+    """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413.
+
+    The declared length is checked first, then what really arrives.  Archives of the administrator,
+    which are read piece by piece, have a limit of their own.
+    """
+
+    def __init__(self, app: ASGIApp, limits: GatewayConfig) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        max_bytes = self._max_bytes(scope)
+        try:
+            _check(self._declared_bytes(scope), max_bytes)
+            await self._app(scope, self._counting(receive, max_bytes), send)
+        except BodyTooLarge as error:
+            response = JSONResponse(error_body(error), status_code=error.status)
+            await response(scope, receive, send)
+
+    def _max_bytes(self, scope: Scope) -> int:
+        identity = scope.get("state", {}).get("identity")
+        is_import = scope["path"].endswith("/import") and identity and identity.is_admin
+        return self._limits.max_import_bytes if is_import else self._limits.max_body_bytes
+
+    def _counting(self, receive: Receive, max_bytes: int) -> Receive:
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            try:
+                message = await receive()
+            except TaskCancelledError:  # as Ray's proxy says that the client is gone
+                return {"type": "http.disconnect"}
+            num_bytes += len(message.get("body", b""))
+            _check(num_bytes, max_bytes)
+            return message
+
+        return counted
+
+    def _declared_bytes(self, scope: Scope) -> int:
+        values = [value for name, value in scope["headers"] if name == b"content-length"]
+        return int(values[0]) if values and values[0].isdigit() else 0
+
+
+def _check(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the request body is over the limit of {max_bytes} bytes")

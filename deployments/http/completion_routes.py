@@ -1,0 +1,99 @@
+"""Chats and completions of the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from deployments.deadline import Deadline
+from deployments.generation import GenerationRequest
+from deployments.http.body_schema import body_schema
+from deployments.http.generation_route import (
+    GENERATION_RESPONSES,
+    ignored_header,
+    owned,
+    request_id,
+    streamed_answer,
+    whole_answer,
+)
+from deployments.http.json_body import read_json
+from deployments.http.param_names import params_named, with_params_named
+from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_format import CompletionFormat
+from deployments.openai.objects import STREAM_END, server_sent_event
+from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+
+def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
+    """Routes that generate, by a conversation or a text."""
+    responses = dict(GENERATION_RESPONSES)
+
+    @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        deadline = gateway.deadline()
+        body = ChatBody.parse(await deadline.wait(read_json(request)))
+        parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
+        with params_named(body.param_names):
+            generation = body.to_generation(request_id(request), parser)
+        form = ChatFormat(
+            body.tool_reader(parser),
+            is_one_call=body.parallel_tool_calls is False,
+            is_named_call=body.names_tool,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
+        return await _answer(gateway, body, await owned(request, generation), form, deadline)
+
+    @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """Continue a text."""
+        deadline = gateway.deadline()
+        body = CompletionBody.parse(await deadline.wait(read_json(request)))
+        generation = body.to_generation(request_id(request))
+        echoes: tuple[str, ...] = ()
+        if body.echo:
+            echoes = tuple(
+                [
+                    prompt
+                    if isinstance(prompt, str)
+                    else await deadline.wait(gateway.detokenize(body.model, list(prompt), "prompt"))
+                    for prompt in body.prompts
+                ]
+            )
+        form = CompletionFormat(
+            echoes, num_logprobs=body.logprobs, num_prompt_logprobs=body.prompt_logprobs
+        )
+        return await _answer(gateway, body, await owned(request, generation), form, deadline)
+
+
+async def _answer(
+    gateway: Gateway,
+    body: GenerationBody,
+    generation: GenerationRequest,
+    form: ResponseFormat,
+    deadline: Deadline,
+) -> Response:
+    """The whole answer, or a stream of it."""
+    builder = ResponseBuilder(
+        form,
+        body.model,
+        generation.request_id,
+        generation.num_choices,
+        includes_usage=body.includes_usage,
+        counts_in_chunks=body.counts_in_chunks,
+    )
+    headers = ignored_header(gateway.config.gateway, body)
+    messages = with_params_named(
+        body.param_names, gateway.generate(body.model, generation, deadline)
+    )
+    if not body.stream:
+        return await whole_answer(builder, messages, headers)
+    return await streamed_answer(
+        builder, messages, headers, write=server_sent_event, last=STREAM_END
+    )

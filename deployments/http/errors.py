@@ -1,0 +1,107 @@
+"""What failed requests are answered with: errors in the shape of the OpenAI API."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+
+from deployments.http.own_path import own_path, root_of, without_slashes
+from deployments.openai.objects import error_body
+from hdserve.errors import HdserveError, ModelNotFound, Overloaded, RequestError, RequestTimeout
+
+_METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
+_PREFIX = "/v1"
+_MAX_PATH_CHARACTERS = 100
+
+CLIENT_CLOSED_REQUEST = 499
+"""What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
+
+
+def add_error_handlers(api: FastAPI) -> None:
+    """For our own errors, for those of the framework, and for what nobody expected."""
+    api.add_exception_handler(HdserveError, _on_error)
+    api.add_exception_handler(HTTPException, _on_http_error)
+    api.add_exception_handler(ClientDisconnect, _on_disconnect)
+    api.add_exception_handler(Exception, _on_unexpected)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HdserveError)
+    if isinstance(error, ModelNotFound):  # perhaps because of slashes around its name in the path
+        moved = _moved(request)
+        if moved is not None:
+            return moved
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, RequestTimeout):  # which clients would let happen twice more
+        headers["x-should-retry"] = "false"
+    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
+        moved = _moved(request)
+        if moved is not None:
+            return moved
+        message = _no_route(request, own_path(request.scope))
+    body = error_body(RequestError(message))
+    body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
+    headers = {**(error.headers or {})}
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
+    return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+def _moved(request: Request) -> RedirectResponse | None:
+    """To the path without slashes too many, if that is another one, and served.  Neither scheme nor
+    host are in it: the server does not know by which ones a proxy in front of it is asked."""
+    path = own_path(request.scope)
+    meant = without_slashes(path)
+    if meant == path or not _is_served(request, meant):
+        return None
+    query = f"?{request.url.query}" if request.url.query else ""
+    return RedirectResponse(f"{root_of(request.scope)}{meant}{query}")
+
+
+def _no_route(request: Request, path: str) -> str:
+    """What is not there, and what may be meant: base URLs end in ``/v1`` or not, as clients add
+    it themselves or not."""
+    message = f"there is no route {request.method} {path[:_MAX_PATH_CHARACTERS]}"
+    for meant in (_PREFIX + path, path.removeprefix(_PREFIX)):
+        if meant not in ("", path) and _is_served(request, meant):
+            return f"{message}; did you mean {meant[:_MAX_PATH_CHARACTERS]}?"
+    return message
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
+    error = HdserveError("an internal error occurred; the log of the gateway says more")
+    return JSONResponse(error_body(error), status_code=500)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of all routes of a path; Starlette names those of the first one alone."""
+    path = own_path(request.scope)
+    found = {method for method in _METHODS if _is_served(request, path, method)}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
+
+
+def _is_served(request: Request, path: str, method: str = "") -> bool:
+    """Whether a route is there for a path and the method of ``request``, or another one."""
+    scope = {
+        **request.scope,
+        "path": root_of(request.scope) + path,
+        "method": method or request.method,
+    }
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)

@@ -1,0 +1,202 @@
+"""What the routes that generate have in common, besides the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+from uuid import uuid4
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.http.access import identity_of
+from deployments.http.tracing import trace_of
+from deployments.openai.request_body import OfferedBody
+from deployments.openai.response_items import Event
+from deployments.session import SESSION_HEADER, session_id
+from hdserve.config import GatewayConfig
+from hdserve.errors import HdserveError, InvalidRequest
+
+_EVENT_STREAM = "text/event-stream"
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Nginx, which would keep events back, passes them on as they come."""
+
+GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter is wrong"},
+    401: {"description": "The API key is missing or wrong"},
+    404: {"description": "No such model"},
+    413: {"description": "The body is too large"},
+    429: {"description": "Too many requests are waiting"},
+    503: {"description": "No replica can answer"},
+    504: {"description": "The answer took longer than is allowed"},
+}
+"""By status, as the schema documents them."""
+
+GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream: true` its parts, as events",
+        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
+    },
+    **GENERATION_ERRORS,
+}
+"""Those of routes that can stream; JSON is among the contents of every 200."""
+
+SPECULATION_HEADER = "x-hdserve-speculation"
+"""For clients that cannot set fields of a body of their own."""
+
+
+def request_id(request: Request) -> str:
+    """The id of who sent it, or a new one; bytes that are no UTF-8 are escaped."""
+    sent = request.headers.get("x-request-id", "").encode("latin-1")
+    return sent.decode(errors="backslashreplace")[:64] or uuid4().hex
+
+
+async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
+    """``generation`` in the namespace of who sent it, in its conversation and its trace, with the
+    size of the body, which was read; without drafts where a header says so.
+
+    Raises:
+        InvalidRequest: the header says something else.
+    """
+    speculation = request.headers.get(SPECULATION_HEADER, "on")
+    if speculation not in ("on", "off"):
+        raise InvalidRequest(f"{SPECULATION_HEADER} is 'on' or 'off'", SPECULATION_HEADER)
+    if speculation == "off":
+        generation = replace(
+            generation, speculation={**generation.speculation, "is_enabled": False}
+        )
+    return replace(
+        generation,
+        namespace=identity_of(request).namespace,
+        session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
+        trace=trace_of(request),
+        num_body_bytes=len(await request.body()),
+    )
+
+
+def ignored_header(config: GatewayConfig, body: OfferedBody) -> dict[str, str]:
+    """The header that names what of ``body`` is ignored.
+
+    Raises:
+        InvalidRequest: there are fields nobody documents, and the configuration wants strict
+            requests.
+    """
+    ignored = body.ignored
+    undocumented = [name for name in ignored if name not in body.unmet]
+    if config.strict_requests and undocumented:
+        name = _header_value(undocumented[:1])[:100]
+        raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
+
+
+class AnswerBuilder(Protocol):
+    """Builds one answer: its events, or the whole of it from what was collected."""
+
+    def begin(self) -> list[Event]:
+        """The events before the first delta."""
+
+    def add(self, delta: Delta) -> list[Event]:
+        """The events of a delta."""
+
+    def end(self, summary: Summary) -> list[Event]:
+        """The events after the last delta."""
+
+    def fail(self, error: HdserveError) -> list[Event]:
+        """The events instead of what has not come."""
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole answer."""
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The answer in one object."""
+
+
+async def whole_answer(
+    builder: AnswerBuilder, messages: AsyncGenerator[Records], headers: Mapping[str, str]
+) -> Response:
+    """The answer in one object.
+
+    Raises:
+        HdserveError: as the model server raised it, or that it ended too early.
+    """
+    async with aclosing(messages):
+        while True:
+            records = await _next(messages)
+            for record in records:
+                if isinstance(record, Summary):
+                    return JSONResponse(builder.whole(record), headers=dict(headers))
+                builder.collect(record)
+
+
+async def streamed_answer(
+    builder: AnswerBuilder,
+    messages: AsyncGenerator[Records],
+    headers: Mapping[str, str],
+    *,
+    write: Callable[[Event], bytes],
+    last: bytes = b"",
+) -> Response:
+    """A stream of events.  The first records are awaited before any header is sent, so a request
+    that is refused gets its status.
+
+    Args:
+        write: an event as it is sent.
+        last: what is sent behind the last event.
+
+    Raises:
+        HdserveError: nothing has come but this error.
+    """
+    first = await _next(messages)
+    stream = _stream(builder, first, messages, write, last)
+    return StreamingResponse(
+        stream, media_type=_EVENT_STREAM, headers={**_STREAM_HEADERS, **headers}
+    )
+
+
+async def _stream(
+    builder: AnswerBuilder,
+    first: Records,
+    rest: AsyncGenerator[Records],
+    write: Callable[[Event], bytes],
+    last: bytes,
+) -> AsyncIterator[bytes]:
+    """What came together is written together; an error in mid-stream is the last event."""
+    records = first
+    async with aclosing(rest):
+        events = builder.begin()
+        try:
+            while True:
+                events += _events_of(builder, records)
+                if isinstance(records[-1], Summary):
+                    break
+                yield b"".join(map(write, events))
+                events = []
+                records = await _next(rest)
+        except HdserveError as error:
+            events = builder.fail(error)
+        yield b"".join(map(write, events)) + last
+
+
+def _events_of(builder: AnswerBuilder, records: Records) -> Iterator[Event]:
+    for record in records:
+        yield from builder.end(record) if isinstance(record, Summary) else builder.add(record)
+
+
+async def _next(messages: AsyncGenerator[Records]) -> Records:
+    """The next records; until the summary there are some.
+
+    Raises:
+        HdserveError: there are no more, though the summary has not come.
+    """
+    found = await anext(messages, None)
+    if found is None:
+        raise HdserveError("the model server ended without a summary")
+    return found
+
+
+def _header_value(names: Iterable[str]) -> str:
+    """Names a client chose, as printable ASCII of bounded length."""
+    return ", ".join(names).encode("unicode_escape").decode()[:1000]

@@ -1,0 +1,40 @@
+"""Reading the JSON body of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import Request
+
+from deployments.openai.json_text import parse_json
+from hdserve.errors import InvalidRequest, Unsupported
+
+_MAX_INLINE_BYTES = 2**16
+"""Longer bodies are read in a thread, so that the answers of others go on."""
+
+_ENCODING_HEADER = "content-encoding"
+_UPGRADE_HEADER = "upgrade"
+
+
+async def read_json(request: Request) -> Any:
+    """The body of a request.
+
+    Raises:
+        Unsupported: it is compressed.
+        InvalidRequest: it is lost, or no JSON that :func:`parse_json` takes.
+    """
+    encoding = request.headers.get(_ENCODING_HEADER, "")
+    if encoding.strip().lower() not in ("", "identity"):
+        reason = f"{_ENCODING_HEADER} {encoding[:20]!r} is not supported"
+        raise Unsupported(reason, _ENCODING_HEADER)
+    body = await request.body()
+    upgrade = request.headers.get(_UPGRADE_HEADER)
+    if upgrade and not body:  # the HTTP server reads none behind such a header
+        reason = (
+            f"the body is lost with {_UPGRADE_HEADER} {upgrade[:20]!r}; use HTTP/1.1 without it"
+        )
+        raise InvalidRequest(reason, _UPGRADE_HEADER)
+    if len(body) <= _MAX_INLINE_BYTES:
+        return parse_json(body)
+    return await asyncio.to_thread(parse_json, body)

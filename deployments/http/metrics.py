@@ -1,0 +1,135 @@
+"""What a gateway counts of the HTTP requests it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+
+from deployments.http.errors import CLIENT_CLOSED_REQUEST
+from deployments.metrics.samples import Histogram, Observations, Sample
+from deployments.metrics.text import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from deployments.gateway import Gateway
+
+_FIRST_BYTE = "hdserve_http_first_byte_seconds"
+_WHOLE = "hdserve_http_request_seconds"
+_UNKNOWN_ROUTE = "unknown"
+_BEFORE_ROUTES = (401, 404, 405, 413, 500)
+
+
+class HttpMetrics:
+    """Requests by route and status; changed in one event loop, read in any thread.
+
+    Args:
+        models: names of those that answer.
+
+    Attributes:
+        observations: all latencies, for Ray.
+    """
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
+        self.observations = Observations()
+        self._timeouts = Counter(dict.fromkeys(models, 0))
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def expect(self, answers: Iterable[tuple[str, int]]) -> None:
+        """Count from 0 what has not been given yet: a rate needs a first value.
+
+        Args:
+            answers: routes and statuses.  Of latencies there is nothing before the first one: their
+                buckets would be some hundred lines of every visit.
+        """
+        for route, status in answers:
+            self._requests.setdefault((route, str(status)), 0)
+
+    def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
+        """A request was answered: its first byte and its end came so long after its arrival."""
+        self._requests[route, str(status)] += 1
+        for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
+            if (name, route) not in self._histograms:
+                self._histograms[name, route] = Histogram(name, (route,), self.observations)
+            self._histograms[name, route].observe(value)
+
+    def timed_out(self, model: str) -> None:
+        """An answer of ``model`` was ended because it took too long."""
+        self._timeouts[model] += 1
+
+    def samples(self) -> tuple[Sample, ...]:
+        """All counts and latencies of now."""
+        counts = [
+            Sample("hdserve_http_requests", count, labels)
+            for labels, count in tuple(self._requests.items())
+        ]
+        counts += [
+            Sample("hdserve_request_timeouts", count, (model,))
+            for model, count in tuple(self._timeouts.items())
+        ]
+        return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
+
+
+class MeasuredRequests:
+    """ASGI middleware that tells ``metrics`` of each request that was answered or given up."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        status, first_byte_s = 0, 0.0
+
+        async def measured(message: Message) -> None:
+            nonlocal status, first_byte_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not first_byte_s:
+                first_byte_s = time.monotonic() - started_s
+            await send(message)
+
+        try:
+            await self._app(scope, receive, measured)
+        except asyncio.CancelledError:  # by Ray's proxy, whose client went away
+            status = status or CLIENT_CLOSED_REQUEST
+            raise
+        except Exception:
+            status = status or 500  # which is answered outside of all middleware
+            raise
+        finally:
+            if status:
+                route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
+                whole_s = time.monotonic() - started_s
+                self._metrics.observe(route, status, first_byte_s or whole_s, whole_s)
+
+
+def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
+    """Each route with the statuses it declares, and with 200 and 500; and what is answered before a
+    route is found."""
+    for route in api.routes:
+        if isinstance(route, APIRoute):
+            declared = (int(status) for status in route.responses)
+            yield from ((route.path, status) for status in (200, 500, *declared))
+    yield from ((_UNKNOWN_ROUTE, status) for status in _BEFORE_ROUTES)
+
+
+def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:
+    """``GET /metrics``, and the middleware that feeds it."""
+    api.add_middleware(MeasuredRequests, metrics=gateway.http_metrics)
+
+    @api.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The metrics of all replicas in the Prometheus text format."""
+        return Response(await gateway.metrics_text(), media_type=CONTENT_TYPE)

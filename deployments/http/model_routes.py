@@ -1,0 +1,52 @@
+"""The served models."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from deployments.http.generation_route import GENERATION_ERRORS
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+
+def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
+    """Routes that say which models there are, and what they run on."""
+    created = int(time.time())
+
+    def entry(name: str) -> dict[str, Any]:
+        root = gateway.model(name).name
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "hdserve",
+            "root": root,
+        }
+
+    errors: dict[int | str, dict[str, Any]] = {
+        status: dict(GENERATION_ERRORS[status]) for status in (401, 404, 503, 504)
+    }
+
+    @api.get("/v1/models", responses={401: errors[401]})
+    async def models() -> dict[str, Any]:
+        """The served models, the default one first; with their context, where it is known."""
+        lengths = await gateway.context_lengths()
+        entries = [entry(name) for name in gateway.model_names]
+        for found in entries:
+            if found["root"] in lengths:
+                found["max_model_len"] = lengths[found["root"]]
+        return {"object": "list", "data": entries}
+
+    @api.get("/v1/models/{name:path}", responses=errors)
+    async def model(name: str) -> dict[str, Any]:
+        """One model and what its replica runs on."""
+        found = entry(name)
+        info = await gateway.deadline().wait(gateway.describe(name))
+        told = asdict(info)
+        del told["name"]  # the client's may be an alias
+        return {**found, **told}

@@ -1,0 +1,53 @@
+"""Texts as token ids, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from deployments.http.body_schema import body_schema
+from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
+from deployments.http.json_body import read_json
+from deployments.openai.protocol import DetokenizeBody, TokenizeBody
+from hdserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+
+def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
+    """Routes that ask a model's tokenizer."""
+    errors = dict(GENERATION_ERRORS)
+
+    @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request, response: Response) -> dict[str, Any]:
+        """The token ids of a text or a conversation."""
+        return await gateway.deadline().wait(_tokenize(gateway, request, response))
+
+    @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request, response: Response) -> dict[str, Any]:
+        """The text of token ids."""
+        return await gateway.deadline().wait(_detokenize(gateway, request, response))
+
+
+async def _tokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+    body = TokenizeBody.parse(await read_json(request))
+    response.headers.update(ignored_header(gateway.config.gateway, body))
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
+    if body.prompt is not None:
+        tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
+    else:
+        messages = [message.for_template() for message in body.messages or ()]
+        num_bytes = len(await request.body())
+        tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
+    info = await gateway.describe(body.model)
+    return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+
+
+async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+    body = DetokenizeBody.parse(await read_json(request))
+    response.headers.update(ignored_header(gateway.config.gateway, body))
+    return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

@@ -1,0 +1,85 @@
+"""The gateway's part of a trace: one span per HTTP request to the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deployments.http.own_path import own_path
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from deployments.tracing import Tracing
+
+_PREFIX = "/v1/"
+_HEADERS = (b"traceparent", b"tracestate")
+
+
+class TracedRequests:
+    """ASGI middleware: a span from the request's head to the last byte of its answer.
+
+    Only of the API: probes and scrapes would fill the traces.
+    """
+
+    def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_traced = scope["type"] == "http" and own_path(scope).startswith(_PREFIX)
+        span = self._tracing.start_http(scope["method"], _carrier(scope)) if is_traced else None
+        if span is None:
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope.setdefault("state", {})["trace"] = _carrier_of(span)
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            _end(span, scope, status)
+
+
+def trace_of(request: Request) -> Mapping[str, str]:
+    """The headers that name the span of ``request``; empty when it is not traced."""
+    found: Mapping[str, str] = getattr(request.state, "trace", {})
+    return found
+
+
+def _carrier(scope: Scope) -> dict[str, str]:
+    return {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in scope["headers"]
+        if name in _HEADERS
+    }
+
+
+def _carrier_of(span: Any) -> dict[str, str]:
+    from opentelemetry.trace import set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    found: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(found, set_span_in_context(span))
+    return found
+
+
+def _end(span: Any, scope: Scope, status: int) -> None:
+    from opentelemetry.trace import StatusCode
+
+    route = getattr(scope.get("route"), "path", None)
+    if route is not None:
+        span.update_name(f"{scope['method']} {route}")
+        span.set_attribute("http.route", route)
+    if status:
+        span.set_attribute("http.response.status_code", status)
+    if not status or status >= 500:
+        span.set_status(StatusCode.ERROR)
+    span.end()

@@ -1,0 +1,123 @@
+"""How a gateway gets the reports of all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.exceptions import RayServeException
+
+from deployments.metrics.catalogue import METRICS
+from deployments.metrics.samples import Report, Sample
+from deployments.metrics.text import render
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+KEEP_S = 300.0
+
+_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: Report
+    at_s: float
+
+
+class ReportBook:
+    """The last report of each replica of one deployment.
+
+    What a replica had counted is kept for ``keep_s`` after it was last heard, so that a reader's
+    next visit finds its last counts, and no sum over replicas falls before that.
+    """
+
+    def __init__(self, keep_s: float = KEEP_S) -> None:
+        self._keep_s = keep_s
+        self._heard: dict[str, _Heard] = {}
+
+    def hear(self, reports: Iterable[Report], now_s: float) -> None:
+        """Keep these as the last of their replicas; forget who was not heard for too long."""
+        for report in reports:
+            self._heard[report.replica] = _Heard(report, now_s)
+        for replica in [
+            key for key, item in self._heard.items() if now_s - item.at_s > self._keep_s
+        ]:
+            del self._heard[replica]
+
+    def reports(self, since_s: float) -> list[Report]:
+        """Reports heard since then, and the counters of older ones."""
+        return [
+            item.report if item.at_s >= since_s else _without_gauges(item.report)
+            for item in self._heard.values()
+        ]
+
+
+class MetricsPoll:
+    """Asks all replicas when somebody asks it, at most once a second.
+
+    Args:
+        handles: by model name.
+        gateways: of all gateways, this one too.
+        num_gateways: several keep nothing of who is gone: each heard it last at another time, and
+            to a reader who visits them in turn its counters would fall, as if they began anew.
+    """
+
+    def __init__(self, handles: Mapping[str, Any], gateways: Any, num_gateways: int = 1) -> None:
+        keep_s = KEEP_S if num_gateways == 1 else 0.0
+        self._handles = dict(handles)
+        self._gateways = gateways
+        self._books: defaultdict[str, ReportBook] = defaultdict(lambda: ReportBook(keep_s))
+        self._gateway_book = ReportBook(keep_s)
+        self._lock = asyncio.Lock()
+        self._polled_s = -POLL_INTERVAL_S
+
+    async def text(self) -> bytes:
+        """The reports of all, as Prometheus text."""
+        async with self._lock:
+            if time.monotonic() - self._polled_s >= POLL_INTERVAL_S:
+                await self._poll_all()
+            models = {name: book.reports(self._polled_s) for name, book in self._books.items()}
+            gateways = self._gateway_book.reports(self._polled_s)
+        return await asyncio.to_thread(render, models, gateways)  # some ms a replica
+
+    async def _poll_all(self) -> None:
+        started_s = time.monotonic()
+        polls = [_poll(handle, self._books[name]) for name, handle in self._handles.items()]
+        await asyncio.gather(_poll(self._gateways, self._gateway_book), *polls)
+        self._polled_s = started_s  # not where whoever asked has gone
+
+
+async def _poll(handle: Any, book: ReportBook) -> None:
+    """Hear what every replica behind ``handle`` reports; one that cannot, or is silent, is left
+    out.
+
+    Ray Serve's ``results_async`` gives nothing of the others when one is silent.
+    """
+    end_s = asyncio.get_running_loop().time() + _TIMEOUT_S
+    replicas: list[Any] = []
+    try:
+        async with asyncio.timeout_at(end_s):
+            replicas = await handle.broadcast("report")._fetch_replica_results_async()
+    except (TimeoutError, RayServeException) as error:
+        logger.debug("no metrics: %s", error)
+    waiting = (_answer(replica, end_s) for replica in replicas)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    book.hear((item for item in answers if isinstance(item, Report)), time.monotonic())
+
+
+async def _answer(replica: Any, end_s: float) -> Any:
+    async with asyncio.timeout_at(end_s):
+        return await replica.get_async()
+
+
+def _without_gauges(report: Report) -> Report:
+    def is_kept(sample: Sample) -> bool:
+        return METRICS[sample.name].kind != "gauge"
+
+    return Report(report.replica, tuple(filter(is_kept, report.samples)))

@@ -1,0 +1,146 @@
+"""A replica's samples on Ray's own metrics port, and one line of them in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ray.serve import metrics as ray_metrics
+
+from deployments.metrics.catalogue import METRICS
+from deployments.metrics.samples import HistogramValue, Observation, Observations, Report, Sample
+from deployments.metrics.statistics_line import statistics_line
+
+logger = logging.getLogger("ray.serve")
+"""Serve's own, which writes to the log of the replica."""
+
+EXPORT_INTERVAL_S = 1.0
+LINE_INTERVAL_S = 10.0
+
+
+def ray_name(name: str) -> str:
+    """Ray allows no colon and adds its own prefix ``ray_``: ``vllm:x`` is ``hdserve_x``."""
+    return name.replace("vllm:", "hdserve_")
+
+
+class RayExport:
+    """Hands the samples of one replica to ``ray.serve.metrics``, which labels them with it.
+
+    Ray's histograms take single values only, at about 10 us each.  They are given those of a
+    request one by one; of what is observed in each step of each sequence, count and sum are
+    exported as counters, and the buckets are in the gateway's ``/metrics``.
+
+    On its port Ray makes the sum of a histogram of the middles of its buckets, so the right one is
+    there as a counter, ``..._exact_sum_total``.  Counters do not take a 0: a series begins with
+    its first increase.
+    """
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
+        self._instruments: dict[str, Any] = {}
+        self._last: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def update(self, samples: Iterable[Sample]) -> None:
+        """Export what counters gained since the last time, and gauges as they are."""
+        for sample in samples:
+            info = METRICS[sample.name]
+            tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
+            name = ray_name(info.name)
+            if isinstance(sample.value, HistogramValue):
+                if info.is_per_step:
+                    self._count(f"{name}_count", info.help, tags, sum(sample.value.counts))
+                total = f"{name}_sum" if info.is_per_step else f"{name}_exact_sum"
+                self._count(total, info.help, tags, sample.value.total)
+            elif info.kind == "counter":
+                self._count(name, info.help, tags, sample.value)
+            else:
+                self._instrument(ray_metrics.Gauge, name, info.help, tags).set(sample.value, tags)
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Export single values."""
+        for name, value, labels in observations:
+            info = METRICS[name]
+            tags = {**self._labels, **dict(zip(info.labels, labels, strict=True))}
+            histogram = self._instrument(
+                ray_metrics.Histogram, ray_name(name), info.help, tags, boundaries=list(info.bounds)
+            )
+            histogram.observe(value, tags)
+
+    def _count(self, name: str, text: str, tags: dict[str, str], value: float) -> None:
+        key = (name, tuple(tags.values()))
+        increase = value - self._last.get(key, 0.0)
+        if increase > 0:
+            self._instrument(ray_metrics.Counter, name, text, tags).inc(increase, tags)
+            self._last[key] = value
+
+    def _instrument(
+        self, kind: Any, name: str, text: str, tags: dict[str, str], **options: Any
+    ) -> Any:
+        if name not in self._instruments:
+            self._instruments[name] = kind(name, description=text, tag_keys=tuple(tags), **options)
+        return self._instruments[name]
+
+
+class Reporter:
+    """Exports the reports of a replica in a thread of its own, and logs them now and then.
+
+    Args:
+        name: for the log.
+        labels: what names the owner of the series, besides what Ray Serve adds.
+        report: gives the newest.
+        observations: single values, which are taken from it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: dict[str, str],
+        report: Callable[[], Awaitable[Report]],
+        observations: Observations,
+    ) -> None:
+        self._name = name
+        self._report = report
+        self._observations = observations
+        self._export = RayExport(labels)
+        self._logged: tuple[Sample, ...] = ()
+        self._logged_s = time.monotonic()
+        self._num_failures = 0
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        """Begin to export."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End soon, without waiting for it."""
+        self._is_closing.set()
+
+    def _run(self) -> None:
+        asyncio.run(self._report_forever())
+
+    async def _report_forever(self) -> None:
+        while not self._is_closing.is_set():
+            await asyncio.sleep(EXPORT_INTERVAL_S)
+            try:
+                samples = (await self._report()).samples
+                self._export.update(samples)
+                self._export.observe(self._observations.take())
+                self._log(samples, time.monotonic())
+            except Exception:  # requests are answered without metrics, too
+                if not self._num_failures:
+                    logger.exception("%s: the metrics could not be exported", self._name)
+                self._num_failures += 1
+
+    def _log(self, samples: tuple[Sample, ...], now_s: float) -> None:
+        elapsed_s = now_s - self._logged_s
+        if elapsed_s < LINE_INTERVAL_S:
+            return
+        line = statistics_line(self._logged, samples, elapsed_s)
+        if line:
+            logger.info("%s: %s", self._name, line)
+        self._logged, self._logged_s = samples, now_s

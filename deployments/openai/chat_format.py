@@ -1,0 +1,110 @@
+"""Chats as the OpenAI API has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from deployments.generation import Delta, TokenInfo
+from deployments.openai.answer import Answer
+from deployments.openai.prompt_logprobs import shown_prompt
+from deployments.openai.tool_reader import ToolReader
+from deployments.parsers.tool_parser import MakeParser
+
+
+class ChatFormat:
+    """``chat.completion`` objects and chunks.
+
+    Args:
+        tool_parser: reads tool calls; ``None`` leaves the text as it is.
+        is_one_call: whether calls after the first are dropped.
+        is_named_call: whether the request named the function to call.
+        num_prompt_logprobs: how many of the likeliest tokens a whole answer shows at each place of
+            the prompt; ``None`` shows nothing of it.
+    """
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        tool_parser: MakeParser | None = None,
+        *,
+        is_one_call: bool = False,
+        is_named_call: bool = False,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self._make_reader = partial(
+            ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
+        )
+        self._readers: dict[int, ToolReader] = {}
+
+    def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
+        """The ``choices`` entries of the chunks of a delta: one for each call that begins, and for
+        each piece of arguments, since a client takes a call for complete when the next begins."""
+        if index not in self._readers:
+            self._readers[index] = self._make_reader()
+        reader = self._readers[index]
+        text, calls = reader.read(delta.text, is_last=delta.finish_reason is not None)
+        message: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if text or is_first:
+            message["content"] = text
+        if calls:
+            message["tool_calls"] = calls[:1]
+        messages = [message, *({"tool_calls": [call]} for call in calls[1:])]
+        entries: list[dict[str, Any]] = [
+            {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
+            for message in messages
+        ]
+        entries[-1] |= {
+            "logprobs": self._logprobs(delta.logprobs),
+            "finish_reason": reader.finish_reason(delta.finish_reason),
+        }
+        return entries
+
+    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+        """The ``choices`` entry of a whole answer."""
+        reader = self._make_reader()
+        text, calls = reader.whole(answer.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.reasoning is not None or calls:
+            message["content"] = text or None
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": reader.finish_reason(answer.finish_reason),
+        }
+
+    def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
+        """What a whole answer has once: all choices have the same prompt."""
+        if self._num_prompt_logprobs is None:
+            return {}
+        tokens = answers[0].prompt_logprobs
+        return {"prompt_logprobs": shown_prompt(tokens, self._num_prompt_logprobs)}
+
+    def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        return {
+            "content": [
+                {
+                    **_chat_token(token.data, token.logprob),
+                    "top_logprobs": [_chat_token(top.data, top.logprob) for top in token.top],
+                }
+                for token in tokens
+            ]
+        }
+
+
+def _chat_token(data: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}

@@ -1,0 +1,132 @@
+"""Completions as the OpenAI API has them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deployments.generation import Alternative, Delta, TokenInfo
+from deployments.openai.answer import Answer
+from deployments.openai.prompt_logprobs import shown_prompt
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class CompletionFormat:
+    """``text_completion`` objects and chunks.
+
+    Args:
+        echoes: per prompt the text that comes before the answer; empty without ``echo``.
+        num_logprobs: how many of the likeliest tokens each token has beside itself at most.
+        num_prompt_logprobs: how many of them a choice of a whole answer shows at each place of its
+            prompt; ``None`` shows nothing of it.
+    """
+
+    prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(
+        self,
+        echoes: tuple[str, ...] = (),
+        *,
+        num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
+        self._echoes = echoes
+        self._num_logprobs = num_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self._num_characters: dict[int, int] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+
+    def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
+        """The ``choices`` entry of a delta's chunk."""
+        text = (self._echo(delta.prompt_index) if is_first else "") + delta.text
+        entry = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(delta, index),
+            "finish_reason": delta.finish_reason,
+        }
+        return [entry]
+
+    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+        """The ``choices`` entry of a whole answer."""
+        found = {
+            "index": index,
+            "text": self._echo(answer.prompt_index) + answer.text,
+            "logprobs": self._logprobs(answer, index),
+            "finish_reason": answer.finish_reason,
+        }
+        if self._num_prompt_logprobs is not None:
+            prompt = shown_prompt(answer.prompt_logprobs, self._num_prompt_logprobs)
+            found["prompt_logprobs"] = prompt
+        return found
+
+    def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
+        """Each choice has its own prompt."""
+        return {}
+
+    def _echo(self, prompt_index: int) -> str:
+        return self._echoes[prompt_index] if self._echoes else ""
+
+    def _logprobs(self, part: Delta | Answer, index: int) -> dict[str, Any] | None:
+        if part.logprobs is None:
+            return None
+        echo = self._echo(part.prompt_index)
+        prompt = part.prompt_logprobs if self._echoes else ()
+        offsets = _offsets_in_echo(echo, prompt)
+        decoder = self._decoders.setdefault(index, _new_decoder("replace"))
+        for token in part.logprobs:
+            offsets.append(self._num_characters.get(index, len(echo)))
+            self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
+        tokens = [*prompt, *part.logprobs]
+        return {
+            "tokens": [_distinct_text(token.data) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: TokenInfo) -> dict[str, float] | None:
+        """By text: as many of the likeliest as were asked for, and the token itself."""
+        if token.logprob is None:
+            return None
+        own = Alternative(token.data, token.logprob, token.token_id)
+        return _by_text((*token.top[: self._num_logprobs], own))
+
+
+def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:
+    """Where each token of a prompt begins in its text."""
+    decoder = _new_decoder("replace")
+    offsets, end = list[int](), 0
+    for token in tokens:
+        offsets.append(end)
+        end += _length_in_echo(echo, end, decoder.decode(token.data))
+    return offsets
+
+
+def _length_in_echo(echo: str, start: int, token: str) -> int:
+    """What tokenizers put before a text, a special token or a space, takes no place in it."""
+    if echo.startswith(token, start) or start > 0:
+        return len(token)
+    begun = token.removeprefix(" ")
+    return len(begun) if echo.startswith(begun) else 0
+
+
+def _by_text(top: Iterable[Alternative]) -> dict[str, float]:
+    """Of two tokens with the same text the likelier one stays."""
+    found: dict[str, float] = {}
+    for token in top:
+        found.setdefault(_distinct_text(token.data), token.logprob)
+    return found
+
+
+def _distinct_text(data: bytes) -> str:
+    """The text of a token; parts of characters as the OpenAI API writes them, so that two of them
+    stay two keys."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,77 @@
+"""JSON as clients send it: strict, and bounded in what reading it costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import accumulate
+from typing import Any
+
+from hdserve.errors import InvalidRequest
+
+_MAX_DEPTH = 100
+_MAX_PARTS = 50_000
+"""Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
+the interpreter does nothing beside it; one of texts and token ids does not."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""One without its end counts, too: what is no JSON is read once, as well."""
+
+_NO_MARKS = bytes(set(range(256)) - set(b"[]{}:"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord(":"): 0, ord("]"): -1, ord("}"): -1}
+
+
+def parse_json(body: bytes) -> Any:
+    """The value that ``body`` spells.
+
+    Raises:
+        InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
+            nests them too deeply, or has a number or text that cannot be processed.
+    """
+    marks = _marks(body)
+    if _num_parts(marks) > _MAX_PARTS:
+        reason = f"the request body has more than {_MAX_PARTS} objects, arrays and members of them"
+        raise InvalidRequest(reason)
+    try:
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
+            json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {_fault(error)}") from error
+    if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
+        raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
+    return data
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with a text that is no JSON, and where."""
+    if isinstance(error, json.JSONDecodeError):
+        place = f"line {error.lineno}, column {error.colno}"
+        return f"{error.msg}, {place}" if error.doc else "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not in UTF-8"
+    if isinstance(error, UnicodeEncodeError):
+        return "it has half of a surrogate pair"
+    is_deep = isinstance(error, RecursionError)
+    return "it is nested too deep" if is_deep else "a number has too many digits"
+
+
+def _marks(body: bytes) -> bytes:
+    """Brackets and colons outside of texts; none where there are too few for any limit."""
+    if _num_parts(body) <= _MAX_DEPTH:
+        return b""
+    return _STRING.sub(b"", body).translate(None, _NO_MARKS)
+
+
+def _num_parts(marks: bytes) -> int:
+    return marks.count(b"[") + marks.count(b"{") + marks.count(b":")
+
+
+def _finite(number: str) -> float:
+    """Of a number, or of ``NaN`` and ``Infinity``, which JSON does not have."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise InvalidRequest(f"the request body has a number that is not finite: {number[:20]}")
+    return value

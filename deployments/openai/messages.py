@@ -1,0 +1,162 @@
+"""The messages of a conversation, as clients send them and as chat templates take them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from deployments.openai.body import Body
+from deployments.openai.json_text import parse_json
+from hdserve.errors import InvalidRequest, Unsupported
+
+MAX_MESSAGES = 2048
+"""Of a conversation, as many as the OpenAI API takes."""
+
+_REFUSAL = "refusal"
+"""A part of what another server's assistant wrote; to a template it is text."""
+
+
+class Part(Body):
+    """A part of a content."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "logprobs", "prompt_cache_breakpoint"}
+    )
+
+    type: Any = None
+    text: Any = None
+    refusal: Any = None
+
+
+Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
+
+
+class CalledFunction(Body):
+    """``function`` of a call."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+class ToolCall(Body):
+    """A call the model made earlier."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"index"})
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the arguments as an object, or as the text they are where the
+        model was cut off in them."""
+        arguments = _arguments(self.function.arguments)
+        fields = {"id": self.id, "type": self.type}
+        return {
+            **{name: value for name, value in fields.items() if value is not None},
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"annotations", "parsed"})
+
+    role: Literal["assistant", "developer", "system", "tool", "user"]
+    content: str | Parts | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought; templates that do not show it leave it out."""
+
+    name: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    audio: Any = None
+    function_call: Any = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the content as one string, and without what says nothing.
+        Fields nobody documents may be the template's own.
+
+        Raises:
+            Unsupported: a part of the message is neither text nor a call of a tool.
+            InvalidRequest: somebody else than the assistant calls a tool.
+        """
+        self._check_is_whole()
+        for name in ("audio", "function_call"):  # templates would not show them
+            if getattr(self, name):
+                raise Unsupported(f"{name} of a message is not supported", "messages")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
+        fields = {
+            "role": self.role,
+            "content": joined(self.content) + (self.refusal or ""),
+            "reasoning_content": self.reasoning_content,
+            "name": self.name,
+            "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
+            "tool_call_id": self.tool_call_id,
+            **self.unread_fields(),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _check_is_whole(self) -> None:
+        """
+        Raises:
+            InvalidRequest: it says nothing.  An assistant may have answered so.
+        """
+        is_answer = self.role == "assistant" and self.model_fields_set - {"role"}
+        if self.content is None and not is_answer:
+            raise InvalidRequest(f"a message of role {self.role!r} needs content", "messages")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequest("a message of role 'tool' needs tool_call_id", "messages")
+
+
+Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def joined(
+    content: str | Iterable[Part] | None,
+    param: str = "messages",
+    part_types: Collection[str] = ("text",),
+) -> str:
+    """The text of a content.
+
+    Args:
+        param: the parameter the client gave it in.
+        part_types: those of the parts that are text.
+
+    Raises:
+        Unsupported: a part of it is not text.
+        InvalidRequest: a part has none.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_text(part, param, part_types) for part in content)
+
+
+def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:
+    """An object, if the text is one; some clients write no arguments as no text."""
+    if not isinstance(data, str):
+        return data
+    try:
+        value = parse_json((data or "{}").encode())
+    except (InvalidRequest, UnicodeEncodeError):
+        return data
+    return value if isinstance(value, dict) else data
+
+
+def _text(part: Part, param: str, part_types: Collection[str]) -> str:
+    if part.type not in (*part_types, _REFUSAL):
+        reason = f"content parts of type {str(part.type)[:50]!r} are not supported"
+        raise Unsupported(reason, param)
+    text = part.refusal if part.type == _REFUSAL else part.text
+    if not isinstance(text, str):
+        raise InvalidRequest(f"the text of a part of type {part.type!r} must be a string", param)
+    return text

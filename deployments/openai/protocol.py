@@ -1,0 +1,374 @@
+"""The requests of the OpenAI API: what is accepted, what is refused, and what it means here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from deployments.generation import GenerationRequest, Prompt
+from deployments.openai.body import Body, ClosedBody, Integer, Number
+from deployments.openai.messages import Messages, Parts, joined
+from deployments.openai.prompt_logprobs import PromptLogprobFields
+from deployments.openai.request_body import OfferedBody, RequestBody
+from deployments.openai.structured import Constraint, StructuredFields, one_of
+from deployments.openai.tools import ToolFields
+from deployments.parsers.tool_parser import ToolParser
+from deployments.parsers.tool_parsers import HermesToolParser
+from hdserve.core import MAX_TOP_LOGPROBS
+from hdserve.errors import InvalidRequest, Unsupported
+
+MAX_CHOICES = 64
+"""Most choices of one prompt."""
+
+MAX_ANSWERS = 256
+"""Most choices of all prompts of one request together."""
+
+MAX_STOP_TOKEN_IDS = 1024
+
+# Of a list of a million wrong items the first is enough to refuse it.
+Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
+TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+MAX_DATABASES = 16
+"""Named by a request; there are fewer."""
+
+
+class StreamOptions(Body):
+    """``stream_options`` of the OpenAI API."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Whether the chunks before the last one say how many tokens there are so far; as vLLM has it,
+    only beside ``include_usage``."""
+
+    include_obfuscation: bool | None = None
+    """Padding against an observer of packet sizes; this server never adds it."""
+
+    include_sources: bool = False
+    """Whether chunks say where each token came from; an extension of hdserve."""
+
+
+class Speculation(ClosedBody):
+    """How this request is drafted for; an extension of hdserve."""
+
+    enabled: bool = True
+    max_draft_tokens: Integer | None = Field(default=None, ge=0)
+    databases: (
+        Annotated[
+            tuple[Literal["context", "model", "statistics", "recycled", "other"], ...],
+            Field(max_length=MAX_DATABASES, fail_fast=True),
+        ]
+        | None
+    ) = None
+    share_output: bool = True
+
+
+class Prediction(Body):
+    """``prediction`` of the OpenAI API: text that is likely to appear in the answer."""
+
+    type: Literal["content"] = "content"
+    content: str | Parts
+
+
+class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
+    """What chat and plain completions have in common."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "user",
+        }
+    )
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, Number] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: str | Texts | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        """What the request calls parameters that have another name inside."""
+        return {}
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_in_chunks(self) -> bool:
+        """Whether each chunk of a stream says how many tokens its choice has so far."""
+        return self.includes_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+    @property
+    def includes_sources(self) -> bool:
+        """Whether a stream says where tokens come from."""
+        return self.stream_options is not None and self.stream_options.include_sources
+
+    def sampling(
+        self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
+    ) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that the client set."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if found["top_k"] == -1:
+            found["top_k"] = 0
+        found |= {
+            "logit_bias": self.logit_bias,
+            "max_tokens": max_tokens,
+            "logprobs": num_logprobs,
+            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "grammar": constraint and constraint.grammar,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def speculation_fields(self) -> dict[str, Any]:
+        """The fields of ``SpeculationParams`` that the client set."""
+        if self.speculation is None:
+            return {}
+        databases = self.speculation.databases
+        return {
+            "is_enabled": self.speculation.enabled,
+            "max_draft_tokens": self.speculation.max_draft_tokens,
+            "databases": None if databases is None else frozenset(databases),
+            "is_output_shared": self.speculation.share_output,
+        }
+
+
+class ChatBody(GenerationBody, ToolFields):
+    """``POST /v1/chat/completions``."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "best_of": (1,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "moderation": (),
+        "prompt": (),
+        "suffix": ("",),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Messages = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    prediction: Prediction | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        if self.max_completion_tokens is None:
+            return {}
+        return {"max_tokens": "max_completion_tokens"}
+
+    def to_generation(
+        self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
+    ) -> GenerationRequest:
+        """What the model is asked for.
+
+        Args:
+            tool_parser: reads the tool calls of the model.
+
+        Raises:
+            InvalidRequest: parameters contradict each other.
+            Unsupported: a message has a part that is not text, or calls cannot be read.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        num_scores = self.num_prompt_logprobs(is_streamed=bool(self.stream))
+        max_tokens = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        form, calls = self.constraint(), self.tool_constraint(tool_parser)
+        # A response format is that of the answer; vLLM's parameters hold the whole output.
+        if form is not None and form.param == self.format_param:
+            form = None if calls else self.or_calls(form, tool_parser)
+        constraint = one_of(form, calls)
+        sampling = self.sampling(max_tokens, num_logprobs, constraint)
+        if num_scores is not None:
+            sampling["prompt_logprobs"] = num_scores
+        if self.may_call_tools:  # the marks of a call may be special tokens
+            sampling.setdefault("skip_special_tokens", False)
+        return GenerationRequest(
+            request_id=request_id,
+            messages=tuple(message.for_template() for message in self.messages),
+            template_options=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning_effort,
+            tools=self.template_tools(),
+            sampling=sampling,
+            grammar_param=constraint and constraint.param,
+            prompt_logprobs_param=None if num_scores is None else "prompt_logprobs",
+            num_choices=self.num_choices,
+            speculation=self.speculation_fields(),
+            includes_sources=self.includes_sources,
+            prediction=None
+            if self.prediction is None
+            else joined(self.prediction.content, "prediction"),
+        )
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (True,),
+        "chat_template_kwargs": ({},),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "max_completion_tokens": (),
+        "messages": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "suffix": ("",),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "top_logprobs": (0,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts one by one."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        if self.prompt and isinstance(self.prompt[0], int):
+            return (self.prompt,)
+        return cast("tuple[Prompt, ...]", self.prompt)
+
+    def to_generation(self, request_id: str) -> GenerationRequest:
+        """What the model is asked for.
+
+        Raises:
+            InvalidRequest: parameters contradict each other.
+            Unsupported: ``best_of`` other than ``n``, or all of the vocabulary.
+        """
+        if not self.prompts:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if len(self.prompts) * self.num_choices > MAX_ANSWERS:
+            raise InvalidRequest(f"prompts times n is over {MAX_ANSWERS}", "prompt")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise Unsupported("best_of other than n is not supported", "best_of")
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        constraint = self.constraint()
+        sampling = self.sampling(max_tokens, self.logprobs, constraint)
+        scores = self._scores(computes_prompt=max_tokens == 0)
+        if scores:
+            sampling["prompt_logprobs"] = max(scores.values())
+        shown = [name for name, number in scores.items() if getattr(self, name) is not None]
+        return GenerationRequest(
+            request_id=request_id,
+            prompts=self.prompts,
+            sampling=sampling,
+            grammar_param=constraint and constraint.param,
+            prompt_logprobs_param=max(shown, key=scores.__getitem__) if shown else None,
+            num_choices=self.num_choices,
+            speculation=self.speculation_fields(),
+            includes_sources=self.includes_sources,
+        )
+
+    def _scores(self, *, computes_prompt: bool) -> dict[str, int]:
+        """By the parameters that ask for them, how many likeliest tokens the prompt's have each.
+
+        Args:
+            computes_prompt: whether nothing else is to be computed.
+        """
+        found = {}
+        if self.echo and (self.logprobs is not None or computes_prompt):
+            found["logprobs"] = self.logprobs or 0
+        number = self.num_prompt_logprobs(is_streamed=bool(self.stream))
+        if number is not None:
+            found["prompt_logprobs"] = number
+        return found
+
+
+class TokenizeBody(OfferedBody):
+    """``POST /tokenize``: the token ids of a text or of a chat."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": ({},),
+        "return_token_strs": (False,),
+        "tools": ([],),
+    }
+
+    model: str
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(OfferedBody):
+    """``POST /detokenize``: the text of token ids."""
+
+    model: str
+    tokens: TokenIds

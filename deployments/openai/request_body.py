@@ -1,0 +1,157 @@
+"""The body of a request that generates: what is offered of it, and what nobody documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from deployments.openai.body import Body, without_nulls
+from deployments.openai.body_errors import first_error
+from hdserve.errors import InvalidRequest, Unsupported
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_MAX_REASON_CHARACTERS = 300
+_MAX_PARAM_CHARACTERS = 100
+
+# What other servers document beyond the OpenAI API and would change an answer.
+_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "prompt_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "ebnf": (),
+    "json_schema": (),
+    "prompt_embeds": (),
+    "regex": (),
+    "stop_regex": ([],),
+    "enable_thinking": (),
+    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "custom_logit_processor": (),
+    "include_reasoning": (True,),
+    "logprob_token_ids": ([],),
+    "reasoning": ({},),
+    "lora_path": (),
+    "no_stop_trim": (False,),
+    "repetition_detection": ({},),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "thinking": (),
+    "thinking_token_budget": (),
+    "vllm_xargs": ({},),
+}
+
+_SERVICE_TIERS = (None, "auto", "default")
+"""Those that ask for nothing else than what everybody gets."""
+
+
+class OfferedBody(Body):
+    """A body of which not everything that is documented somewhere is offered."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Documented parameters that are not offered, with the values that change nothing."""
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Check the JSON body of a request.
+
+        Raises:
+            Unsupported: a documented parameter that is not offered is set.
+            InvalidRequest: a value is wrong or missing.
+        """
+        offered = cls._offered(data)
+        body = parse_body(cls, offered)
+        for name in cls.model_fields:
+            sent, read = offered.get(name), getattr(body, name)
+            if isinstance(sent, bool) and not isinstance(read, bool):
+                raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
+            if isinstance(sent, str) and isinstance(read, (int, float)):  # pydantic reads both
+                kind = "true or false" if isinstance(read, bool) else "a number"
+                raise InvalidRequest(f"{name}: {kind} is expected, not a string", name)
+        return body
+
+    @classmethod
+    def _offered(cls, data: Any) -> dict[str, Any]:
+        """The fields that are read."""
+        if not isinstance(data, dict):
+            raise InvalidRequest("the request body must be a JSON object")
+        extensions = _UNSUPPORTED_EXTENSIONS.items()
+        unsupported = {name: found for name, found in extensions if name not in cls.model_fields}
+        unsupported |= cls.unsupported
+        for name, neutral in unsupported.items():
+            value = without_nulls(data.get(name))
+            if value is not None and value not in neutral:
+                raise Unsupported(f"{name} is not supported", name)
+        unread = cls.without_effect.union(unsupported)
+        return {name: data[name] for name in data if name not in unread}
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """Documented parameters that ask for what is not done here and would change no answer."""
+        return frozenset()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Those, and the fields of the request that nobody documents."""
+        undocumented = self.undocumented_inside().union(self.model_extra or ())
+        return tuple(sorted(undocumented | self.unmet))
+
+
+class RequestBody(OfferedBody):
+    """What the requests that generate have in common, in all APIs."""
+
+    stream: bool | None = None
+    stream_options: Body | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """As :meth:`OfferedBody.parse`.
+
+        Raises:
+            InvalidRequest: there are options of a stream, and no stream is asked for, too.
+        """
+        body = super().parse(data)
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+        return body
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        is_met = {"store": not self.store, "service_tier": self.service_tier in _SERVICE_TIERS}
+        return frozenset(name for name, met in is_met.items() if not met)
+
+
+def parse_body(model: type[Model], data: Any) -> Model:
+    """Check ``data`` against ``model``.
+
+    Raises:
+        InvalidRequest: names the first field at fault; the message is bounded whatever was sent.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        location, reason = first_error(error)
+        if location:
+            reason = f"{'.'.join(map(str, location))}: {reason}"
+        param = _printable(str(location[0]))[:_MAX_PARAM_CHARACTERS] if location else None
+        raise InvalidRequest(_printable(reason)[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _printable(text: str) -> str:
+    """Without halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()

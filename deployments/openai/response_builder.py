@@ -1,0 +1,146 @@
+"""From the records of a model server to the objects and chunks of chats and completions."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from deployments.generation import Delta, Summary, TokenInfo
+from deployments.openai.answer import Answer
+from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_format import CompletionFormat
+from deployments.openai.objects import error_body, metrics, token_counts, usage
+from hdserve.core import Source
+from hdserve.errors import HdserveError
+
+ResponseFormat = ChatFormat | CompletionFormat
+
+
+class ResponseBuilder:
+    """The objects of one response, which share an id and a time.
+
+    Args:
+        includes_usage: whether a stream ends with a chunk of usage, which is null in those before.
+        counts_in_chunks: whether it is the tokens so far instead, of the choice of the chunk.
+    """
+
+    def __init__(
+        self,
+        form: ResponseFormat,
+        model: str,
+        request_id: str,
+        num_choices: int,
+        *,
+        includes_usage: bool = False,
+        counts_in_chunks: bool = False,
+    ) -> None:
+        self._form = form
+        self._includes_usage = includes_usage
+        self._counts_in_chunks = counts_in_chunks
+        self._num_choices = num_choices
+        self._head = {
+            "id": f"{form.prefix}-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._answers: dict[int, Answer] = {}
+        self._num_tokens: Counter[int] = Counter()
+        """Of each choice of a stream, so far."""
+        self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
+
+    def begin(self) -> list[dict[str, Any]]:
+        """Nothing comes before the first delta."""
+        return []
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of one delta: one, but two where a tool call begins and goes on."""
+        index = self._index(delta)
+        is_first = index not in self._answers
+        if is_first:
+            delta = self._with_prompt(delta)
+            self._answers[index] = Answer(delta.prompt_index)
+        self._num_tokens[index] += len(delta.token_ids)
+        choices = self._form.deltas(delta, index, is_first=is_first)
+        choices[-1] |= _sources(delta)
+        usage_so_far: dict[str, Any] = {"usage": None} if self._includes_usage else {}
+        if self._counts_in_chunks:
+            usage_so_far["usage"] = token_counts(delta.num_prompt_tokens, self._num_tokens[index])
+        return [
+            {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
+            for choice in choices
+        ]
+
+    def end(self, summary: Summary) -> list[dict[str, Any]]:
+        """The chunk after the last delta, if asked for: no choices, but usage and what drafting
+        did."""
+        if not self._includes_usage:
+            return []
+        chunk = {
+            **self._head,
+            "object": self._form.chunk_kind,
+            "choices": [],
+            "usage": usage(summary),
+            "metrics": metrics(summary),
+        }
+        return [chunk]
+
+    def fail(self, error: HdserveError) -> list[dict[str, Any]]:
+        """The error, instead of what has not come."""
+        return [error_body(error)]
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole answer."""
+        index = self._index(delta)
+        if index not in self._answers:
+            delta = self._with_prompt(delta)
+            self._answers[index] = Answer(delta.prompt_index)
+        self._answers[index].add(delta)
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The answer in one object."""
+        return {
+            **self._head,
+            "object": self._form.kind,
+            "choices": [
+                self._form.choice(answer, index) for index, answer in sorted(self._answers.items())
+            ],
+            **self._form.beside_choices(self._answers),
+            "usage": usage(summary),
+            "metrics": metrics(summary),
+        }
+
+    def _with_prompt(self, delta: Delta) -> Delta:
+        """The first delta of a choice with the log probabilities of its prompt, which came once."""
+        prompt = delta.prompt_logprobs or self._prompts.get(delta.prompt_index, ())
+        self._prompts[delta.prompt_index] = prompt
+        return delta._replace(prompt_logprobs=prompt)
+
+    def _index(self, delta: Delta) -> int:
+        return delta.prompt_index * self._num_choices + delta.choice_index
+
+
+def _sources(delta: Delta) -> dict[str, Any]:
+    """Where the tokens of a chunk came from, and the draft they were verified with, if the request
+    asked for it.
+
+    In ``draft`` the ``parent`` of an entry is the index of the entry before it on its path, and -1
+    for those that follow the last token.
+    """
+    if delta.texts is None:
+        return {}
+    tokens = zip(delta.texts, delta.sources, strict=True)
+    return {
+        "token_sources": [
+            {"text": text, "source": Source(source).label} for text, source in tokens
+        ],
+        "draft": [
+            {
+                "text": token.text,
+                "source": Source(token.source).label,
+                "parent": token.parent - 1,
+                "accepted": token.is_accepted,
+            }
+            for token in delta.draft
+        ],
+    }

@@ -1,0 +1,200 @@
+"""Answers of the OpenAI Responses API: the events of a response, and the response they make."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from deployments.generation import Delta, Summary
+from deployments.openai.objects import error_body, metrics
+from deployments.openai.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.call_reader import Arguments, CallBegin, CallPart
+from deployments.parsers.tool_parser import MakeParser
+from hdserve.errors import HdserveError
+
+
+def named_event(event: Event) -> bytes:
+    """An event of a stream, which this API names twice."""
+    data = json.dumps(event, separators=(",", ":"))
+    return f"event: {event['type']}\ndata: {data}\n\n".encode()
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """The ``usage`` object."""
+    num_input, num_reused = summary.num_prompt_tokens, summary.num_reused_tokens
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {
+            "cached_tokens": num_reused,
+            "cache_write_tokens": num_input - num_reused,
+        },
+        "output_tokens": summary.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": summary.num_reasoning_tokens or 0},
+        "total_tokens": num_input + summary.num_output_tokens,
+    }
+
+
+class ResponseEvents:
+    """Builds one response, item after item.
+
+    At most one item is open, the last; reasoning, text and calls come in the order in which the
+    model wrote them::
+
+        created  in_progress │ item added  deltas ...  item done │ item added ... │ completed
+
+    Args:
+        tool_parser: reads tool calls; ``None`` leaves the text as it is.
+    """
+
+    def __init__(
+        self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
+    ) -> None:
+        self._head = _head(body, request_id)
+        self._parser = tool_parser() if tool_parser else None
+        self._max_calls = 1 if body.parallel_tool_calls is False else None
+        self._num_calls = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: Item | None = None
+        self._finish_reason: str | None = None
+        self._num_events = 0
+
+    def begin(self) -> list[Event]:
+        """The events before the first delta."""
+        response = self._response("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [self._numbered({"type": kind, "response": response}) for kind in kinds]
+
+    def add(self, delta: Delta) -> list[Event]:
+        """The events of a delta."""
+        self._finish_reason = delta.finish_reason or self._finish_reason
+        parts: list[str | CallPart] = [delta.text]
+        if self._parser is not None:
+            parts = [*self._parser.push(delta.text)]
+            parts += self._parser.finish() if delta.finish_reason is not None else []
+        events = [*self._reason(delta.reasoning or "")]
+        events += [event for part in parts for event in self._read(part)]
+        return [self._numbered(event) for event in events]
+
+    def end(self, summary: Summary) -> list[Event]:
+        """The events after the last delta; the last one has the whole response."""
+        events: list[Event] = []
+        if not self._items and self._open is None:
+            events += self._begin(MessageItem())
+        is_cut_off = self._finish_reason == "length" or isinstance(self._open, CallItem)
+        events += self._close("incomplete" if is_cut_off else "completed")
+        response = self._ended(summary)
+        events.append({"type": f"response.{response['status']}", "response": response})
+        return [self._numbered(event) for event in events]
+
+    def _ended(self, summary: Summary) -> dict[str, Any]:
+        """The response, once it has ended."""
+        is_cut_off = self._finish_reason == "length"
+        return {
+            **self._response("incomplete" if is_cut_off else "completed"),
+            "completed_at": None if is_cut_off else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut_off else None,
+            "usage": usage(summary),
+            "metrics": metrics(summary),
+        }
+
+    def fail(self, error: HdserveError) -> list[Event]:
+        """The last event, instead of what has not come."""
+        told = error_body(error)["error"]
+        fields = {name: told[name] for name in ("code", "message", "param")}
+        return [self._numbered({"type": "error", **fields})]
+
+    def collect(self, delta: Delta) -> None:
+        """Add a delta to the whole response."""
+        self.add(delta)
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        """The response, which its last event has."""
+        response: dict[str, Any] = self.end(summary)[-1]["response"]
+        return response
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {**self._head, "status": status, "output": [*self._items]}
+
+    def _reason(self, text: str) -> Iterator[Event]:
+        if not text:
+            return
+        if not isinstance(self._open, ReasoningItem):
+            yield from self._begin(ReasoningItem())
+        yield from self._add(text)
+
+    def _read(self, part: str | CallPart) -> Iterator[Event]:
+        if isinstance(part, CallBegin):
+            self._num_calls += 1
+            if self._is_wanted and self._parser is not None:
+                yield from self._begin(CallItem(part.name, self._parser.call_id()))
+        elif isinstance(part, Arguments):
+            if self._is_wanted:
+                yield from self._add(part.text)
+                yield from self._close("completed") if part.is_last else ()
+        elif part:
+            if not isinstance(self._open, MessageItem):
+                yield from self._begin(MessageItem())
+            yield from self._add(part)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._max_calls is None or self._num_calls <= self._max_calls
+
+    def _begin(self, item: Item) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._open = item
+        yield self._placed({"type": "response.output_item.added", "item": item.item("in_progress")})
+        yield from map(self._placed, item.begin())
+
+    def _add(self, text: str) -> Iterator[Event]:
+        if self._open is not None and text:
+            yield self._placed(self._open.add(text))
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        yield from map(self._placed, self._open.end())
+        item = self._open.item(status)
+        yield self._placed({"type": "response.output_item.done", "item": item})
+        self._items.append(item)
+        self._open = None
+
+    def _placed(self, event: Event) -> Event:
+        return {**event, "output_index": len(self._items)}
+
+    def _numbered(self, event: Event) -> Event:
+        self._num_events += 1
+        return {**event, "sequence_number": self._num_events - 1}
+
+
+def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
+    """What a response says of its request."""
+    choice = body.tool_choice
+    text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
+    return {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+        "tools": [tool.shown() for tool in body.tools or ()],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }

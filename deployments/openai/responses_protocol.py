@@ -1,0 +1,335 @@
+"""The requests of the OpenAI Responses API, and the chat each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from deployments.openai.body import Body, ClosedBody
+from deployments.openai.messages import MAX_MESSAGES, Parts, joined
+from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
+from deployments.openai.request_body import RequestBody
+from deployments.openai.structured import Schema
+from deployments.openai.tools import FunctionDefinition, FunctionName
+from hdserve.errors import InvalidRequest, Unsupported
+
+PARAM_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning",
+}
+"""What this API calls the parameters of a chat."""
+
+_SAME_AS_CHAT = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+_OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "min_tokens": (0,),
+    "n": (1,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+}
+"""Parameters of a chat that this API does not have, with the values that change nothing."""
+
+_TEXT_PARTS = ("input_text", "output_text")
+_REASONING_PARTS = ("reasoning_text", "summary_text")
+
+
+class InputMessage(Body):
+    """A message of the conversation."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
+
+    type: Literal["message"] = "message"
+    role: Literal["assistant", "developer", "system", "user"]
+    content: str | Parts
+
+
+class InputReasoning(Body):
+    """What the model thought before the message or the call that follows."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: Literal["reasoning"]
+    summary: Parts = ()
+    content: Parts | None = None
+    encrypted_content: str | None = None
+
+    def text(self) -> str:
+        """What it says in full, else its summary.
+
+        Raises:
+            Unsupported: only the server that wrote it can read it.
+        """
+        if self.encrypted_content:
+            raise Unsupported("encrypted reasoning is not supported", "input")
+        return joined(self.content or self.summary, "input", _REASONING_PARTS)
+
+
+class InputCall(Body):
+    """A call the model made earlier."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputCallOutput(Body):
+    """What such a call gave."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+
+
+# Brackets tell forms of a value from its fields where an error is told.
+def _type_of_item(item: Any) -> Any:
+    return f"[{item.get('type', 'message')}]" if isinstance(item, Mapping) else None
+
+
+def _type_of_input(value: Any) -> str:
+    return "[text]" if isinstance(value, str) else "[items]"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[InputReasoning, Tag("[reasoning]")]
+    | Annotated[InputCall, Tag("[function_call]")]
+    | Annotated[InputCallOutput, Tag("[function_call_output]")],
+    Discriminator(_type_of_item),
+]
+InputItems = Annotated[
+    tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+Input = Annotated[
+    Annotated[str, Tag("[text]")] | Annotated[InputItems, Tag("[items]")],
+    Discriminator(_type_of_input),
+]
+
+
+class TextFormat(ClosedBody):
+    """``text.format``; ``strict`` or not, a schema is always held."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """The ``response_format`` of a chat, as the chat API, and with it the template, has it.
+
+        Raises:
+            InvalidRequest: name or schema is missing.
+        """
+        if self.type != "json_schema":
+            return {"type": self.type}
+        if self.name is None or self.schema_ is None:
+            raise InvalidRequest("text.format needs a name and a schema", "text")
+        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
+
+
+class TextOptions(ClosedBody):
+    """``text``: the form of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(FunctionDefinition):
+    """A function the model may call."""
+
+    type: Literal["function"]
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": self.type, "function": self.described()}
+
+    def shown(self) -> dict[str, Any]:
+        """As the answer repeats it."""
+        return self.model_dump(include={*FunctionTool.model_fields})
+
+
+class NamedFunction(FunctionName):
+    """The one function to call."""
+
+    type: Literal["function"]
+
+
+class ResponseStreamOptions(Body):
+    """``stream_options`` of this API."""
+
+    include_obfuscation: bool | None = None
+    """Padding against an observer of packet sizes; this server never adds it."""
+
+
+class _Chat(ChatBody):
+    format_param: ClassVar[str] = "text"
+
+
+class Reasoning(ClosedBody):
+    """How the model is to reason."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesBody(RequestBody):
+    """``POST /v1/responses``."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "access_programs": (),
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "store": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+        **_OF_CHATS,
+    }
+    """Nothing is stored, so nothing of an earlier response can be asked for."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+        }
+    )
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    tools: Annotated[tuple[FunctionTool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Mapping[str, str] | None = None
+    user: str | None = None
+    speculation: Speculation | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def to_chat(self) -> ChatBody:
+        """The chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
+
+        Raises:
+            InvalidRequest: a value is wrong.
+            Unsupported: a part of the input is not text.
+        """
+        return _Chat.parse(self._chat())
+
+    def _chat(self) -> dict[str, Any]:
+        fields: dict[str, Any] = self.model_dump(include=set(_SAME_AS_CHAT), exclude_none=True)
+        fields["messages"] = list(self._messages())
+        if isinstance(self.tool_choice, NamedFunction):
+            named = {"name": self.tool_choice.name}
+            fields["tool_choice"] = {"type": "function", "function": named}
+        if self.tools is not None:
+            fields["tools"] = [tool.for_chat() for tool in self.tools]
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = self.text.format.for_chat()
+        if self.reasoning is not None:
+            if self.reasoning.summary or self.reasoning.generate_summary:
+                raise Unsupported("reasoning is never summarised", "reasoning")
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.max_output_tokens is not None:
+            fields["max_completion_tokens"] = self.max_output_tokens
+        if self.speculation is not None:
+            fields["speculation"] = self.speculation.model_dump()
+        return fields
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        if self.instructions is not None:
+            yield {"role": "system", "content": self.instructions}
+        if isinstance(self.input, str):
+            yield {"role": "user", "content": self.input}
+        else:
+            yield from _messages_of(self.input)
+
+
+def _messages_of(
+    items: Iterable[InputMessage | InputReasoning | InputCall | InputCallOutput],
+) -> list[Any]:
+    """The messages of a chat: reasoning belongs to the message of the assistant behind it, calls to
+    the one before them."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            text = joined(item.content, "input", _TEXT_PARTS)
+            if item.role == "assistant" and found and _is_reasoning(found[-1]):
+                found[-1]["content"] = text
+            else:
+                found.append({"role": item.role, "content": text})
+        elif isinstance(item, InputReasoning):
+            thought = item.text()
+            if found and _is_reasoning(found[-1]):
+                found[-1]["reasoning_content"] += thought
+            elif thought:
+                found.append({"role": "assistant", "content": None, "reasoning_content": thought})
+        elif isinstance(item, InputCallOutput):
+            text = joined(item.output, "input", _TEXT_PARTS)
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+        else:
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            found[-1].setdefault("tool_calls", []).append(call)
+    return found
+
+
+def _is_reasoning(message: Mapping[str, Any]) -> bool:
+    """Whether nothing was said or called yet after it."""
+    return (
+        "reasoning_content" in message
+        and message["content"] is None
+        and not message.get("tool_calls")
+    )

@@ -1,0 +1,149 @@
+"""Structured output: the parameters by which clients ask for it, as one grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from deployments.openai.body import ClosedBody
+from deployments.openai.json_text import parse_json
+from hdserve import grammar
+from hdserve.errors import InvalidRequest
+
+Schema = Mapping[str, Any]
+Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
+
+
+class JsonSchema(ClosedBody):
+    """``json_schema`` of a response format; ``strict`` or not, the schema is always held."""
+
+    name: str
+    description: str | None = None
+    schema_: Schema = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(ClosedBody):
+    """``response_format`` of the OpenAI API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self, param: str = "response_format") -> str | None:
+        """The grammar; ``None`` is any text.
+
+        Args:
+            param: what the client calls it.
+
+        Raises:
+            InvalidRequest: ``json_schema`` is missing.
+        """
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise InvalidRequest(f"{param}.json_schema is missing", param)
+            return _of_schema(self.json_schema.schema_, param)
+        return grammar.json_object() if self.type == "json_object" else None
+
+
+class StructuredOutputs(ClosedBody):
+    """``structured_outputs`` of vLLM; exactly one of its fields."""
+
+    json_: Schema | str | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+
+    def grammars(self, param: str = "structured_outputs") -> list[str]:
+        """One for each field that is set."""
+        found = []
+        if self.json_ is not None:
+            found.append(_of_schema(_schema(self.json_, param), param))
+        if self.json_object:
+            found.append(grammar.json_object())
+        if self.regex is not None:
+            found.append(grammar.regex(self.regex))
+        if self.choice is not None:
+            found.append(grammar.choice(self.choice))
+        return found
+
+
+class Constraint(NamedTuple):
+    """A grammar and the parameter that asked for it."""
+
+    grammar: str
+    param: str
+
+
+class StructuredFields(BaseModel):
+    """The parameters of a generation request that hold its output to a form."""
+
+    format_param: ClassVar[str] = "response_format"
+    """What the client calls ``response_format``."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+
+    def constraint(self) -> Constraint | None:
+        """What the output must match; ``None`` is any text.
+
+        Raises:
+            InvalidRequest: there is more than one demand, or one is incomplete.
+        """
+        found = list(self._constraints())
+        return one_of(*found)
+
+    def _constraints(self) -> list[Constraint]:
+        found = []
+        if self.response_format:
+            text = self.response_format.grammar(self.format_param)
+            found += [] if text is None else [Constraint(text, self.format_param)]
+        if self.structured_outputs:
+            texts = self.structured_outputs.grammars()
+            if not texts:
+                raise InvalidRequest("structured_outputs names no form", "structured_outputs")
+            found += [Constraint(text, "structured_outputs") for text in texts]
+        for name in ("json", "regex", "choice"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                param = f"guided_{name}"
+                (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
+                found.append(Constraint(text, param))
+        return found
+
+
+def one_of(*constraints: Constraint | None) -> Constraint | None:
+    """The one that there is, if any.
+
+    Raises:
+        InvalidRequest: there are several.
+    """
+    found = [constraint for constraint in constraints if constraint is not None]
+    if len(found) > 1:
+        names = " and ".join(dict.fromkeys(item.param for item in found[:2]))
+        raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
+    return found[0] if found else None
+
+
+def _schema(data: Schema | str, param: str) -> Schema:
+    """A schema, or the one that a text is of."""
+    if not isinstance(data, str):
+        return data
+    try:
+        schema = parse_json(data.encode())
+    except (InvalidRequest, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{param}: not valid JSON", param) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: a JSON object is expected", param)
+    return schema
+
+
+def _of_schema(schema: Schema, param: str) -> str:
+    try:
+        return grammar.json_schema(schema)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param) from error

@@ -1,0 +1,171 @@
+"""The parameters by which a client offers tools and says which the model must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from deployments.openai.body import Body, ClosedBody
+from deployments.openai.structured import Constraint
+from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
+from hdserve import grammar
+from hdserve.errors import InvalidRequest, Unsupported
+
+
+class FunctionDefinition(Body):
+    """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+    def call_parameters(self) -> Mapping[str, Any]:
+        """The schema of the arguments of a call, which are an object; of none, where it has no
+        ``parameters``.  Those that are elsewhere say so themselves.
+
+        Raises:
+            InvalidRequest: they can be no object.
+        """
+        if self.parameters is None:
+            return {"type": "object", "additionalProperties": False}
+        if "$ref" in self.parameters:  # beside which the grammar takes little else
+            return self.parameters
+        declared = self.parameters.get("type", "object")
+        if declared != "object" and not (isinstance(declared, list) and "object" in declared):
+            reason = f"the parameters of {self.name!r} must be a schema of type object"
+            raise InvalidRequest(reason, "tools")
+        return {**self.parameters, "type": "object"}
+
+    def described(self) -> dict[str, Any]:
+        """What the client said of it."""
+        return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
+
+
+class Tool(Body):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": self.type, "function": self.function.described()}
+
+
+class FunctionName(ClosedBody):
+    """Which function is meant."""
+
+    name: str
+
+
+class NamedTool(ClosedBody):
+    """The one function to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)]
+
+
+class ToolFields(BaseModel):
+    """The parameters of a chat that are about tools."""
+
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether the model is shown the tools, and its calls are read."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def names_tool(self) -> bool:
+        """Whether the request says which function is called."""
+        return isinstance(self.tool_choice, NamedTool)
+
+    def template_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools as chat templates take them."""
+        if not self.may_call_tools:
+            return ()
+        return tuple(tool.for_template() for tool in self.tools or ())
+
+    def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
+        """Makes what reads the calls of an answer; ``None`` where it is all text."""
+        if parser is None or not self.may_call_tools:
+            return None
+        known = [
+            Function(tool.function.name, tool.function.parameters or {})
+            for tool in self.tools or ()
+        ]
+        return partial(parser, known)
+
+    def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
+        """What the output must match, because a call is required.
+
+        Args:
+            parser: reads the calls of the model; ``None`` where nothing can.
+
+        Raises:
+            Unsupported: there are tools, but nothing that reads calls.
+            InvalidRequest: the required tool is not among the tools, or the parameters of one can
+                be no object.
+        """
+        if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
+            return None
+        if not self.tools:
+            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+        if parser is None:
+            raise Unsupported(
+                "tool calls of this model cannot be read: its chat template asks for none, or in a "
+                "way that is not known; `chat_template` and `tool_parser` of its configuration can "
+                "name others",
+                "tools",
+            )
+        functions = self._required_functions()
+        if not functions:
+            return None
+        return Constraint(self._calls(functions, parser), "tools")
+
+    def or_calls(self, constraint: Constraint, parser: type[ToolParser] | None) -> Constraint:
+        """``constraint``, or calls, where the model may make some instead of answering.
+
+        Raises:
+            InvalidRequest: the parameters of a tool are too deep, hold numbers to multiples of too
+                much, or can be no object.
+        """
+        may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
+        if parser is None or not may_choose:
+            return constraint
+        calls = self._calls(self._functions(), parser)
+        return Constraint(grammar.either(calls, constraint.grammar), constraint.param)
+
+    def _calls(self, functions: list[Function], parser: type[ToolParser]) -> str:
+        is_one = self.names_tool or self.parallel_tool_calls is False
+        try:
+            return parser.grammar(functions, is_one=is_one)
+        except RecursionError as error:
+            raise InvalidRequest("the parameters of a tool are too deep", "tools") from error
+        except ValueError as error:
+            raise InvalidRequest(f"the parameters of a tool: {error}", "tools") from error
+
+    def _functions(self) -> list[Function]:
+        return [
+            Function(tool.function.name, tool.function.call_parameters())
+            for tool in self.tools or ()
+        ]
+
+    def _required_functions(self) -> list[Function]:
+        functions = self._functions()
+        if not isinstance(self.tool_choice, NamedTool):
+            return functions if self.tool_choice == "required" else []
+        wanted = self.tool_choice.function.name
+        found = [function for function in functions if function.name == wanted]
+        if not found:
+            raise InvalidRequest(f"there is no tool {wanted[:64]!r}", "tool_choice")
+        return found

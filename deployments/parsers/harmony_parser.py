@@ -1,0 +1,127 @@
+"""Telling the channels of gpt-oss apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+
+from deployments.parsers.reasoning_parser import ReasoningParser, Split
+
+_START, _CHANNEL, _MESSAGE, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+_CLOSING = ("<|end|>", "<|return|>", _CALL)
+_OPENING = (_START, _CHANNEL)
+_END = re.compile("|".join(map(re.escape, (*_CLOSING, *_OPENING))))
+_HEADER_BEGINNINGS = (*_OPENING, "to=")
+_MAX_HEADER = 256
+_NAME = re.compile(r"\bto=functions\.([\w.-]{1,64})")
+
+
+class _Kind(Enum):
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+class HarmonyParser(ReasoningParser):
+    """Messages in channels, as gpt-oss writes them behind ``<|start|>assistant``::
+
+        <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
+
+    Those of the channel ``analysis`` are reasoning, others text, and calls are text in the one way
+    in which :class:`~deployments.parsers.tool_parsers.HarmonyToolParser` takes them::
+
+        <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>
+
+    Several of a kind have a line break between them.
+    """
+
+    OPEN, CLOSE = "<|channel|>analysis<|message|>", "<|end|>"
+
+    def __init__(self, *, is_open: bool) -> None:
+        super().__init__(is_open=is_open)
+        self._held = ""
+        self._kind: _Kind | None = None
+        """Of the message whose text comes; ``None`` in a header."""
+        self._given = {_Kind.REASONING: False, _Kind.TEXT: False, _Kind.CALL: False}
+        self._has_begun = is_open
+        if is_open:
+            self._kind, self.has_reasoned = _Kind.REASONING, True
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_begun and self._kind is not _Kind.REASONING
+
+    def push(self, text: str) -> Split:
+        self._held += text
+        return _joined(self._take())
+
+    def finish(self) -> Split:
+        rest, self._held = self._held, ""
+        if self._kind is None and rest.lstrip().startswith(_OPENING):
+            return Split("", "")  # a header that was cut off
+        return _joined([self._as(self._kind or _Kind.TEXT, rest)])
+
+    def _take(self) -> Iterator[Split]:
+        while self._held:
+            kind = self._kind
+            if kind is None:
+                yield self._begin()
+                if self._kind is None:
+                    return
+                continue
+            end = _END.search(self._held)
+            body = self._held[: end.start()] if end else _without_mark(self._held)
+            self._held = self._held[len(body) :]
+            yield self._as(kind, body)
+            if end is None:
+                return
+            if end[0] in _CLOSING:
+                self._held = self._held.removeprefix(end[0])
+            if kind is _Kind.CALL:
+                yield Split("", _CALL)
+            self._kind = None
+
+    def _begin(self) -> Split:
+        """Read a header, if it is complete; what can be none is text."""
+        begun = self._held.lstrip()
+        at = begun.find(_MESSAGE, 0, _MAX_HEADER + len(_MESSAGE))
+        is_too_long = at < 0 and len(begun) >= _MAX_HEADER + len(_MESSAGE)
+        if is_too_long or not _may_begin_header(begun):
+            mark = next((mark for mark in _OPENING if begun.startswith(mark)), "")
+            self._held = begun.removeprefix(mark) if mark else self._held
+            self._kind, self._has_begun = _Kind.TEXT, True
+        elif at >= 0:
+            self._held, self._has_begun = begun[at + len(_MESSAGE) :], True
+            return self._open(begun[:at])
+        return Split("", "")
+
+    def _open(self, header: str) -> Split:
+        if name := _NAME.search(header):
+            self._kind = _Kind.CALL
+            return Split("", f"{_CHANNEL}commentary to=functions.{name[1]}{_MESSAGE}")
+        is_analysis = header.partition(_CHANNEL)[2].lstrip().startswith("analysis")
+        self._kind = _Kind.REASONING if is_analysis else _Kind.TEXT
+        self.has_reasoned |= is_analysis
+        return self._as(self._kind, "\n" if self._given[self._kind] else "")
+
+    def _as(self, kind: _Kind, body: str) -> Split:
+        self._given[kind] |= bool(body)
+        return Split(body, "") if kind is _Kind.REASONING else Split("", body)
+
+
+def _may_begin_header(text: str) -> bool:
+    return any(text.startswith(mark) or mark.startswith(text) for mark in _HEADER_BEGINNINGS)
+
+
+def _without_mark(text: str) -> str:
+    """``text`` without an end that may become a mark."""
+    at = text.rfind("<")
+    if at < 0 or not any(mark.startswith(text[at:]) for mark in (*_CLOSING, *_OPENING)):
+        return text
+    return text[:at]
+
+
+def _joined(splits: Iterable[Split]) -> Split:
+    found = list(splits)
+    return Split("".join(part.reasoning for part in found), "".join(part.text for part in found))

@@ -1,0 +1,102 @@
+"""Telling what a model thinks from what it says, by the marks it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from deployments.parsers.harmony_parser import HarmonyParser
+from deployments.parsers.reasoning_parser import ReasoningParser, Split
+from deployments.parsers.tool_parser import num_held
+
+
+class _Stage(Enum):
+    BEFORE = auto()
+    INSIDE = auto()
+    BEHIND = auto()
+    """Where white space is still that of the closing mark."""
+    TEXT = auto()
+
+
+class ThinkParser(ReasoningParser):
+    """``<think>...</think>`` at the start of an answer, as DeepSeek-R1 and Qwen3 write it.
+
+    A mark that is never completed is text.  White space next to a mark is neither reasoning nor
+    text.  What has no closing mark is reasoning to its end.
+    """
+
+    OPEN, CLOSE = "<think>", "</think>"
+
+    def __init__(self, *, is_open: bool) -> None:
+        super().__init__(is_open=is_open)
+        self._stage = _Stage.BEFORE
+        self._held = ""
+        self._is_blank = True
+
+    @property
+    def is_over(self) -> bool:
+        return self._stage in (_Stage.BEHIND, _Stage.TEXT)
+
+    def push(self, text: str) -> Split:
+        if self._stage is _Stage.TEXT:
+            return Split("", text)
+        self._held += text
+        if self._stage is _Stage.BEFORE:
+            self._begin()
+        reasoning = self._reason() if self._stage is _Stage.INSIDE else ""
+        return Split(reasoning, self._say() if self.is_over else "")
+
+    def finish(self) -> Split:
+        if self._stage is _Stage.BEFORE and self._is_open:
+            self._enter(self._held)
+        rest, self._held = self._held, ""
+        if self._stage is _Stage.INSIDE:
+            return Split(rest.lstrip() if self._is_blank else rest, "")
+        return Split("", rest)
+
+    def _begin(self) -> None:
+        begun = self._held.lstrip()
+        if begun.startswith(self.OPEN):
+            self._enter(begun.removeprefix(self.OPEN))
+        elif self.OPEN.startswith(begun):
+            return
+        elif self._is_open:
+            self._enter(begun)
+        else:
+            self._stage = _Stage.TEXT
+
+    def _enter(self, inside: str) -> None:
+        self._stage, self._held, self.has_reasoned = _Stage.INSIDE, inside, True
+
+    def _reason(self) -> str:
+        inside = self._held.lstrip() if self._is_blank else self._held
+        before, mark, after = inside.partition(self.CLOSE)
+        if mark:
+            self._stage, self._held = _Stage.BEHIND, after
+            shown = before.rstrip()
+        else:
+            shown = before[: len(before) - num_held(before, self.CLOSE)]
+            self._held = before[len(shown) :]
+        self._is_blank &= not shown
+        return shown
+
+    def _say(self) -> str:
+        said = self._held.lstrip() if self._stage is _Stage.BEHIND else self._held
+        self._held = ""
+        if said:
+            self._stage = _Stage.TEXT
+        return said
+
+
+class MistralThinkParser(ThinkParser):
+    """The same with the marks of Mistral."""
+
+    OPEN, CLOSE = "[THINK]", "[/THINK]"
+
+
+REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
+    "think": ThinkParser,
+    "mistral": MistralThinkParser,
+    "harmony": HarmonyParser,
+}
+"""By the names of ``reasoning_parser`` in the configuration."""

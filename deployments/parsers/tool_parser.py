@@ -1,0 +1,89 @@
+"""What reads the tool calls in what a model writes, and makes the grammar of those it must."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+from uuid import uuid4
+
+from deployments.parsers.call_reader import Arguments, CallBegin, CallPart
+
+
+class Function(NamedTuple):
+    """A function that can be called; ``parameters`` is a JSON schema."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+class ToolCall(NamedTuple):
+    """A call; ``arguments`` is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+Part = str | CallPart
+
+MakeParser = Callable[[], "ToolParser"]
+"""Makes the parser of one answer."""
+
+
+class ToolParser(ABC):
+    """Splits the text of one answer, as it comes, into plain text and calls.
+
+    A call is given out from where it is certain to be one; what turns out to be none is plain text.
+
+    Args:
+        functions: those that may be called.
+    """
+
+    arguments_key: ClassVar[str] = "arguments"
+    """By which a call that is required names its arguments."""
+
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        self._functions = functions
+
+    @abstractmethod
+    def push(self, text: str) -> list[Part]:
+        """What is certain now that ``text`` has come."""
+
+    @abstractmethod
+    def finish(self) -> list[Part]:
+        """The rest: the answer has ended."""
+
+    @classmethod
+    @abstractmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        """Answers that are calls of ``functions`` and nothing else.
+
+        Args:
+            is_one: whether there is exactly one call.
+        """
+
+    @classmethod
+    def call_id(cls) -> str:
+        """A new id, as the templates of these models take it."""
+        return f"call_{uuid4().hex[:24]}"
+
+
+def num_held(text: str, tag: str) -> int:
+    """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
+    num_tag = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
+    before = text[: len(text) - num_tag]
+    return len(text) - len(before.rstrip())
+
+
+def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:
+    """The text of an answer, and its calls."""
+    text, calls = "", list[ToolCall]()
+    for part in parts:
+        match part:
+            case str():
+                text += part
+            case CallBegin(name):
+                calls.append(ToolCall(name, ""))
+            case Arguments(piece):
+                calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece)
+    return text, calls

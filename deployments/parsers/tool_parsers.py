@@ -1,0 +1,219 @@
+"""The ways in which models write tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+from uuid import uuid4
+
+from deployments.parsers.call_reader import CallReader
+from deployments.parsers.call_schema import json_rules, named_rules
+from deployments.parsers.tool_parser import Function, Part, ToolParser, num_held
+from deployments.parsers.xml_call_reader import XmlCallReader
+from hdserve import grammar
+
+
+class _MarkedToolParser(ToolParser):
+    """Calls that are JSON objects behind a mark.
+
+    White space next to a call is no text.
+    """
+
+    OPEN: ClassVar[str]
+    CLOSE: ClassVar[str] = ""
+    """What ends the calls; by default nothing does."""
+
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
+        self._buffer = ""
+        self._calls: CallReader | None = None
+        self._has_called = False
+
+    def push(self, text: str) -> list[Part]:
+        self._buffer += text
+        return list(self._take())
+
+    def finish(self) -> list[Part]:
+        if self._calls is not None:
+            return list(self._end(self._calls, ""))
+        rest, self._buffer = self._buffer, ""
+        return [rest] if rest and not (self._has_called and rest.isspace()) else []
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE)
+
+    def _take(self) -> Iterator[Part]:
+        while self._buffer:
+            if self._calls is None:
+                yield from self._outside()
+                if self._calls is None:
+                    return
+            else:
+                text, self._buffer = self._buffer, ""
+                yield from self._calls.push(text)
+                if self._calls.is_closed:
+                    self._buffer = self._calls.rest
+                    yield from self._end(self._calls, self.CLOSE)
+
+    def _outside(self) -> Iterator[str]:
+        before, tag, after = self._buffer.partition(self.OPEN)
+        if tag:
+            self._calls = self._reader()
+            shown, self._buffer = before.rstrip(), after
+        else:
+            shown = before[: len(before) - num_held(before, self.OPEN)]
+            self._buffer = before[len(shown) :]
+        if shown:
+            yield shown
+
+    def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
+        self._calls = None
+        yield from calls.end()
+        self._has_called |= calls.num_calls > 0
+        if not calls.num_calls:
+            yield f"{self.OPEN}{calls.kept}{closing}"
+        elif calls.kept:
+            yield calls.kept.removeprefix("]")  # of a list of calls
+
+
+class HermesToolParser(_MarkedToolParser):
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen write it."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        more = "" if is_one else ' ("\\n" call)*'
+        rules = [f"start: call{more}", 'call: opening "\\n" json "\\n" closing']
+        return grammar.lark(
+            "\n".join([*rules, *json_rules(functions, cls.arguments_key)]),
+            {"opening": cls.OPEN, "closing": cls.CLOSE},
+        )
+
+
+class Qwen3CoderToolParser(HermesToolParser):
+    """``<tool_call><function=NAME><parameter=NAME>...</parameter></function></tool_call>``, as
+    Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
+    an argument is."""
+
+    def _reader(self) -> CallReader:
+        return XmlCallReader(self.CLOSE, self._functions)
+
+
+class MistralToolParser(_MarkedToolParser):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, as Mistral writes it."""
+
+    OPEN = "[TOOL_CALLS]"
+
+    def _reader(self) -> CallReader:
+        return CallReader(separators="[], \n\r\t")
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        more = "" if is_one else ' ("," " "? json)*'
+        rules = [f'start: opening / {{0,2}}/ "[" json{more} "]"']  # as its tokens begin with one
+        return grammar.lark(
+            "\n".join([*rules, *json_rules(functions, cls.arguments_key)]), {"opening": cls.OPEN}
+        )
+
+    @classmethod
+    def call_id(cls) -> str:
+        """Mistral's templates refuse others than of nine characters."""
+        return uuid4().hex[:9]
+
+
+class MistralArgsToolParser(MistralToolParser):
+    """``[TOOL_CALLS]NAME[ARGS]{...}``, several one after the other, as newer models of Mistral
+    write it."""
+
+    CLOSE = MistralToolParser.OPEN
+    _HEAD = r"([\w.-]{1,64})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
+        self._buffer = closing + self._buffer  # which opens the next
+        yield from super()._end(calls, "")
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        rules = [
+            f"start: (opening call){'' if is_one else '+'}",
+            *named_rules(functions, "", "args"),
+        ]
+        return grammar.lark("\n".join(rules), {"opening": cls.OPEN, "args": "[ARGS]"})
+
+
+class HarmonyToolParser(_MarkedToolParser):
+    """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
+    gpt-oss writes it, one in an answer; what its channels are
+    :class:`~deployments.parsers.harmony_parser.HarmonyParser` tells."""
+
+    OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
+    _HEAD = r"([\w.-]{1,64})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD)
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        marks = {name: f"<|{name}|>" for name in ("channel", "constrain", "message")}
+        before, after = "commentary to=functions.", 'constrain "json" message'
+        rules = named_rules(functions, before, f'" " {after}')
+        return grammar.lark("\n".join(["start: channel call", *rules]), marks)
+
+
+class Llama3JsonToolParser(ToolParser):
+    """``{"name": ..., "parameters": {...}}`` as the whole answer, several with ``;`` between them,
+    as Llama 3.1 and 3.2 write it."""
+
+    arguments_key = "parameters"
+    _TAG = "<|python_tag|>"
+
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
+        self._buffer = ""
+        self._calls: CallReader | None = None
+        self._is_text = False
+
+    def push(self, text: str) -> list[Part]:
+        if self._is_text:
+            return [text] if text else []
+        if self._calls is not None:
+            return [*self._calls.push(text)]
+        self._buffer += text
+        begun = self._buffer.lstrip()
+        if begun.startswith(("{", self._TAG)):
+            self._calls = CallReader()
+            calls = begun.removeprefix(self._TAG)
+            self._buffer = self._buffer.removesuffix(calls)
+            return [*self._calls.push(calls)]
+        if self._TAG.startswith(begun):
+            return []
+        self._is_text = True
+        return [self._buffer]
+
+    def finish(self) -> list[Part]:
+        if self._calls is None:
+            return [self._buffer] if self._buffer and not self._is_text else []
+        parts: list[Part] = [*self._calls.end()]
+        rest = self._calls.kept if self._calls.num_calls else self._buffer + self._calls.kept
+        return [*parts, rest] if rest else parts
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        more = "" if is_one else ' ("; " json)*'
+        rules = json_rules(functions, cls.arguments_key)
+        return grammar.lark("\n".join([f"start: json{more}", *rules]))
+
+
+TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "hermes": HermesToolParser,
+    "llama3_json": Llama3JsonToolParser,
+    "mistral": MistralToolParser,
+    "mistral_args": MistralArgsToolParser,
+    "harmony": HarmonyToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
+}
+"""By the names of ``tool_parser`` in the configuration."""

@@ -1,0 +1,194 @@
+"""Reading tool calls whose arguments are elements of their own, as Qwen3-Coder writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
+from deployments.parsers.tool_parser import Function
+
+_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>")
+_PARAMETER = "<parameter="
+_PARAMETER_END, _FUNCTION_END = "</parameter>", "</function>"
+_WORDS = {"True": True, "False": False, "None": None}
+"""As templates write them."""
+
+_TYPES: Mapping[type, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    list: ("array",),
+    dict: ("object",),
+    type(None): ("null",),
+}
+
+
+class XmlCallReader(CallReader):
+    """Reads calls of elements, or such as :class:`CallReader` does::
+
+        <function=f>
+        <parameter=city>
+        San Jose
+        </parameter>
+        </function>
+
+    An argument that is a text is given out as it comes, others when they are complete.
+
+    Args:
+        functions: which say of what type arguments are.
+    """
+
+    def __init__(self, closing: str, functions: Iterable[Function]) -> None:
+        super().__init__(closing)
+        self._closing_mark = closing
+        self._schemas = {item.name: item.parameters for item in functions}
+        self._function: _OpenFunction | None = None
+        self._is_json = False
+
+    def end(self) -> list[CallPart]:
+        if self._function is None:
+            return super().end()
+        self.kept = ""
+        return []
+
+    def _take(self) -> Iterator[CallPart]:
+        while not self.is_closed:
+            if self._function is not None:
+                text, self.kept = self._function.read(self.kept)
+                is_last = self._function.is_over
+                if text:
+                    yield Arguments(text, is_last)
+                if not is_last:
+                    return
+                self._function = None
+            elif not self._is_json and (head := _FUNCTION.match(self.kept)):
+                self.kept = self.kept[head.end() :]
+                self.num_calls += 1
+                schema = self._schemas.get(head[1], {})
+                self._function = _OpenFunction(schema, self._closing_mark)
+                yield CallBegin(head[1])
+            else:
+                num_calls = self.num_calls
+                yield from super()._take()
+                self._is_json |= self.num_calls > num_calls
+                return
+
+
+class _OpenFunction:
+    """A call from behind its name on.
+
+    Attributes:
+        is_over: whether it is complete.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], closing: str) -> None:
+        self._root = schema
+        self._closing = closing
+        self._separator = "{"
+        self._types: frozenset[str] | None = None
+        self._is_inside = False
+        self._is_string = False
+        self._is_first = False
+        self.is_over = False
+
+    def read(self, text: str) -> tuple[str, str]:
+        """The next of the arguments, a JSON text, and what is left of ``text``."""
+        found = ""
+        while text and not self.is_over:
+            piece, rest = self._value(text) if self._is_inside else self._between(text)
+            found += piece
+            if rest == text:
+                break
+            text = rest
+        return found, text
+
+    def _between(self, text: str) -> tuple[str, str]:
+        text = text.lstrip()
+        if text.startswith(_PARAMETER):
+            name, mark, rest = text.removeprefix(_PARAMETER).partition(">")
+            return (self._open(name), rest) if mark else ("", text)
+        ends = (_FUNCTION_END, self._closing)
+        if text.startswith(ends):
+            self.is_over = True
+            closing = "{}" if self._separator == "{" else "}"
+            return closing, text.removeprefix(_FUNCTION_END)
+        may_be_more = any(mark.startswith(text) for mark in (_PARAMETER, *ends))
+        return "", text if may_be_more else text[1:]
+
+    def _open(self, name: str) -> str:
+        properties = self._root.get("properties")
+        schema = properties.get(name) if isinstance(properties, Mapping) else None
+        self._types = types_of(schema)
+        self._is_string = self._types is not None and self._types == {"string"}
+        self._is_inside = self._is_first = True
+        opening = f"{self._separator}{json.dumps(name, ensure_ascii=False)}: "
+        self._separator = ", "
+        return opening + ('"' if self._is_string else "")
+
+    def _value(self, text: str) -> tuple[str, str]:
+        if self._is_first:
+            self._is_first = False
+            text = text.removeprefix("\n")
+        value, mark, rest = text.partition(_PARAMETER_END)
+        if mark:
+            self._is_inside = False
+            value = value.removesuffix("\n")
+            if self._is_string:
+                return _escaped(value) + '"', rest
+            return json.dumps(value_of(value, self._types), ensure_ascii=False), rest
+        if not self._is_string:
+            return "", text
+        shown = _without_end(text)
+        return _escaped(shown), text[len(shown) :]
+
+
+def types_of(schema: Any) -> frozenset[str] | None:
+    """The JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text."""
+    if schema is None:
+        return frozenset({"string"})
+    if not isinstance(schema, Mapping):
+        return None
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared})
+    if isinstance(declared, (list, tuple)):
+        return frozenset(map(str, declared))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), (list, tuple)):
+            found = [types_of(item) for item in schema[key]]
+            return None if None in found else frozenset().union(*filter(None, found))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    is_text = isinstance(values, (list, tuple)) and values
+    return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
+
+
+def value_of(text: str, types: frozenset[str] | None) -> Any:
+    """``text`` as JSON of one of ``types``, or as the text it is."""
+    try:
+        value = _WORDS[text] if text in _WORDS else json.loads(text)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        written.encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError):
+        return text
+    if types is None:
+        return value
+    is_fit = not isinstance(value, str) and types.intersection(_TYPES[type(value)])
+    return value if is_fit else text
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _without_end(text: str) -> str:
+    """``text`` without what may belong to the mark that ends a parameter."""
+    mark = f"\n{_PARAMETER_END}"
+    for number in range(min(len(text), len(mark) - 1), 0, -1):
+        end = text[-number:]
+        if mark.startswith(end) or _PARAMETER_END.startswith(end):
+            return text[:-number]
+    return text

@@ -1,0 +1,1 @@
+"""One replica of one model: from a request to the records of its answer."""

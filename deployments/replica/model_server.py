@@ -1,0 +1,265 @@
+"""One replica of one model: tokenizer, engine and local databases behind a streaming call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from deployments.generation import GenerationRequest, ModelInfo, Records
+from deployments.metrics.ray_metrics import Reporter
+from deployments.metrics.samples import Observations, Report
+from deployments.off_loop import off_loop
+from deployments.parsers.reasoning_parsers import REASONING_PARSERS
+from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
+from deployments.replica.reasoning_reader import ReasoningReaders
+from deployments.replica.record_builder import RecordBuilder
+from deployments.replica.record_stream import RecordStreams
+from deployments.replica.report import ReplicaMetrics
+from deployments.replica.request_metrics import RequestMetrics
+from deployments.replica.sequence_builder import SequenceBuilder
+from deployments.replica.sharing import ClusterSharing
+from deployments.replica.statistics import ChosenStatistics, locate_statistics
+from deployments.replica.statistics_state import StatisticsState
+from deployments.request_faults import streams_faults, tells_faults
+from deployments.tracing import Tracing
+from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
+from hdserve.engine.processors import default_num_threads
+from hdserve.engine.request_check import check_token_ids
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.host import ModelHost
+
+logger = logging.getLogger(__name__)
+
+_MAX_SILENCE_S = 120.0
+_FAREWELL_S = 2.0
+_FAREWELL_PAUSE_S = 0.2
+
+
+class ModelServer:
+    """Hosts a model; Ray Serve runs ``num_replicas`` of it.
+
+    A :class:`RequestError` reaches the gateway as a value (:mod:`deployments.request_faults`).
+
+    Args:
+        num_models: served beside this one, itself counted; they may share a node.
+        statistics_root: see :class:`~hdserve.config.ServeConfig`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        database_config: ModelDatabaseConfig,
+        num_models: int,
+        telemetry: TelemetryConfig,
+        statistics_root: Path | None = None,
+    ) -> None:
+        self._closing = ExitStack()
+        self._config = config
+        self._tracing = Tracing(telemetry, "hdserve-model")
+        self._closing.callback(self._tracing.close)
+        self._sharing: ClusterSharing | None = None
+        self._closing.callback(self._close_sharing)
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        num_threads = default_num_threads(config.num_cpus, num_models)
+        self._host = self._load_model(database_config.max_bytes, num_threads)
+        self._tokenizer = self._host.tokenizer
+        self._model = self._host.model
+        self._engine = self._make_engine()
+        self._closing.callback(self._engine.close)
+        self._engine.start()
+        if database_config.is_enabled:
+            sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
+            sharing.start()
+            self._sharing = sharing
+        self._chosen = ChosenStatistics(self._host, self._engine, statistics_root)
+        self._closing.callback(self._chosen.close)
+        self._chosen.start()
+        observations = Observations()
+        self._requests = RequestMetrics(observations)
+        self._metrics = self._start_metrics(observations)
+        self._sequence_builder = SequenceBuilder(self._host)
+        parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
+        self._reasoning = ReasoningReaders(parser, self._tokenizer)
+        self._records = self._record_streams()
+
+    def _load_model(self, max_database_bytes: int, num_threads: int) -> ModelHost:
+        # Seconds and 250 MB, which the process that builds the application does without.
+        from hdserve.engine.host import ModelHost
+
+        return ModelHost(
+            self._config,
+            max_database_bytes=max_database_bytes,
+            num_threads=num_threads,
+            locate_statistics=locate_statistics,
+            on_output=self._publish,
+            is_server=True,
+        )
+
+    def _make_engine(self) -> AsyncEngine:
+        from hdserve.engine.async_engine import AsyncEngine
+
+        max_num_open = self._config.engine.max_num_open
+        return AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
+
+    def _start_metrics(self, observations: Observations) -> ReplicaMetrics:
+        metrics = ReplicaMetrics(
+            self._replica,
+            self._host,
+            self._engine,
+            self._requests,
+            self._sharing,
+            self._chosen,
+            observations,
+        )
+        labels = {"model_name": self._config.name}
+        reporter = Reporter(self._config.name, labels, metrics.report, observations)
+        self._closing.callback(reporter.close)
+        reporter.start()
+        return metrics
+
+    def _record_streams(self) -> RecordStreams:
+        builder = RecordBuilder(self._tokenizer, self._replica)
+        return RecordStreams(self._engine, builder, self._requests, self._reasoning)
+
+    def _publish(self, namespace: str, token_ids: list[int]) -> None:
+        if self._sharing is not None:
+            self._sharing.publish(namespace, token_ids)
+
+    @streams_faults
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        """Answer ``request``: the deltas of all choices as they come, then a summary.
+
+        What has come since the last records were sent goes together: nothing waits, and the fewer
+        messages this process can send, the more each carries.
+
+        Raises:
+            RequestError: the request cannot be answered.
+            Overloaded: as many sequences wait as may; another replica may answer.
+            EngineGone: the engine had failed before; another replica may answer.
+            EngineStopped: the engine has failed.
+        """
+        with self._requests.refusals():
+            async with aclosing(self._answer(request)) as found:
+                async for records in found:
+                    yield records
+
+    async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
+        self._engine.check_room(request.num_prompts, request.num_choices)
+        request = self._reasoning.prepared(request)
+        with self._tracing.generation(request, self._config.name) as trace:
+            sequences = await self._sequence_builder.build_off_loop(request)
+            if self._sharing is not None:
+                self._sharing.use(request.namespace)
+            async with aclosing(self._records.stream(request, sequences, trace)) as found:
+                async for records in found:
+                    yield records
+
+    @tells_faults
+    async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
+        return await off_loop(len(text), encode, text)
+
+    @tells_faults
+    async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
+        """The token ids of a conversation that came in a body of so many bytes."""
+        return await off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
+
+    @tells_faults
+    async def detokenize(self, token_ids: list[int], param: str) -> str:
+        """The text of token ids that came as the parameter ``param``.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary.
+        """
+        check_token_ids(param, token_ids, self._model.vocab_size)
+        return await off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+
+    async def describe(self) -> ModelInfo:
+        """What this replica is, has and does."""
+        stats, max_total_tokens, is_compiled, is_exact = await self._engine.ask(
+            lambda engine: (
+                engine.stats,
+                engine.max_total_tokens,
+                engine.is_compiled,
+                engine.is_exact,
+            )
+        )
+        return ModelInfo(
+            name=self._config.name,
+            max_model_len=max_total_tokens,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            device=str(self._model.device),
+            is_compiled=is_compiled,
+            is_exact=is_exact,
+            num_threads=self._host.num_threads,
+            num_slots=self._config.engine.max_num_sequences,
+            num_kv_tokens=stats.num_kv_tokens,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            weight_bytes=self._model.weight_bytes,
+            drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
+            tokenizer_fingerprint=self._tokenizer.fingerprint,
+            tool_parser=self._tool_parser(),
+        )
+
+    def _reasoning_parser(self) -> str | None:
+        name = self._config.reasoning_parser
+        return reasoning_parser_of(self._tokenizer.template) if name == AUTO else name
+
+    def _tool_parser(self) -> str | None:
+        name = self._config.tool_parser
+        return tool_parser_of(self._tokenizer.tools_template) if name == AUTO else name
+
+    @tells_faults
+    async def check_statistics(self, directory: str) -> None:
+        """Whether the administrator may choose this statistics database, and it is right.
+
+        Raises:
+            InvalidRequest: says why not.
+        """
+        await asyncio.to_thread(self._chosen.open, directory)
+
+    async def statistics(self) -> StatisticsState:
+        """From which statistics database this replica drafts."""
+        return StatisticsState.of(self._replica, self._host.statistics)
+
+    async def report(self) -> Report:
+        """What this replica counted, for ``/metrics``."""
+        return await self._metrics.report()
+
+    def check_health(self) -> None:
+        """Ray Serve replaces the replica when this raises."""
+        self._engine.check(_MAX_SILENCE_S)
+
+    def _leave(self) -> None:
+        """End this process now that its engine has failed, so that Ray Serve replaces it at once:
+        it waits for three failed health checks, else.  Called in the engine's thread."""
+        if self._sharing is not None:
+            self._sharing.close()
+        deadline_s = time.monotonic() + _FAREWELL_S
+        while self._engine.num_open and time.monotonic() < deadline_s:
+            time.sleep(_FAREWELL_PAUSE_S)
+        time.sleep(_FAREWELL_PAUSE_S)  # the last errors are on their way
+        logger.error("the engine has failed: this replica ends, to be replaced")
+        logging.shutdown()
+        os._exit(1)
+
+    def __del__(self) -> None:
+        """Ray Serve calls it once the last request has ended: publish what is not yet."""
+        self._closing.close()
+
+    def _close_sharing(self) -> None:
+        if self._sharing is not None:
+            self._sharing.close()

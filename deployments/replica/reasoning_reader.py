@@ -1,0 +1,89 @@
+"""Reading the reasoning of the sequences a replica decodes, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deployments.generation import GenerationRequest
+from deployments.parsers.reasoning_parser import ReasoningParser, Split
+from hdserve import core
+from hdserve.core import StepOutput
+
+if TYPE_CHECKING:
+    from hdserve.engine.tokenizer import Tokenizer
+
+_MAX_OPENING_TOKENS = 16
+"""Of the end of a prompt: an opening mark and the white space behind it."""
+
+
+class ReasoningReader:
+    """Tells reasoning from text in what one sequence is given.
+
+    Attributes:
+        num_tokens: of reasoning so far, those of the marks included.
+    """
+
+    def __init__(self, parser: ReasoningParser) -> None:
+        self._parser = parser
+        self._num_read = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """0 as long as nothing was reasoned."""
+        return self._num_read if self._parser.has_reasoned else 0
+
+    def read(self, output: StepOutput) -> Split:
+        """What ``output`` makes certain."""
+        found = []
+        for text in output.texts:
+            self._num_read += not self._parser.is_over
+            found.append(self._parser.push(text))
+        if output.finish_reason is not None:
+            found.append(self._parser.finish())
+        return Split(
+            "".join(part.reasoning for part in found), "".join(part.text for part in found)
+        )
+
+
+class ReasoningReaders:
+    """Makes the readers of one replica's sequences.
+
+    Args:
+        parser: ``None`` makes none.
+    """
+
+    def __init__(self, parser: type[ReasoningParser] | None, tokenizer: Tokenizer) -> None:
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._has_special_marks = parser is not None and any(
+            self._is_special(mark) for mark in (parser.OPEN, parser.CLOSE)
+        )
+
+    def prepared(self, request: GenerationRequest) -> GenerationRequest:
+        """``request`` with special tokens in its text, where the marks are some and it does not say
+        otherwise."""
+        if not self._has_special_marks or not _may_reason(request):
+            return request
+        return replace(request, sampling={"skip_special_tokens": False, **request.sampling})
+
+    def of(
+        self, request: GenerationRequest, sequences: Sequence[core.Sequence]
+    ) -> Mapping[str, ReasoningReader]:
+        """By the ids of ``sequences``, which have no output yet; none where nothing is told apart:
+        what a grammar holds is an answer from its first token on."""
+        parser = self._parser
+        if parser is None or not _may_reason(request):
+            return {}
+        end = self._tokenizer.decode(sequences[0].token_ids[-_MAX_OPENING_TOKENS:])
+        is_open = end.rstrip().endswith(parser.OPEN)
+        return {seq.request_id: ReasoningReader(parser(is_open=is_open)) for seq in sequences}
+
+    def _is_special(self, mark: str) -> bool:
+        token_ids = self._tokenizer.encode(mark, adds_special_tokens=False)
+        return mark not in self._tokenizer.decode(token_ids, skips_special_tokens=True)
+
+
+def _may_reason(request: GenerationRequest) -> bool:
+    return bool(request.messages) and "grammar" not in request.sampling

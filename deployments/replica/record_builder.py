@@ -1,0 +1,175 @@
+"""The records of an answer, built from what the engine gives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from deployments.generation import (
+    Alternative,
+    Delta,
+    DraftedToken,
+    GenerationRequest,
+    Summary,
+    TokenInfo,
+)
+from deployments.parsers.reasoning_parser import Split
+from deployments.prediction import count_prediction
+from deployments.replica.reasoning_reader import ReasoningReader
+from deployments.replica.request_metrics import RequestClock
+from hdserve.core import DraftCounts, Sequence, StepOutput, TokenLogprob
+from hdserve.engine.stats import add_counts
+from hdserve.tree import DraftTree
+
+if TYPE_CHECKING:
+    from hdserve.engine.tokenizer import Tokenizer
+
+_NUM_CACHED_TOKENS = 1 << 14
+"""Of which the bytes are kept: prompts that are scored have many, and the same ones again."""
+
+
+LOWEST_LOGPROB = -9999.0
+"""As vLLM shows what is less likely."""
+
+
+class RecordBuilder:
+    """Builds deltas and summaries.
+
+    Args:
+        replica: which replica answers.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, replica: str) -> None:
+        self._tokenizer = tokenizer
+        self._token_bytes = lru_cache(_NUM_CACHED_TOKENS)(tokenizer.token_bytes)
+        self._replica = replica
+
+    def deltas(
+        self,
+        outputs: Iterable[StepOutput],
+        reasoning: Mapping[str, ReasoningReader],
+        *,
+        includes_sources: bool,
+        due_prompts: set[int] | None = None,
+    ) -> list[Delta]:
+        """What steps added to choices, in their order.
+
+        Args:
+            reasoning: by the id of a sequence, what reads that of the choice; all of another is
+                text.
+            due_prompts: the prompts whose log probabilities are wanted and did not come yet; one
+                whose come now is taken out.
+        """
+        return [
+            self.delta(
+                output,
+                reasoning.get(output.sequence.request_id),
+                includes_sources=includes_sources,
+                due_prompts=due_prompts,
+            )
+            for output in outputs
+        ]
+
+    def delta(
+        self,
+        output: StepOutput,
+        reasoning: ReasoningReader | None = None,
+        *,
+        includes_sources: bool,
+        due_prompts: set[int] | None = None,
+    ) -> Delta:
+        """What a step added to a choice, which the id of its sequence names."""
+        seq = output.sequence
+        split = Split("", output.text) if reasoning is None else reasoning.read(output)
+        prompt_index, choice_index = map(int, seq.request_id.rsplit("/", 2)[1:])
+        prompt_logprobs: tuple[TokenInfo, ...] = ()
+        if due_prompts and prompt_index in due_prompts and output.prompt_logprobs is not None:
+            due_prompts.remove(prompt_index)
+            prompt_logprobs = self._prompt(seq, output.prompt_logprobs)
+        return Delta(
+            prompt_index=prompt_index,
+            choice_index=choice_index,
+            text=split.text,
+            token_ids=output.token_ids,
+            sources=tuple(int(source) for source in output.sources),
+            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
+            finish_reason=output.finish_reason and str(output.finish_reason),
+            texts=output.texts if includes_sources else None,
+            draft=self._draft(output) if includes_sources else (),
+            prompt_logprobs=prompt_logprobs,
+            reasoning=split.reasoning if reasoning and reasoning.num_tokens else None,
+            num_prompt_tokens=seq.num_prompt_tokens,
+        )
+
+    def summary(
+        self,
+        request: GenerationRequest,
+        sequences: Iterable[Sequence],
+        clocks: Iterable[RequestClock],
+        reasoning: Collection[ReasoningReader] = (),
+    ) -> Summary:
+        """What all choices together took; a prompt counts once, however many choices it has."""
+        sequences = list(sequences)
+        counts = DraftCounts()
+        for seq in sequences:
+            add_counts(counts, seq.counts)
+        firsts_s = [clock.first_token_s for clock in clocks]
+        return Summary(
+            num_prompt_tokens=sum(seq.num_prompt_tokens for seq in sequences)
+            // request.num_choices,
+            num_output_tokens=sum(seq.num_output_tokens for seq in sequences),
+            drafts=counts,
+            replica=self._replica,
+            first_token_s=min((value for value in firsts_s if value is not None), default=None),
+            num_reused_tokens=sum(seq.num_reused_tokens for seq in sequences)
+            // request.num_choices,
+            prediction=None if request.prediction is None else count_prediction(sequences),
+            num_reasoning_tokens=sum(reader.num_tokens for reader in reasoning)
+            if reasoning
+            else None,
+        )
+
+    def _draft(self, output: StepOutput) -> tuple[DraftedToken, ...]:
+        tree = output.draft
+        if tree is None:
+            return ()
+        accepted = set(_path(tree, output.token_ids))
+        return tuple(
+            DraftedToken(
+                text=self._tokenizer.token_text(tree.token_ids[node]),
+                source=int(tree.sources[node]),
+                parent=tree.parents[node],
+                is_accepted=node in accepted,
+            )
+            for node in range(1, len(tree))
+        )
+
+    def _prompt(
+        self, seq: Sequence, logprobs: Iterable[TokenLogprob | None]
+    ) -> tuple[TokenInfo, ...]:
+        first_id = seq.token_ids[0]
+        first = TokenInfo(self._token_bytes(first_id), None, (), first_id)
+        return (first, *(self._info(item) for item in logprobs if item is not None))
+
+    def _info(self, logprob: TokenLogprob) -> TokenInfo:
+        data = self._token_bytes
+        top = tuple(Alternative(data(token), _shown(value), token) for token, value in logprob.top)
+        token_id = logprob.token_id
+        return TokenInfo(data(token_id), _shown(logprob.logprob), top, token_id, logprob.rank)
+
+
+def _shown(logprob: float) -> float:
+    """JSON has neither infinities, of what cannot be, nor NaN, of a model that overflowed."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
+    """The nodes that ``token_ids`` leads through, as far as the tree has them."""
+    node = 0
+    for token_id in token_ids:
+        child = tree.child(node, token_id)
+        if child is None:
+            return
+        yield child
+        node = child

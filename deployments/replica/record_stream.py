@@ -1,0 +1,152 @@
+"""The records of one request, as its sequences are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.off_loop import off_loop
+from deployments.replica.reasoning_reader import ReasoningReader, ReasoningReaders
+from deployments.replica.record_builder import RecordBuilder
+from deployments.replica.request_metrics import RequestClock, RequestMetrics
+from deployments.tracing import GenerationTrace
+from hdserve.core import Sequence, StepOutput
+from hdserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+
+T = TypeVar("T")
+
+Outputs = asyncio.Queue[StepOutput | BaseException | None]
+"""Of all sequences of a request; ``None`` says that one has ended."""
+
+
+class RecordStreams:
+    """Has an engine decode the sequences of requests, and tells what comes.
+
+    Args:
+        requests: is given a clock per sequence.
+        reasoning: tells reasoning from text.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        builder: RecordBuilder,
+        requests: RequestMetrics,
+        reasoning: ReasoningReaders,
+    ) -> None:
+        self._engine = engine
+        self._builder = builder
+        self._requests = requests
+        self._reasoning = reasoning
+
+    async def stream(
+        self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
+    ) -> AsyncGenerator[Records]:
+        """What came together: deltas of running sequences, and the summary when all have ended.
+
+        Raises:
+            RequestError: a sequence cannot be decoded; its parameter is called as the client knows
+                it.
+            EngineStopped: the engine has failed.
+        """
+        merged: Outputs = asyncio.Queue()
+        clocks = [self._requests.clock(seq) for seq in sequences]
+        readers = self._reasoning.of(request, sequences)
+        shows_prompts = request.prompt_logprobs_param is not None
+        tasks = [
+            asyncio.create_task(self._pump(seq, clock, merged, trace))
+            for seq, clock in zip(sequences, clocks, strict=True)
+        ]
+        deltas = partial(
+            self._builder.deltas,
+            reasoning=readers,
+            includes_sources=request.includes_sources,
+            due_prompts=set(range(request.num_prompts)) if shows_prompts else None,
+        )
+        try:
+            num_open = len(tasks)
+            while num_open:
+                items = await _all_of(merged)
+                outputs = [item for item in items if isinstance(item, StepOutput)]
+                num_open -= items.count(None)
+                records: list[Delta | Summary] = [
+                    *await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
+                ]
+                if not num_open:
+                    if request.prediction and records:  # to count it may take a while
+                        yield tuple(records)
+                        records = []
+                    summary = await self._summary(request, sequences, clocks, readers)
+                    trace.summarise(summary)
+                    records.append(summary)
+                if records:
+                    yield tuple(records)
+                for item in items:
+                    if isinstance(item, BaseException):
+                        raise as_asked(item, request)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _summary(
+        self,
+        request: GenerationRequest,
+        sequences: list[Sequence],
+        clocks: list[RequestClock],
+        readers: Mapping[str, ReasoningReader],
+    ) -> Summary:
+        size = len(request.prediction or "") * request.num_choices
+        known = (request, sequences, clocks, readers.values())
+        return await off_loop(size, self._builder.summary, *known)
+
+    async def _pump(
+        self, seq: Sequence, clock: RequestClock, merged: Outputs, trace: GenerationTrace
+    ) -> None:
+        outputs, spans = self._engine.generate(seq), trace.sequence(seq)
+        try:
+            async for output in outputs:
+                clock.observe(output)
+                spans.observe(output)
+                if output.error is not None:
+                    raise output.error
+                merged.put_nowait(output)
+            merged.put_nowait(None)
+        except Exception as error:
+            merged.put_nowait(error)
+        finally:
+            spans.end()
+            await outputs.aclose()
+
+
+def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
+    """``error`` with the prompt of a chat, and a grammar, called as the client knows them."""
+    names = {"grammar": request.grammar_param}
+    if request.messages:
+        names["prompt"] = "messages"
+    if isinstance(error, InvalidRequest) and error.param in names:
+        return type(error)(error.message, names[error.param])
+    return error
+
+
+def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
+    """With the alternatives."""
+    return sum(
+        len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
+        for output in outputs
+        if output.prompt_logprobs is not None
+    )
+
+
+async def _all_of(items: asyncio.Queue[T]) -> list[T]:
+    """What is in the queue, at least one item."""
+    found = [await items.get()]
+    while not items.empty():
+        found.append(items.get_nowait())
+    return found

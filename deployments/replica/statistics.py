@@ -1,0 +1,208 @@
+"""Which statistics database a replica maps: its node's own, one fetched from the cluster, or one
+that the administrator chose while it ran."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from actors.statistics_database import Choice, current_choice, ensure_local, offer
+from deployments.replica.statistics_state import choice_key
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
+from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
+
+if TYPE_CHECKING:
+    from hdserve.engine.async_engine import AsyncEngine
+    from hdserve.engine.host import ModelHost
+
+logger = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 1.0
+_OFFER_INTERVAL_S = 60.0
+_MAX_RETRY_S = 600.0
+
+
+def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | None:
+    """The first of ``directories`` that this node has; else the largest database of the tokenizer
+    that any node has, fetched into a cache that all replicas of this node share.
+
+    What this node has is registered with the statistics actor, so that others can fetch it.
+    Without the actor the node's own is used: a database lost costs speed, never a request.
+    """
+    own = [directory for directory in directories if os.path.isdir(directory)]
+    try:
+        found = ensure_local(fingerprint, _cache_directory(), directories=own)
+    except DatabaseError as error:
+        logger.warning("the cluster's statistics databases are out of reach: %s", error)
+        found = []
+    return next(iter([*own, *filter(_is_whole, found)]), None)
+
+
+def _cache_directory() -> Path:
+    return Path(tempfile.gettempdir()) / "hdserve-statistics"
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        StatisticsDatabase.open(directory)
+    except SnapshotError as error:  # it is damaged, or was replaced meanwhile
+        logger.error("not used, and fetched again the next time: %s", error)
+        _discard_copy(directory)
+        return False
+    return True
+
+
+def _discard_copy(directory: Path | None) -> None:
+    """Have a copy that cannot be used fetched again by the next that asks for it."""
+    if directory is not None and directory.parent == _cache_directory():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class ChosenStatistics:
+    """Checks the database a replica begins with and follows what the administrator chooses, in a
+    thread of its own.
+
+    The first is drafted from at once and given up if it turns out to be damaged.  One that is
+    chosen is opened and read here, all of it, so that it is right and in memory when the engine's
+    thread takes it over between two steps; one that cannot be used is logged and tried again, as a
+    volume may be late, and meanwhile what was there is drafted from.
+
+    The first one is also offered to the cluster again and again, where it is this node's own.
+
+    Args:
+        root: where databases may be chosen; ``None`` follows nothing.
+
+    Attributes:
+        num_unusable: databases that were given up, or chosen and not taken at once.
+        num_failures: times the choices could not be asked for.
+    """
+
+    def __init__(self, host: ModelHost, engine: AsyncEngine, root: Path | None) -> None:
+        self._host = host
+        self._engine = engine
+        self._root = root
+        self._fingerprint = host.tokenizer.fingerprint
+        self._key = choice_key(host.config, self._fingerprint)
+        self._tried: Choice | None = None
+        self._own = host.statistics.directory if host.statistics else None
+        self._retry_s = 0.0
+        self._retry_at_s = math.inf
+        self.num_unusable = 0
+        self.num_failures = 0
+        self._has_failed = False
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the choice."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End soon, without waiting for it."""
+        self._is_closed.set()
+
+    def open(self, directory: str) -> StatisticsDatabase:
+        """The database in a directory below the root, read and found to be right.
+
+        Raises:
+            Unsupported: there is no root.
+            InvalidRequest: the directory is elsewhere, or no database of this tokenizer.
+        """
+        if self._root is None:
+            raise Unsupported("no statistics_root is configured", "directory")
+        try:
+            database = StatisticsDatabase.open(
+                _below(self._root, directory), tokenizer=self._fingerprint
+            )
+            database.verify()
+        except SnapshotError as error:
+            raise InvalidRequest(f"cannot be used: {error}", "directory") from error
+        return database
+
+    def _run(self) -> None:
+        self._check_first()
+        offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
+        while not self._is_closed.wait(_POLL_INTERVAL_S):
+            try:
+                if time.monotonic() >= offer_at_s:
+                    offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
+                    self._offer()
+                if self._root is not None:
+                    self._follow()
+                self._has_failed = False
+            except Exception as error:  # drafting goes on from the database there is
+                self.num_failures += 1
+                if not self._has_failed:
+                    is_expected = isinstance(error, DatabaseError)
+                    logger.warning(
+                        "choices of statistics databases are not seen: %s",
+                        error,
+                        exc_info=not is_expected,
+                    )
+                self._has_failed = True
+
+    def _check_first(self) -> None:
+        """Read all of the database the replica began with."""
+        database = self._host.statistics
+        if database is None:
+            return
+        try:
+            database.verify()
+        except SnapshotError as error:
+            self.num_unusable += 1
+            logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
+            _discard_copy(database.directory)
+            self._engine.call(lambda engine: self._host.use_statistics(engine, None))
+
+    def _offer(self) -> None:
+        """Have other nodes find what this node has, whatever became of the actor since."""
+        if self._own is not None and self._own.parent != _cache_directory():
+            with contextlib.suppress(DatabaseError):  # as where the actor's node lacks it
+                offer(self._fingerprint, self._own)
+
+    def _follow(self) -> None:
+        choice = current_choice(self._key, self._tried)
+        is_new = choice != self._tried
+        if choice is None or (not is_new and time.monotonic() < self._retry_at_s):
+            return
+        self._tried = choice
+        self._retry_s = _POLL_INTERVAL_S if is_new else min(2 * self._retry_s, _MAX_RETRY_S)
+        self._retry_at_s = time.monotonic() + self._retry_s
+        try:
+            database = self.open(choice.directory)
+        except InvalidRequest as error:
+            if is_new:
+                self.num_unusable += 1
+                logger.error("the chosen statistics database %s", error.message)
+            return
+        self._retry_at_s = math.inf
+        self._engine.call(lambda engine: self._host.use_statistics(engine, database))
+        logger.info("drafting from the statistics database %s", database.directory)
+
+
+def _below(root: Path, directory: str) -> Path:
+    """
+    Raises:
+        InvalidRequest: ``directory``, or a file of the database in it, is not below ``root``.
+    """
+    wanted = PurePosixPath(directory)
+    try:
+        place = root.resolve()
+        found = (place / wanted).resolve()
+        paths = (found, *((found / name).resolve() for name in (INFO_NAME, *TABLE_NAMES)))
+        is_below = all(path.is_relative_to(place) for path in paths)
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a null byte
+        is_below = False
+    if wanted.is_absolute() or ".." in wanted.parts or not is_below:
+        raise InvalidRequest("a directory below statistics_root is expected", "directory")
+    return found

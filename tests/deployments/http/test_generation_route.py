@@ -1,0 +1,186 @@
+"""What a client chose is safe to send back, and an answer that breaks off is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from deployments.gateway import Gateway
+from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.http.generation_route import _header_value
+from deployments.http.routes import build_api
+from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
+from hdserve.core import DraftCounts
+
+CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+class BreakingOff:
+    """Ends after ``num_deltas`` deltas, without a summary."""
+
+    def __init__(self, num_deltas: int) -> None:
+        self._num_deltas = num_deltas
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for _ in range(self._num_deltas):
+            yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+
+
+class Measuring:
+    """Answers with the size it was told."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        text = f"{request.num_body_bytes} bytes, {dict(request.speculation)}"
+        yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
+
+
+class Stalling:
+    """Sends ``num_deltas`` deltas, then nothing any more."""
+
+    def __init__(self, num_deltas: int) -> None:
+        self._num_deltas = num_deltas
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for _ in range(self._num_deltas):
+            yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+        await asyncio.sleep(3600)
+
+
+def answer(
+    model: serve.Application,
+    path: str,
+    headers: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
+    config: ServeConfig = CONFIG,
+    **fields: Any,
+) -> httpx.Response:
+    handle: Any = serve.run(model, name="model", _local_testing_mode=True)
+    transport = httpx.ASGITransport(build_api(Gateway(config, {"m": handle})))
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
+            body = {"model": "m", **BODIES[path], **fields}
+            return await client.post(path, json=body, headers=headers)
+
+    return asyncio.run(post())
+
+
+def late_answer(
+    path: str, num_deltas: int, *, stream: bool, timeout_s: float = 0.2
+) -> httpx.Response:
+    gateway = GatewayConfig(request_timeout_s=timeout_s)
+    config = ServeConfig(models=CONFIG.models, gateway=gateway)
+    model = serve.deployment(Stalling).bind(num_deltas)
+    return answer(model, path, config=config, stream=stream)
+
+
+def broken_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response:
+    return answer(serve.deployment(BreakingOff).bind(num_deltas), path, stream=stream)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
+    """Of all of it: whatever is long may take long to make tokens of."""
+    found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
+    assert f"{len(found.request.content)} bytes" in found.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [("caf\u00e9".encode(), "caf\u00e9"), (b"caf\xe9", "caf\\xe9"), (b"\xff" * 64, "\\xff" * 16)],
+)
+def test_an_id_may_be_any_bytes(path: str, sent: bytes, shown: str) -> None:
+    """It is text in UTF-8, as bodies are; other bytes are escaped."""
+    found = answer(serve.deployment(Measuring).bind(), path, {b"x-request-id": sent})
+    assert found.json()["id"].endswith((f"-{shown}", f"_{shown}"))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_header_turns_drafts_off(path: str) -> None:
+    """Whatever the body says; a header that says anything else is wrong."""
+
+    def asked(value: str) -> httpx.Response:
+        model = serve.deployment(Measuring).bind()
+        return answer(model, path, {"x-hdserve-speculation": value}, speculation={"enabled": True})
+
+    assert "'is_enabled': False" in asked("off").text
+    assert "'is_enabled': True" in asked("on").text
+    assert asked("perhaps").json()["error"]["param"] == "x-hdserve-speculation"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_proxies_pass_streams_on_at_once(path: str) -> None:
+    """Nginx keeps events back for as long as nobody tells it not to."""
+    model = serve.deployment(Measuring).bind()
+    streamed, whole = (answer(model, path, stream=stream).headers for stream in (True, False))
+    assert (streamed["x-accel-buffering"], streamed["cache-control"]) == ("no", "no-cache")
+    assert "x-accel-buffering" not in whole
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    text = response.text.removesuffix("data: [DONE]\n\n")
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in text.splitlines()
+        if line.startswith("data: ")
+    ]
+
+
+@pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])
+@pytest.mark.parametrize("path", BODIES)
+def test_what_takes_too_long_has_its_status(path: str, num_deltas: int, stream: bool) -> None:
+    """Where no header has been sent; and clients are told not to ask again."""
+    found = late_answer(path, num_deltas, stream=stream)
+    assert (found.status_code, found.headers["x-should-retry"]) == (504, "false")
+    assert found.json()["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_that_takes_too_long_ends_with_an_error(path: str) -> None:
+    """As an event behind what had come; a busy machine has time for that."""
+    num_texts = 0
+    for timeout_s in (0.2, 2.0, 20.0):
+        found = late_answer(path, 2, stream=True, timeout_s=timeout_s)
+        *before, last = events_of(found) or [found.json()]
+        assert last.get("error", last)["code"] == "request_timeout"
+        num_texts = sum('"text"' in json.dumps(event) for event in before)
+        if num_texts >= 2:
+            break
+    assert num_texts >= 2
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
+    """As an event behind what had come."""
+    events = events_of(broken_answer(path, 2, stream=True))
+    assert sum('"text"' in json.dumps(event) for event in events) >= 2
+    assert "without a summary" in events[-1].get("error", events[-1])["message"]
+
+
+@pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])
+@pytest.mark.parametrize("path", BODIES)
+def test_an_answer_without_a_summary_is_an_error(path: str, num_deltas: int, stream: bool) -> None:
+    """With its status, where no header has been sent."""
+    found = broken_answer(path, num_deltas, stream=stream)
+    assert found.status_code == 500
+    assert "without a summary" in found.json()["error"]["message"]
+
+
+def test_header_values_are_harmless() -> None:
+    """Names a client made up cannot break or forge a header."""
+    found = _header_value(["ok", "a\r\nset-cookie: x", "é🙂", "\x7f\x00", "\ud800", "x" * 5000])
+    assert found.startswith("ok, a\\r\\nset-cookie: x, ")
+    assert found.isascii()
+    assert found.isprintable()
+    assert len(found) == 1000

@@ -1,0 +1,102 @@
+"""A wrong body is told where it is wrong, in the words of JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.openai.protocol import ChatBody, CompletionBody
+from deployments.openai.request_body import OfferedBody
+from deployments.openai.responses_protocol import ResponsesBody
+from hdserve.errors import InvalidRequest
+
+USER = {"role": "user", "content": "hi"}
+CHAT = {"messages": [USER]}
+
+WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
+    (ChatBody, {"messages": "hi"}, "messages: an array is expected"),
+    (ChatBody, {"messages": []}, "messages: an array of at least 1 is expected"),
+    (ChatBody, {"messages": [USER] * 2049}, "messages: an array of at most 2048 is expected"),
+    (ChatBody, {"messages": ["hi"]}, "messages.0: an object is expected"),
+    (ChatBody, {"messages": [{"content": "hi"}]}, "messages.0.role: is missing"),
+    (
+        ChatBody,
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: a string or an array is expected",
+    ),
+    (
+        ChatBody,
+        {"messages": [{"role": "user", "content": ["hi"]}]},
+        "messages.0.content.0: an object is expected",
+    ),
+    (ChatBody, {**CHAT, "n": 0}, "n: at least 1 is expected"),
+    (ChatBody, {**CHAT, "n": "two"}, "n: an integer is expected"),
+    (ChatBody, {**CHAT, "seed": 1.5}, "seed: an integer is expected"),
+    (ChatBody, {**CHAT, "temperature": "hot"}, "temperature: a number is expected"),
+    (ChatBody, {**CHAT, "stream": "maybe"}, "stream: true or false is expected"),
+    (ChatBody, {**CHAT, "stop": 5}, "stop: a string or an array is expected"),
+    (ChatBody, {**CHAT, "stop": ["a", 5]}, "stop.1: a string is expected"),
+    (ChatBody, {**CHAT, "logit_bias": {"a": 1}}, "logit_bias.a: an integer is expected"),
+    (ChatBody, {**CHAT, "logit_bias": {"5": True}}, "logit_bias.5: a number is expected"),
+    (ChatBody, {**CHAT, "speculation": {"on": 1}}, "speculation.on: is unknown"),
+    (ChatBody, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function: is missing"),
+    (
+        ChatBody,
+        {**CHAT, "tool_choice": "any"},
+        "tool_choice: 'none', 'auto' or 'required' or an object is expected",
+    ),
+    (
+        ChatBody,
+        {**CHAT, "response_format": {"type": "xml"}},
+        "response_format.type: 'text', 'json_object' or 'json_schema' is expected",
+    ),
+    (ChatBody, {**CHAT, "guided_json": 5}, "guided_json: an object or a string is expected"),
+    (CompletionBody, {"prompt": None}, "prompt: a string or an array is expected"),
+    (CompletionBody, {"prompt": ["a", [5]]}, "prompt.1: a string is expected"),
+    (CompletionBody, {"prompt": [5, "a"]}, "prompt.1: an integer is expected"),
+    (CompletionBody, {"prompt": [[5], "a"]}, "prompt.1: an array is expected"),
+    (ResponsesBody, {"input": ["a"]}, "input.0: an object is expected"),
+    (
+        ResponsesBody,
+        {"input": [{"type": "item_reference", "id": "a"}]},
+        "input.0: a type of 'message', 'reasoning', 'function_call' or 'function_call_output' is "
+        "expected",
+    ),
+    (ResponsesBody, {"input": None}, "input: an array is expected"),
+    (ResponsesBody, {"input": []}, "input: an array of at least 1 is expected"),
+    (
+        ResponsesBody,
+        {"input": [{"role": "user", "content": 5}]},
+        "input.0.content: a string or an array is expected",
+    ),
+    (
+        ResponsesBody,
+        {"input": [USER, {"type": "function_call", "name": "f", "arguments": "{}"}]},
+        "input.1.call_id: is missing",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "tools": [{"type": "function", "name": "a b"}]},
+        "tools.0.name: a string that matches ^[a-zA-Z0-9_.-]{1,64}$ is expected",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "tools": [{"type": "web_search"}]},
+        "tools.0.type: 'function' is expected",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        "tool_choice.type: 'function' is expected",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "fields", "message"), WRONG)
+def test_where_and_what(body: type[OfferedBody], fields: dict[str, Any], message: str) -> None:
+    """Of a value with several forms, where the closest one was left."""
+    with pytest.raises(InvalidRequest) as caught:
+        body.parse({"model": "m", **fields})
+    assert caught.value.message == message
+    assert caught.value.param == message.split(":", 1)[0].split(".", 1)[0]

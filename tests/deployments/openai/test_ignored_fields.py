@@ -1,0 +1,86 @@
+"""Fields of a request that nobody knows, or that are asked for in vain, are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.openai.messages import MAX_MESSAGES
+from deployments.openai.protocol import ChatBody, CompletionBody, TokenizeBody
+from tests.deployments.bodies import CALL, USER
+
+
+def test_unknown_fields_are_named() -> None:
+    """A field nobody documents is taken, and reported."""
+    body = ChatBody.parse({"model": "m", "messages": USER, "zebra": 1, "apple": None})
+    assert body.ignored == ("apple", "zebra")
+    body = ChatBody.parse({"model": "m", "messages": USER, "json": True, "copy": False})
+    assert body.ignored == ("copy", "json")
+    stream = {"stream": True, "stream_options": {"include_usage": True, "flavour": 1}}
+    body = ChatBody.parse({"model": "m", "messages": USER, **stream})
+    assert body.ignored == ("stream_options.flavour",)
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_what_is_asked_for_in_vain_is_named(body: type[ChatBody | CompletionBody]) -> None:
+    """Clients send it to every server, and the answer is the same."""
+    required = {"messages": USER} if body is ChatBody else {"prompt": "x"}
+    parsed = body.parse({"model": "m", **required, "store": True, "service_tier": "flex", "z": 1})
+    assert parsed.ignored == ("service_tier", "store", "z")
+    assert parsed.unmet == {"service_tier", "store"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"messages": [*USER, {"role": "user", "content": "a", "zebra": 1}]}, "messages.zebra"),
+        ({"messages": [{"role": "assistant", "reasoning": "a"}]}, "messages.reasoning"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+            "messages.content.b",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL, CALL | {"a": 1}]}]},
+            "messages.tool_calls.a",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [CALL | {"function": {**CALL["function"], "a": 1}}],
+                    }
+                ]
+            },
+            "messages.tool_calls.function.a",
+        ),
+        ({"prediction": {"content": "a", "b": 1}}, "prediction.b"),
+        (
+            {"prediction": {"content": [{"type": "text", "text": "a", "b": [0]}]}},
+            "prediction.content.b",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}, "a": 1}]}, "tools.a"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "a": False}}]},
+            "tools.function.a",
+        ),
+    ],
+)
+def test_unknown_fields_are_named_wherever_they_are(fields: dict[str, Any], ignored: str) -> None:
+    """By where they are, without the number of the item."""
+    body = ChatBody.parse({"model": "m", "messages": USER, **fields})
+    assert body.ignored == (ignored,)
+    body.to_generation("r")
+
+
+def test_names_are_as_many_as_there_are_fields() -> None:
+    """Not as there are messages; schemas and variables of templates have names of their own."""
+    messages = [{"role": "user", "content": "a", "b": index} for index in range(MAX_MESSAGES)]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"title": "t"}}}
+    fields = {"tools": [tool], "response_format": form, "chat_template_kwargs": {"thinking": True}}
+    body = ChatBody.parse({"model": "m", "messages": messages, **fields})
+    assert body.ignored == ("messages.b",)
+    body = TokenizeBody.parse({"model": "m", "messages": messages})  # type: ignore[assignment]
+    assert body.ignored == ("messages.b",)

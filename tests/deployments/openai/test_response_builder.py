@@ -1,0 +1,288 @@
+"""Answers in the OpenAI API's shape, checked by the types of the real client."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from openai.types import Completion, CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from deployments.generation import DraftedToken, Summary
+from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_format import CompletionFormat
+from deployments.openai.objects import STREAM_END, error_body, server_sent_event, usage
+from deployments.openai.response_builder import ResponseBuilder
+from deployments.parsers.tool_parsers import HermesToolParser
+from deployments.prediction import PredictionCounts
+from hdserve.core import DraftCounts
+from hdserve.errors import (
+    EngineStopped,
+    HdserveError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+)
+from tests.deployments.answers import SUMMARY, builder, collected, delta
+
+
+def test_a_whole_chat_answer() -> None:
+    """The deltas of an answer become one object that the real client reads."""
+    body = collected(ChatFormat(), delta("Hello"), delta(" there", finish_reason="stop"))
+    answer = ChatCompletion.model_validate(body)
+    (choice,) = answer.choices
+    assert choice.message.content == "Hello there"
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs is None
+    assert (answer.id, answer.model, answer.object) == (
+        "chatcmpl-r1",
+        "the-model",
+        "chat.completion",
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 7
+    assert answer.usage.completion_tokens == 11
+    assert answer.usage.total_tokens == 18
+
+
+def test_the_usage_of_a_prediction() -> None:
+    """In the fields of the real client, for requests that had one."""
+    assert "completion_tokens_details" not in usage(SUMMARY)
+    summary = SUMMARY._replace(prediction=PredictionCounts(5, 3))
+    details = CompletionUsage.model_validate(usage(summary)).completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 3)
+
+
+def test_the_usage_of_reasoning() -> None:
+    """It is a part of the completion; where it is not told apart nothing is said."""
+    summary = SUMMARY._replace(num_reasoning_tokens=4, prediction=PredictionCounts(5, 3))
+    found = CompletionUsage.model_validate(usage(summary))
+    details = found.completion_tokens_details
+    assert details is not None
+    assert (details.reasoning_tokens, details.accepted_prediction_tokens) == (4, 5)
+    assert found.completion_tokens == 11
+
+
+def test_reasoning_is_beside_the_content() -> None:
+    """Whole, and in the chunks in which it comes; an answer cut off in it has no content."""
+    form = ChatFormat()
+    deltas = [
+        delta("", reasoning="Two and"),
+        delta("Fo", reasoning=" two."),
+        delta("ur.", finish_reason="stop"),
+    ]
+    (choice,) = ChatCompletion.model_validate(collected(form, *deltas)).choices
+    assert choice.message.content == "Four."
+    assert choice.message.model_extra == {"reasoning_content": "Two and two."}
+    made = builder(form)
+    chunks = [ChatCompletionChunk.model_validate(c) for item in deltas for c in made.add(item)]
+    assert [chunk.choices[0].delta.to_dict() for chunk in chunks] == [
+        {"role": "assistant", "content": "", "reasoning_content": "Two and"},
+        {"content": "Fo", "reasoning_content": " two."},
+        {"content": "ur."},
+    ]
+    cut_off = collected(form, delta("", reasoning="Two", finish_reason="length"))
+    assert cut_off["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "Two",
+    }
+    ended_at_once = collected(form, delta("", reasoning="", finish_reason="stop"))
+    assert ended_at_once["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+    }
+
+
+def test_calls_behind_reasoning() -> None:
+    """What the model thinks of calling is no call."""
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    form = ChatFormat(HermesToolParser)
+    body = collected(form, delta(call, reasoning=call, finish_reason="stop"))
+    message = body["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    assert (message["content"], message["reasoning_content"]) == (None, call)
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_whole_completion() -> None:
+    """The same for ``/v1/completions``."""
+    body = collected(CompletionFormat(), delta("a"), delta("b", finish_reason="length"))
+    answer = Completion.model_validate(body)
+    assert answer.choices[0].text == "ab"
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.id, answer.object) == ("cmpl-r1", "text_completion")
+
+
+def test_chat_chunks() -> None:
+    """The role comes once per choice, with the first chunk; the finish reason with the last."""
+    made = builder(ChatFormat(), 2)
+    deltas = [
+        delta("a"),
+        delta("b", 1),
+        delta("c"),
+        delta("", 1, finish_reason="stop"),
+        delta("", finish_reason="length"),
+    ]
+    chunks = [
+        ChatCompletionChunk.model_validate(chunk) for item in deltas for chunk in made.add(item)
+    ]
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert [choice.index for choice in choices] == [0, 1, 0, 1, 0]
+    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None, None, None]
+    assert [choice.delta.content for choice in choices] == ["a", "b", "c", None, None]
+    assert [choice.finish_reason for choice in choices] == [None, None, None, "stop", "length"]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_an_empty_first_chunk_has_content() -> None:
+    """A first token that is half a character still opens the answer."""
+    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).add(delta(""))[0])
+    assert chunk.choices[0].delta.content == ""
+    assert chunk.choices[0].delta.role == "assistant"
+
+
+def test_the_last_chunk_has_usage_and_no_choices() -> None:
+    """After the choices comes what they cost and what drafting did; chunks before it say that it
+    will, as the OpenAI API has it."""
+    assert builder(ChatFormat()).end(SUMMARY) == []
+    assert "usage" not in builder(ChatFormat()).add(delta("a"))[0]
+    made = ResponseBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True)
+    assert made.add(delta("a"))[0]["usage"] is None
+    (body,) = made.end(SUMMARY)
+    chunk = ChatCompletionChunk.model_validate(body)
+    assert chunk.choices == []
+    assert chunk.usage is not None
+    assert chunk.usage.total_tokens == 18
+    assert body["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 6
+
+
+def test_chunks_say_how_many_tokens_there_are_so_far() -> None:
+    """Of the choice of the chunk and its prompt, for clients that count tokens by chunks, which
+    here may have several."""
+    made = ResponseBuilder(ChatFormat(), "m", "r1", 2, includes_usage=True, counts_in_chunks=True)
+    deltas = [
+        delta("ab", 0, token_ids=(1, 2), sources=(0, 0), num_prompt_tokens=7),
+        delta("c", 1, num_prompt_tokens=7),
+        delta("d", 0, num_prompt_tokens=7, finish_reason="stop"),
+    ]
+    found = [ChatCompletionChunk.model_validate(made.add(each)[0]).usage for each in deltas]
+    counts = [(one.prompt_tokens, one.completion_tokens, one.total_tokens) for one in found if one]
+    assert counts == [(7, 2, 9), (7, 1, 8), (7, 3, 10)]
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_choices_are_numbered_over_prompts(num_choices: int) -> None:
+    """Choice ``c`` of prompt ``p`` has index ``p * n + c``, in whatever order the ends come."""
+    deltas = [
+        delta(f"{prompt}{choice}", choice, prompt, finish_reason="stop")
+        for choice in reversed(range(num_choices))
+        for prompt in reversed(range(2))
+    ]
+    body = collected(CompletionFormat(), *deltas, num_choices=num_choices)
+    found = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    wanted = [f"{prompt}{choice}" for prompt in range(2) for choice in range(num_choices)]
+    assert found == list(enumerate(wanted))
+
+
+def test_echo_comes_once_before_each_answer() -> None:
+    """With ``echo`` each choice begins with its own prompt, streamed and whole."""
+    deltas = [delta("x", 0, 0), delta("y", 0, 1), delta("z", 0, 0, finish_reason="stop")]
+    echoes = ("one ", "two ")
+    whole = collected(CompletionFormat(echoes), *deltas)
+    assert [choice["text"] for choice in whole["choices"]] == ["one xz", "two y"]
+    made = builder(CompletionFormat(echoes))
+    texts = [made.add(item)[0]["choices"][0]["text"] for item in deltas]
+    assert texts == ["one x", "two y", "z"]
+
+
+def test_metrics_of_drafting() -> None:
+    """The field names of vLLM, accepted tokens by source, and ratios that add up."""
+    found = collected(ChatFormat(), delta("a"))["metrics"]
+    assert found == {
+        "replica": "abc",
+        "time_to_first_token_s": 0.25,
+        "speculative_decoding": {
+            "mean_acceptance_length": 2.5,
+            "draft_acceptance_rate": 0.3,
+            "acceptance_histogram": [1, 1, 1, 1],
+            "num_spec_steps": 4,
+            "num_steps": 5,
+            "num_draft_tokens": 20,
+            "num_accepted_draft_tokens": 6,
+            "accepted_by_source": {"context": 4, "model": 2},
+        },
+    }
+
+
+def test_metrics_without_drafts() -> None:
+    """Ratios of nothing are null, not zero and not an error."""
+    made = builder(ChatFormat())
+    body = made.whole(Summary(1, 2, DraftCounts(num_steps=2), "abc"))
+    drafting = body["metrics"]["speculative_decoding"]
+    assert drafting["mean_acceptance_length"] is None
+    assert drafting["draft_acceptance_rate"] is None
+    assert drafting["accepted_by_source"] == {}
+    json.dumps(body, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "param", "code"),
+    [
+        (InvalidRequest("wrong", "top_p"), "invalid_request_error", "top_p", "invalid_value"),
+        (
+            PromptTooLong("long", "prompt"),
+            "invalid_request_error",
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (ModelNotFound("none", "model"), "invalid_request_error", "model", "model_not_found"),
+        (Overloaded("busy"), "rate_limit_error", None, "overloaded"),
+        (EngineStopped("gone"), "server_error", None, "engine_stopped"),
+        (HdserveError("oh"), "server_error", None, "internal_error"),
+    ],
+)
+def test_errors(error: HdserveError, kind: str, param: str | None, code: str) -> None:
+    """Every error is an object of message, type, parameter and slug."""
+    assert error_body(error) == {
+        "error": {"message": error.message, "type": kind, "param": param, "code": code}
+    }
+
+
+def test_events() -> None:
+    """An event is one line of JSON that any text survives, and the stream has its end."""
+    event = server_sent_event({"text": "a\nb\u2028\ud83d é"})
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    assert json.loads(event.removeprefix(b"data: ")) == {"text": "a\nb\u2028\ud83d é"}
+    assert STREAM_END == b"data: [DONE]\n\n"
+
+
+def test_chunks_with_sources() -> None:
+    """Where each token came from, and the tree it was verified with, when it was asked for."""
+    made = builder(ChatFormat())
+    draft = (
+        DraftedToken(" a", 1, 0, True),
+        DraftedToken(" b", 2, 1, False),
+        DraftedToken(" c", 3, 0, False),
+    )
+    asked = delta(" a!", token_ids=(5, 6), sources=(1, 0), texts=(" a", "!"), draft=draft)
+    (choice,) = made.add(asked)[0]["choices"]
+    assert choice["token_sources"] == [
+        {"text": " a", "source": "context"},
+        {"text": "!", "source": "plain"},
+    ]
+    assert choice["draft"] == [
+        {"text": " a", "source": "context", "parent": -1, "accepted": True},
+        {"text": " b", "source": "model", "parent": 0, "accepted": False},
+        {"text": " c", "source": "statistics", "parent": -1, "accepted": False},
+    ]
+    (choice,) = made.add(delta("b"))[0]["choices"]
+    assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}

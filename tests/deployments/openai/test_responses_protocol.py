@@ -1,0 +1,278 @@
+"""A request of the Responses API is the chat it should be, or is refused by its own name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.generation import GenerationRequest
+from deployments.http.param_names import params_named
+from deployments.openai.protocol import ChatBody
+from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
+from deployments.parsers.tool_parsers import HermesToolParser
+from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, RequestError, Unsupported
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "name": "f", "description": "does it", "parameters": SCHEMA}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+
+
+def request(**fields: Any) -> GenerationRequest:
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
+    with params_named(PARAM_NAMES):
+        return body.to_chat().to_generation("r", HermesToolParser)
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    messages = [{"role": "user", "content": "hi"}]
+    return ChatBody.parse({"model": "m", "messages": messages, **fields}).to_generation("r")
+
+
+def test_a_text_is_a_message_of_the_user() -> None:
+    """Behind the instructions, if there are any."""
+    assert request() == chat()
+    user = {"role": "user", "content": "hi"}
+    system = {"role": "system", "content": "Be brief."}
+    assert request(instructions="Be brief.") == chat(messages=[system, user])
+
+
+def test_items_are_messages() -> None:
+    """Parts are one text; calls belong to the message of the assistant before them."""
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Well.", "annotations": []}],
+        },
+        CALL,
+        CALL | {"call_id": "c2", "id": "fc_2", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "43"}],
+        },
+        CALL | {"call_id": "c3"},
+    ]
+    found = request(input=items).messages
+    assert [(message["role"], message["content"]) for message in found] == [
+        ("developer", "Be brief."),
+        ("user", "ab"),
+        ("assistant", "Well."),
+        ("tool", "42"),
+        ("tool", "43"),
+        ("assistant", ""),
+    ]
+    assert [call["id"] for call in found[2]["tool_calls"]] == ["c1", "c2"]
+    assert found[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert [message.get("tool_call_id") for message in found[3:]] == ["c1", "c2", None]
+    assert [call["id"] for call in found[5]["tool_calls"]] == ["c3"]
+
+
+def test_reasoning_belongs_to_what_follows() -> None:
+    """A message or calls of the assistant; what only another server can read is refused."""
+
+    def thought(text: str) -> dict[str, Any]:
+        parts = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts}
+
+    user, said = ({"role": role, "content": role} for role in ("user", "assistant"))
+    items = [user, thought("a"), said, CALL, user, thought("b"), CALL, thought("c"), user]
+    found = request(input=items).messages
+    assert [
+        (message["content"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+        for message in found
+    ] == [
+        ("user", None, 0),
+        ("assistant", "a", 1),
+        ("user", None, 0),
+        ("", "b", 1),
+        ("", "c", 0),
+        ("user", None, 0),
+    ]
+    parts = [{"type": "summary_text", "text": "in short"}]
+    short = {"type": "reasoning", "summary": parts, "encrypted_content": ""}
+    nothing = {"type": "reasoning", "summary": []}
+    (_, answer, _) = request(input=[user, thought("a"), short, nothing, said, user]).messages
+    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "ain short")
+    assert request(input=[nothing, user]).messages == request(input=[user]).messages
+    with pytest.raises(Unsupported, match="encrypted") as caught:
+        request(input=[{"type": "reasoning", "summary": [], "encrypted_content": "x"}, user])
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        (
+            {"max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
+            {"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
+        ),
+        ({"speculation": {"enabled": False}}, {"speculation": {"enabled": False}}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {}),
+        (
+            {"text": {"format": {"type": "json_object"}}},
+            {"response_format": {"type": "json_object"}},
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA},
+                }
+            },
+        ),
+        ({"store": False, "background": False, "include": [], "truncation": "disabled"}, {}),
+        ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
+        ({"reasoning": {"effort": None, "summary": None}}, {}),
+        ({"reasoning": {"effort": "none", "summary": None}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"text": {"format": None}}, {}),
+    ],
+)
+def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, Any]) -> None:
+    """Or change nothing; but a grammar is asked for under another name."""
+    found, wanted = request(**fields), chat(**same)
+    assert (found.sampling, found.speculation) == (wanted.sampling, wanted.speculation)
+    assert found.messages == wanted.messages
+    assert found.reasoning_effort == wanted.reasoning_effort
+    assert found.grammar_param == ("text" if wanted.grammar_param else None)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none", {"type": "function", "name": "f"}])
+def test_tools_are_those_of_a_chat(choice: Any) -> None:
+    """They are flat here."""
+    function = {name: value for name, value in TOOL.items() if name != "type"}
+    named = {"type": "function", "function": {"name": "f"}}
+    found = request(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    wanted = chat(
+        tools=[{"type": "function", "function": function}],
+        tool_choice=choice if isinstance(choice, str) else named,
+        parallel_tool_calls=False,
+    )
+    assert (found.tools, found.sampling) == (wanted.tools, wanted.sampling)
+
+
+WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id", Unsupported),
+    ({"conversation": "conv_1"}, "conversation", Unsupported),
+    ({"background": True}, "background", Unsupported),
+    ({"stream_options": {}}, "stream_options", InvalidRequest),
+    ({"store": True}, "store", Unsupported),
+    ({"reasoning": {"effort": "huge"}}, "reasoning", InvalidRequest),
+    ({"reasoning": {"budget": 5}}, "reasoning", InvalidRequest),
+    ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
+    ({"reasoning": {"effort": None, "summary": "auto"}}, "reasoning", Unsupported),
+    ({"include": ["message.output_text.logprobs"]}, "include", Unsupported),
+    ({"truncation": "auto"}, "truncation", Unsupported),
+    ({"input": []}, "input", InvalidRequest),
+    ({"input": 5}, "input", InvalidRequest),
+    ({"input": ["hi"]}, "input", InvalidRequest),
+    ({"input": [{"content": "hi"}]}, "input", InvalidRequest),
+    ({"input": [{"role": "tool", "content": "hi"}]}, "input", InvalidRequest),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", InvalidRequest),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input",
+        Unsupported,
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": ["input_text"], "text": "x"}]}]},
+        "input",
+        Unsupported,
+    ),
+    ({"max_output_tokens": 0}, "max_output_tokens", InvalidRequest),
+    ({"metadata": {"a": 1}}, "metadata", InvalidRequest),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", InvalidRequest),
+    ({"text": {"format": {"type": "xml"}}}, "text", InvalidRequest),
+    ({"text": {"verbosity": "low"}}, "text", InvalidRequest),
+    ({"tools": [{"type": "web_search"}]}, "tools", InvalidRequest),
+    ({"tools": [TOOL | {"name": "a b"}]}, "tools", InvalidRequest),
+    ({"tool_choice": "required"}, "tool_choice", InvalidRequest),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice",
+        InvalidRequest,
+    ),
+    ({"stream": "perhaps"}, "stream", InvalidRequest),
+    ({"guided_grammar": "x"}, "guided_grammar", Unsupported),
+    ({"max_tokens": 5}, "max_tokens", Unsupported),
+    ({"stop": ["a"]}, "stop", Unsupported),
+    ({"n": 2}, "n", Unsupported),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", Unsupported),
+    ({"response_format": {"type": "json_object"}}, "response_format", Unsupported),
+    ({"logprobs": True}, "logprobs", Unsupported),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "kind"), WRONG)
+def test_what_is_refused(fields: dict[str, Any], param: str, kind: type[RequestError]) -> None:
+    """By the name of the parameter, in a bounded message."""
+    with pytest.raises(kind) as caught:
+        request(**fields)
+    assert caught.value.param == param
+    assert len(caught.value.message) <= 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [TOOL | {"name": "a b"}]}, r"^tools\.0\.name: "),
+        ({"text": {"format": {"type": "json_schema"}}}, r"^text\.format needs "),
+    ],
+)
+def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str) -> None:
+    """Not the chat it becomes."""
+    with pytest.raises(InvalidRequest, match=message):
+        request(**fields)
+
+
+def test_parameters_of_a_chat_are_offered_or_refused() -> None:
+    """They would change the answer; with a value that changes nothing they are taken."""
+    known = {*ResponsesBody.model_fields, *ResponsesBody.unsupported}
+    assert ChatBody.model_fields.keys() - {"messages", "prompt_logprobs"} <= known
+    request(n=1, frequency_penalty=0.0, presence_penalty=0, stop=None, logprobs=False)
+
+
+def test_a_body_is_an_object_with_model_and_input() -> None:
+    for data, param in (([], None), ({"model": "m"}, "input"), ({"input": "hi"}, "model")):
+        with pytest.raises(InvalidRequest) as caught:
+            ResponsesBody.parse(data)
+        assert caught.value.param == param
+
+
+def test_unknown_fields_are_known_by_name() -> None:
+    body = ResponsesBody.parse({"model": "m", "input": "hi", "zz": 1, "messages": []})
+    assert body.ignored == ("messages", "zz")
+    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "b": 1}
+    message = {"role": "assistant", "id": "1", "status": "completed", "content": [part], "c": 1}
+    thought = {"type": "reasoning", "summary": [], "id": "1", "status": "completed"}
+    items = [message, thought, CALL | {"id": "1", "status": "completed", "d": 1, "e": None}]
+    fields = {"tools": [TOOL | {"f": 1}], "service_tier": "priority"}
+    body = ResponsesBody.parse({"model": "m", "input": items, **fields})
+    assert body.ignored == ("input.c", "input.content.b", "input.d", "service_tier", "tools.f")
+    assert request(tools=[TOOL | {"f": 1}]).tools == request(tools=[TOOL]).tools
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (PromptTooLong("too long", "messages"), "input"),
+        (InvalidRequest("wrong", "max_tokens"), "max_output_tokens"),
+        (InvalidRequest("wrong", "temperature"), "temperature"),
+        (Overloaded("later", retry_after_s=7), None),
+    ],
+)
+def test_errors_of_the_model_server_are_renamed(error: RequestError, param: str | None) -> None:
+    """What a chat calls ``messages`` is ``input`` here; all else of the error stays."""
+    with pytest.raises(type(error), match=error.message) as caught, params_named(PARAM_NAMES):
+        raise error
+    assert caught.value.param == param
+    if isinstance(caught.value, Overloaded):
+        assert caught.value.retry_after_s == 7

@@ -1,0 +1,106 @@
+"""Every way to ask for structured output becomes one grammar, or an error that names the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.openai.protocol import ChatBody, CompletionBody
+from hdserve import grammar
+from hdserve.errors import InvalidRequest, Unsupported
+
+USER = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+
+FORMS: list[tuple[dict[str, Any], str | None, str | None]] = [
+    ({}, None, None),
+    ({"response_format": {"type": "text"}}, None, None),
+    ({"response_format": {"type": "json_object"}}, grammar.json_object(), "response_format"),
+    ({"response_format": FORMAT}, grammar.json_schema(SCHEMA), "response_format"),
+    (
+        {"structured_outputs": {"json": SCHEMA}},
+        grammar.json_schema(SCHEMA),
+        "structured_outputs",
+    ),
+    (
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        grammar.json_schema(SCHEMA),
+        "structured_outputs",
+    ),
+    ({"structured_outputs": {"regex": "a/b"}}, grammar.regex("a/b"), "structured_outputs"),
+    ({"structured_outputs": {"json_object": True}}, grammar.json_object(), "structured_outputs"),
+    ({"guided_json": SCHEMA}, grammar.json_schema(SCHEMA), "guided_json"),
+    ({"guided_json": json.dumps(SCHEMA)}, grammar.json_schema(SCHEMA), "guided_json"),
+    ({"guided_regex": "a+"}, grammar.regex("a+"), "guided_regex"),
+    ({"guided_choice": ["x", 'y"']}, grammar.choice(["x", 'y"']), "guided_choice"),
+    (
+        {"guided_choice": ["x"], "response_format": {"type": "text"}},
+        grammar.choice(["x"]),
+        "guided_choice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "text", "param"), FORMS)
+def test_forms(fields: dict[str, Any], text: str | None, param: str | None) -> None:
+    """Chat and completions alike."""
+    bodies = (
+        ChatBody.parse({"model": "m", "messages": USER, **fields}),
+        CompletionBody.parse({"model": "m", "prompt": "x", **fields}),
+    )
+    for body in bodies:
+        request = body.to_generation("r")
+        assert request.sampling.get("grammar") == text
+        assert request.grammar_param == param
+        assert body.ignored == ()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of so many levels."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format",
+    ),
+    ({"response_format": {"type": "json_object", "shcema": {}}}, "response_format"),
+    ({"response_format": "json"}, "response_format"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"xml": 1}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "[1]"}}, "structured_outputs"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[1]"}, "guided_json"),
+    ({"guided_json": "\ud800"}, "guided_json"),
+    ({"guided_json": '{"a": ' * 500 + "1" + "}" * 500}, "guided_json"),
+    ({"guided_json": nested(2000)}, "guided_json"),
+    ({"guided_choice": ["x"] * 1001}, "guided_choice"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG)
+def test_wrong_forms(fields: dict[str, Any], param: str) -> None:
+    """An unknown form, an incomplete one and two at a time are refused by name."""
+    with pytest.raises(InvalidRequest) as caught:
+        ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
+    assert caught.value.param == param
+    assert len(caught.value.message) <= 300
+
+
+def test_grammars_of_clients_are_refused() -> None:
+    """A client's context-free grammar could take the engine's thread for itself."""
+    with pytest.raises(Unsupported):
+        ChatBody.parse({"model": "m", "messages": USER, "guided_grammar": "start: a"})

@@ -1,0 +1,163 @@
+"""Calls of elements are read as JSON of the types that the functions say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.parsers.call_reader import Arguments, CallBegin
+from deployments.parsers.tool_parser import Function, Part, ToolCall, joined
+from deployments.parsers.tool_parsers import Qwen3CoderToolParser
+from deployments.parsers.xml_call_reader import types_of, value_of
+
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "guests": {"type": "integer"},
+    "price": {"type": "number"},
+    "is_late": {"type": "boolean"},
+    "tags": {"type": "array"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "day": {"enum": ["1", "2"]},
+    "any": {},
+}
+FUNCTIONS = [Function("book", {"type": "object", "properties": PROPERTIES})]
+
+
+def call(*parameters: tuple[str, str], name: str = "book") -> str:
+    elements = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters]
+    return f"<tool_call>\n<function={name}>\n{''.join(elements)}</function>\n</tool_call>"
+
+
+SIZES = (1, 3, 1000)
+
+
+def read(text: str, size: int) -> tuple[str, list[ToolCall]]:
+    parser = Qwen3CoderToolParser(FUNCTIONS)
+    parts: list[Part] = []
+    for start in range(0, len(text), size):
+        parts += parser.push(text[start : start + size])
+    return joined([*parts, *parser.finish()])
+
+
+VALUES: list[tuple[str, str, Any]] = [
+    ("city", "San Jose", "San Jose"),
+    ("city", "5", "5"),
+    ("city", 'a\n"b"\n  é \\', 'a\n"b"\n  é \\'),
+    ("city", "a</para", "a</para"),
+    ("city", "</tool_call></function>", "</tool_call></function>"),
+    ("city", "", ""),
+    ("guests", "5", 5),
+    ("guests", "five", "five"),
+    ("price", "5", 5),
+    ("price", "NaN", "NaN"),
+    ("price", "1e999", "1e999"),
+    ("is_late", "True", True),
+    ("is_late", "false", False),
+    ("is_late", "1", "1"),
+    ("tags", '["a", 1]', ["a", 1]),
+    ("note", "null", None),
+    ("note", "5", "5"),
+    ("note", '"a"', '"a"'),
+    ("day", "1", "1"),
+    ("any", "[1]", [1]),
+    ("any", "text", "text"),
+    ("other", "1", "1"),
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("name", "written", "value"), VALUES)
+def test_values_are_of_the_type_of_their_parameter(
+    name: str, written: str, value: Any, size: int
+) -> None:
+    """Where they can be; else they are the text they are."""
+    plain, (found,) = read(f"Well. {call((name, written))}", size)
+    assert (plain, found.name) == ("Well.", "book")
+    arguments = json.loads(found.arguments)
+    assert arguments == {name: value}
+    assert type(arguments[name]) is type(value)
+
+
+CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (call(), "", [("book", {})]),
+    (call(("city", "a"), ("guests", "2")), "", [("book", {"city": "a", "guests": 2})]),
+    (f"{call()}\n{call(name='g')}", "", [("book", {}), ("g", {})]),
+    (
+        "<tool_call><function=g></function><function=h></function></tool_call> so",
+        " so",
+        [("g", {}), ("h", {})],
+    ),
+    ("<tool_call><function=g><parameter=a>b</parameter></tool_call>.", ".", [("g", {"a": "b"})]),
+    (
+        '<tool_call>{"name": "g", "arguments": {}}<function=h></function></tool_call>',
+        "<function=h></function>",
+        [("g", {})],
+    ),
+    (
+        '<tool_call>{"name": "g", "arguments": {"a": "<function=h>"}}</tool_call>',
+        "",
+        [("g", {"a": "<function=h>"})],
+    ),
+    ("<tool_call>\n<function=g", "<tool_call>\n<function=g", []),
+    ("<function=g></function>", "<function=g></function>", []),
+    (
+        "<tool_call><function=g>noise < <parameter=a>b</parameter></function>",
+        "",
+        [("g", {"a": "b"})],
+    ),
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("text", "plain", "calls"), CALLS)
+def test_calls_are_read(
+    text: str, plain: str, calls: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    """Also where a mark is missing, or they are JSON, which a call that is required is."""
+    found_plain, found = read(text, size)
+    assert found_plain == plain
+    assert [(item.name, json.loads(item.arguments)) for item in found] == calls
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        [
+            *("<tool_call>", "</tool_call>", "<function=book>", "</function>", "</parameter>"),
+            *("<parameter=city>", "<parameter=guests>", "\n", "5", "a", "<", "</", '"', " ", "é"),
+            '{"name": "g", "arguments": {}}',
+        ]
+    ),
+    max_size=16,
+).map("".join)
+
+
+@given(text=TEXTS, size=st.integers(1, 20))
+def test_cuts_change_nothing(text: str, size: int) -> None:
+    """A stream gives what the whole answer gives."""
+    assert read(f"<tool_call>{text}", size) == read(f"<tool_call>{text}", 1000)
+
+
+def test_texts_are_streamed_as_they_come() -> None:
+    """Others when they are complete."""
+    parser = Qwen3CoderToolParser(FUNCTIONS)
+    assert parser.push("<tool_call>\n<function=book>") == [CallBegin("book")]
+    assert parser.push("\n<parameter=city>\nSan") == [Arguments('{"city": "San', is_last=False)]
+    assert parser.push(' "Jo\n</p') == [Arguments(r" \"Jo", is_last=False)]
+    assert parser.push("arameter>") == [Arguments('"', is_last=False)]
+    assert parser.push("<parameter=guests>5") == [Arguments(', "guests": ', is_last=False)]
+    assert parser.push("</parameter>") == [Arguments("5", is_last=False)]
+    assert parser.push("</function>") == [Arguments("}", is_last=True)]
+    assert parser.push("</tool_call>") == parser.finish() == []
+
+
+def test_types_of_schemas() -> None:
+    assert types_of({"type": ["integer", "null"]}) == {"integer", "null"}
+    assert types_of({"oneOf": [{"type": "string"}, {}]}) is None
+    assert types_of({"const": "a"}) == {"string"}
+    assert types_of({"$ref": "#/$defs/a"}) is None
+    assert types_of(True) is None
+    assert value_of("[" * 100_000, None) == "[" * 100_000

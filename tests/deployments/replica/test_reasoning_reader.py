@@ -1,0 +1,135 @@
+"""Reasoning in what sequences are given: whose, of how many tokens, and where there is none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.generation import GenerationRequest
+from deployments.parsers.reasoning_parsers import ThinkParser
+from deployments.replica.reasoning_reader import ReasoningReaders
+from deployments.replica.record_builder import RecordBuilder
+from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.models import bundled_model_path
+from tests.reasoning import with_think_marks
+
+CHAT = GenerationRequest("id", messages=({"role": "user", "content": "hi"},))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer("hdserve-tiny")
+
+
+def sequence(tokenizer: Tokenizer, prompt: str, choice: int = 0) -> Sequence:
+    token_ids = tokenizer.encode(prompt, adds_special_tokens=False)
+    return Sequence(f"id/0/{choice}", token_ids, SamplingParams())
+
+
+def output(seq: Sequence, *texts: str, is_last: bool = False) -> StepOutput:
+    return StepOutput(
+        seq,
+        token_ids=(5,) * len(texts),
+        sources=(Source.PLAIN,) * len(texts),
+        texts=texts,
+        finish_reason=FinishReason.LENGTH if is_last else None,
+    )
+
+
+def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
+    """Records tell reasoning from text, and the summary counts the tokens of all choices, those of
+    the marks included."""
+    sequences = [sequence(tokenizer, "assistant\n<think>\n", choice) for choice in range(2)]
+    readers = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, sequences)
+    builder = RecordBuilder(tokenizer, "replica")
+
+    def delta(choice: int, *texts: str, is_last: bool = False) -> tuple[str | None, str]:
+        seq = sequences[choice]
+        given = output(seq, *texts, is_last=is_last)
+        found = builder.delta(given, readers[seq.request_id], includes_sources=True)
+        assert found.texts == texts
+        return found.reasoning, found.text
+
+    assert delta(0, "Two", " and") == ("Two and", "")
+    assert delta(1, "Hm", "\n</th") == ("Hm", "")
+    assert delta(0, " two.", "\n</think>", "\n", "Four") == (" two.", "Four")
+    assert delta(1, is_last=True) == ("\n</th", "")
+    assert delta(0, ".", is_last=True) == ("", ".")
+    summary = builder.summary(CHAT, sequences, (), readers.values())
+    assert summary.num_reasoning_tokens == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning"),
+    [
+        ("assistant\n<think>\n", "", ""),
+        ("assistant\n", "<think>", ""),
+        ("assistant\n", "", None),
+        ("assistant\n", "Four.", None),
+    ],
+)
+def test_whether_an_answer_has_begun_to_reason(
+    tokenizer: Tokenizer, prompt: str, text: str, reasoning: str | None
+) -> None:
+    """An answer that ends in the first token is told from one without reasoning."""
+    seq = sequence(tokenizer, prompt)
+    (reader,) = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq]).values()
+    builder = RecordBuilder(tokenizer, "replica")
+    found = builder.delta(output(seq, text, is_last=True), reader, includes_sources=False)
+    assert found.reasoning == reasoning
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("assistant\n<think>", True),
+        ("assistant\n<think>\n\n", True),
+        ("assistant\n", False),
+        ("assistant\n<think>\n\n</think>\n\n", False),
+        ("user\n<think>\nassistant\n", False),
+    ],
+)
+def test_where_the_prompt_ends(tokenizer: Tokenizer, prompt: str, is_open: bool) -> None:
+    """Behind an opening mark all is reasoning until it is closed; an answer without marks has no
+    token of it."""
+    seq = sequence(tokenizer, prompt)
+    (reader,) = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq]).values()
+    split = reader.read(output(seq, "a", "b", is_last=True))
+    assert split == (("ab", "") if is_open else ("", "ab"))
+    assert reader.num_tokens == (2 if is_open else 0)
+
+
+def test_where_nothing_is_told_apart(tokenizer: Tokenizer) -> None:
+    """Without a parser, in a plain completion, and under a grammar."""
+    seq = sequence(tokenizer, "<think>")
+    readers = ReasoningReaders(ThinkParser, tokenizer)
+    assert ReasoningReaders(None, tokenizer).of(CHAT, [seq]) == {}
+    assert readers.of(GenerationRequest("id", prompts=("<think>",)), [seq]) == {}
+    held = GenerationRequest("id", messages=CHAT.messages, sampling={"grammar": "g"})
+    assert readers.of(held, [seq]) == {}
+    given = RecordBuilder(tokenizer, "x").delta(output(seq, "a</think>"), includes_sources=False)
+    assert (given.reasoning, given.text) == (None, "a</think>")
+    summary = RecordBuilder(tokenizer, "x").summary(held, [seq], ())
+    assert summary.num_reasoning_tokens is None
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_marks_that_are_special_tokens(tmp_path: Path, is_special: bool) -> None:
+    """They stay in the text, where they can be read, unless the client wants them dropped."""
+    source = bundled_model_path("hdserve-tiny")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "m")
+    with_think_marks(tmp_path / "m", is_special=is_special)
+    readers = ReasoningReaders(ThinkParser, load_tokenizer(str(tmp_path / "m")))
+
+    def sampling(**chosen: Any) -> dict[str, Any]:
+        request = GenerationRequest("id", messages=CHAT.messages, sampling=chosen)
+        return dict(readers.prepared(request).sampling)
+
+    assert sampling() == ({"skip_special_tokens": False} if is_special else {})
+    assert sampling(skip_special_tokens=True) == {"skip_special_tokens": True}
+    assert sampling(grammar="g") == {"grammar": "g"}

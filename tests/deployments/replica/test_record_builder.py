@@ -1,0 +1,128 @@
+"""What leaves a replica: plain records of what its engine did."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deployments.generation import Alternative, GenerationRequest, TokenInfo
+from deployments.replica.record_builder import LOWEST_LOGPROB, RecordBuilder
+from deployments.replica.request_metrics import RequestMetrics
+from hdserve.core import (
+    DraftCounts,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    Source,
+    StepOutput,
+    TokenLogprob,
+)
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.tree import DraftTree
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer("hdserve-mini")
+
+
+def sequence(choice: int = 0, prompt: tuple[int, ...] = (1, 2, 3)) -> Sequence:
+    return Sequence(f"a/b/c/1/{choice}", [*prompt], SamplingParams(), choice_index=choice)
+
+
+def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
+    """Prompt and choice are those at the end of the id, whatever the client's own id holds."""
+    token_id = tokenizer.encode(" table", adds_special_tokens=False)[0]
+    data = tokenizer.token_bytes(token_id)
+    output = StepOutput(
+        sequence(2),
+        token_ids=(token_id,),
+        sources=(Source.PLAIN,),
+        texts=(" table",),
+        logprobs=(TokenLogprob(token_id, -0.5, ((token_id, -0.5),)),),
+        finish_reason=FinishReason.LENGTH,
+    )
+    delta = RecordBuilder(tokenizer, "x").delta(output, includes_sources=False)
+    assert (delta.prompt_index, delta.choice_index) == (1, 2)
+    assert (delta.text, delta.token_ids, delta.finish_reason) == (" table", (token_id,), "length")
+    alternative = Alternative(data, -0.5, token_id)
+    assert delta.logprobs == (TokenInfo(data, -0.5, (alternative,), token_id),)
+    assert (delta.texts, delta.draft) == (None, ())
+
+
+def test_a_prompts_log_probabilities_come_once(tokenizer: Tokenizer) -> None:
+    """With the first delta of one choice, one per token, each as the bytes it stands for; the first
+    has none.  Those of a prompt that was computed alone need not be shown."""
+    prompt = tuple(tokenizer.encode(" tablé", adds_special_tokens=False))
+    scores = [TokenLogprob(token_id, -0.5, ((prompt[0], -0.25),), 7) for token_id in prompt[1:]]
+    outputs = [
+        StepOutput(sequence(2, prompt), prompt_logprobs=(None, *scores)),
+        StepOutput(sequence(2, prompt), token_ids=(5,), sources=(Source.PLAIN,)),
+        StepOutput(sequence(0, prompt), prompt_logprobs=(None, *scores)),
+    ]
+    builder = RecordBuilder(tokenizer, "x")
+    for without in builder.deltas(outputs, {}, includes_sources=False):
+        assert without.prompt_logprobs == ()
+    due_prompts = {0, 1}
+    first, *others = builder.deltas(outputs, {}, includes_sources=False, due_prompts=due_prompts)
+    assert due_prompts == {0}
+    assert len(first.prompt_logprobs) == len(prompt) > 2
+    assert b"".join(info.data for info in first.prompt_logprobs) == " tablé".encode()
+    assert [info.logprob for info in first.prompt_logprobs] == [None, *[-0.5] * len(scores)]
+    assert [info.token_id for info in first.prompt_logprobs] == [*prompt]
+    assert [info.rank for info in first.prompt_logprobs] == [None, *[7] * len(scores)]
+    top = (Alternative(tokenizer.token_bytes(prompt[0]), -0.25, prompt[0]),)
+    assert [info.top for info in first.prompt_logprobs] == [(), *[top] * len(scores)]
+    assert [other.prompt_logprobs for other in others] == [(), ()]
+
+
+def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> None:
+    """Of what cannot be, and of a model that overflowed."""
+    tops = ((5, -0.5), (6, -math.inf), (7, math.nan))
+    output = StepOutput(sequence(), (6,), logprobs=(TokenLogprob(6, math.nan, tops),))
+    delta = RecordBuilder(tokenizer, "r").delta(output, includes_sources=False)
+    assert delta.logprobs is not None
+    (found,) = delta.logprobs
+    assert found.logprob == LOWEST_LOGPROB
+    assert [top.logprob for top in found.top] == [-0.5, LOWEST_LOGPROB, LOWEST_LOGPROB]
+
+
+def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
+    """The path of the step's tokens, as far as the tree has it; the bonus is not in it."""
+    ids = tokenizer.encode("a table for two", adds_special_tokens=False)
+    tree = DraftTree(3, 8)
+    tree.add_path(ids[:2], Source.CONTEXT)
+    tree.add_path([ids[0], ids[-1]], Source.MODEL)
+    output = StepOutput(
+        sequence(),
+        token_ids=tuple(ids[:3]),
+        sources=(Source.CONTEXT, Source.CONTEXT, Source.PLAIN),
+        texts=("a", " table", " for"),
+        draft=tree,
+    )
+    delta = RecordBuilder(tokenizer, "x").delta(output, includes_sources=True)
+    assert delta.texts == ("a", " table", " for")
+    assert [token.is_accepted for token in delta.draft] == [True, True, False]
+    assert [token.parent for token in delta.draft] == [0, 1, 1]
+    assert [token.source for token in delta.draft] == [Source.CONTEXT, Source.CONTEXT, Source.MODEL]
+    assert delta.draft[0].text == tokenizer.token_text(ids[0])
+
+
+def test_the_summary_counts_a_prompt_once(tokenizer: Tokenizer) -> None:
+    """Outputs and drafts of all choices are added; a prompt is not generated twice."""
+    sequences = [sequence(0), sequence(1)]
+    for seq, num_accepted in zip(sequences, (2, 3), strict=True):
+        seq.num_reused_tokens = 2
+        seq.token_ids += [7, 8]
+        seq.counts = DraftCounts(num_drafts=1, num_accepted_tokens=num_accepted)
+    metrics = RequestMetrics()
+    clocks = [metrics.clock(seq) for seq in sequences]
+    request = GenerationRequest("r", num_choices=2)
+    summary = RecordBuilder(tokenizer, "x").summary(request, sequences, clocks)
+    assert (summary.num_prompt_tokens, summary.num_reused_tokens) == (3, 2)
+    assert (summary.num_output_tokens, summary.drafts.num_accepted_tokens) == (4, 5)
+    assert (summary.replica, summary.first_token_s) == ("x", None)
+    clocks[1].observe(StepOutput(sequences[1], token_ids=(7,)))
+    first_s = RecordBuilder(tokenizer, "x").summary(request, sequences, clocks).first_token_s
+    assert first_s == clocks[1].first_token_s is not None

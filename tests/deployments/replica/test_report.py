@@ -1,0 +1,110 @@
+"""What replicas report to several readers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from deployments.metrics.poll import POLL_INTERVAL_S, MetricsPoll
+from deployments.metrics.samples import Observations, Report, Sample
+from deployments.replica.report import ReplicaMetrics
+from deployments.replica.request_metrics import RequestMetrics
+from hdserve.errors import EngineStopped
+
+
+class BusyEngine:
+    """Answers at once; whoever asked hears of it when ``heard`` says so."""
+
+    def __init__(self) -> None:
+        self.heard: list[asyncio.Event] = []
+        self.has_failed = False
+
+    async def ask(self, question: Callable[[Any], Any]) -> Any:
+        if self.has_failed:
+            raise EngineStopped("it has failed")
+        answer = question(SimpleNamespace(lookup_times_s=dict))
+        self.heard.append(asyncio.Event())
+        await self.heard[-1].wait()
+        return answer
+
+
+class StepMetrics(ReplicaMetrics):
+    """Of an engine that makes a step between two questions."""
+
+    def __init__(self, engine: Any) -> None:
+        chosen: Any = SimpleNamespace(num_unusable=0, num_failures=0)
+        host: Any = None
+        super().__init__("r", host, engine, RequestMetrics(), None, chosen, Observations())
+        self._num_steps = 0
+
+    def _engine_samples(self, engine: Any) -> Iterator[Sample]:
+        self._num_steps += 1
+        yield Sample("hdserve_steps", self._num_steps)
+
+    def _database_samples(self, engine: Any) -> Iterator[Sample]:
+        yield from ()
+
+
+def num_steps(report: Report) -> Any:
+    return next(sample.value for sample in report.samples if sample.name == "hdserve_steps")
+
+
+def test_no_counter_falls_when_an_answer_is_heard_late() -> None:
+    """Gateways and Ray's exporter ask from threads of their own.  To Prometheus a counter that
+    falls has begun anew, and all it had counted is added once more."""
+
+    async def reports() -> tuple[Report, Report]:
+        engine = BusyEngine()
+        metrics = StepMetrics(engine)
+        asked = [asyncio.create_task(metrics.report()) for _ in range(2)]
+        while len(engine.heard) < 2:
+            await asyncio.sleep(0)
+        engine.heard[1].set()
+        newer = await asked[1]
+        engine.heard[0].set()
+        await asked[0]
+        engine.has_failed = True
+        return newer, await metrics.report()
+
+    newer, last = asyncio.run(reports())
+    assert num_steps(newer) == num_steps(last) == 2
+
+
+class Replicas:
+    """Of a model or of the gateway, asked through a handle of Ray Serve."""
+
+    def __init__(self, num_tokens: int | None = None) -> None:
+        self.num_tokens = num_tokens
+
+    def broadcast(self, _method: str) -> Replicas:
+        return self
+
+    async def _fetch_replica_results_async(self) -> list[Any]:
+        return [] if self.num_tokens is None else [self]
+
+    async def get_async(self) -> Report:
+        assert self.num_tokens is not None
+        return Report("r", (Sample("vllm:prompt_tokens", self.num_tokens),))
+
+
+def test_no_counter_falls_from_one_gateway_to_the_next() -> None:
+    """Of a replica that is gone each has heard at another time."""
+
+    async def visits() -> list[bytes]:
+        replicas = Replicas(5)
+        one, other = (MetricsPoll({"m": replicas}, Replicas(), num_gateways=2) for _ in range(2))
+        texts = [await one.text()]
+        replicas.num_tokens = 9
+        texts.append(await other.text())
+        replicas.num_tokens = None
+        await asyncio.sleep(1.1 * POLL_INTERVAL_S)
+        return [*texts, await one.text(), await other.text()]
+
+    lines = [
+        re.findall(rb"^vllm:prompt_tokens_total.* (.*)$", text, re.M)
+        for text in asyncio.run(visits())
+    ]
+    assert lines == [[b"5.0"], [b"9.0"], [], []]

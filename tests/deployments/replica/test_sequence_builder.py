@@ -1,0 +1,235 @@
+"""What the engine is given for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.generation import GenerationRequest
+from deployments.replica.sequence_builder import SequenceBuilder
+from hdserve import grammar
+from hdserve.config import ModelConfig
+from hdserve.engine.host import ModelHost
+from hdserve.errors import InvalidRequest, PromptTooLong, Unsupported
+from tests.engines import make_engine, run
+
+CHAT = ({"role": "user", "content": "hi"},)
+
+
+@pytest.fixture(scope="module")
+def host() -> ModelHost:
+    return ModelHost(ModelConfig(name="m", model="hdserve-mini"))
+
+
+def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
+    """In the order of the answer, with ids that say which; a text becomes token ids."""
+    request = GenerationRequest(
+        "r", prompts=("The restaurant", (5, 6, 7)), num_choices=2, namespace="anna"
+    )
+    sequences = SequenceBuilder(host).build(request)
+    text_ids = host.tokenizer.encode("The restaurant")
+    assert [seq.token_ids for seq in sequences] == [text_ids, text_ids, [5, 6, 7], [5, 6, 7]]
+    assert [seq.choice_index for seq in sequences] == [0, 1, 0, 1]
+    ends = [seq.request_id.split("/", 2)[2] for seq in sequences]
+    assert ends == ["0/0", "0/1", "1/0", "1/1"]
+    assert {seq.namespace for seq in sequences} == {"anna"}
+
+
+def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
+    """Equal prompts of a request are sampled independently, unless the client gives the seed; the
+    choices of one differ by their index."""
+    request = GenerationRequest("r", prompts=((5, 6), (5, 6)), num_choices=2)
+    seeds = [seq.params.seed for seq in SequenceBuilder(host).build(request)]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    seeded = replace(request, sampling={"seed": 7})
+    assert {seq.params.seed for seq in SequenceBuilder(host).build(seeded)} == {7}
+
+
+def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
+    """Those of all choices together, before anything is computed."""
+    sampling = {"logprobs": 7, "prompt_logprobs": 7}
+    most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=16, sampling=sampling)
+    assert len(SequenceBuilder(host).build(most)) == 16
+    with pytest.raises(InvalidRequest, match=r"16400 tokens .* 8 log") as caught:
+        SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
+    assert caught.value.param == "logprobs"
+    named = replace(most, prompts=((5,) * 1025,), prompt_logprobs_param="prompt_logprobs")
+    with pytest.raises(InvalidRequest) as caught:
+        SequenceBuilder(host).build(named)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHost) -> None:
+    """A body of some megabytes would take some gigabytes; the reason names what the client sent."""
+    longest = host.model.max_model_len
+    request = GenerationRequest("r", prompts=((5,) * longest,), num_choices=64)
+    with pytest.raises(PromptTooLong, match=f"{longest} tokens, and the prompt has") as caught:
+        SequenceBuilder(host).build(request)
+    assert caught.value.param == "prompt"
+    chat = ({"role": "user", "content": "hi " * longest},)
+    with pytest.raises(PromptTooLong) as caught:
+        SequenceBuilder(host).build(GenerationRequest("r", messages=chat))
+    assert caught.value.param == "messages"
+    alone = replace(request, num_choices=1, sampling={"prompt_logprobs": 0, "max_tokens": 0})
+    assert len(SequenceBuilder(host).build(alone)) == 1
+
+
+def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:
+    """Of each prompt its own, also where two are the same; a single choice keeps nothing."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6), (5, 6)), num_choices=3, sampling={"prompt_logprobs": 0}
+    )
+    scores = [seq.prompt_scores for seq in SequenceBuilder(host).build(request)]
+    assert [scores.index(item) for item in scores] == [0, 0, 0, 3, 3, 3]
+    assert None not in scores
+    alone = SequenceBuilder(host).build(replace(request, num_choices=1))
+    assert [seq.prompt_scores for seq in alone] == [None, None]
+
+
+def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:
+    """A client may use an id again while the first request runs."""
+    build = SequenceBuilder(host).build
+    (first,), (second,) = (build(GenerationRequest("r", messages=CHAT)) for _ in range(2))
+    assert first.request_id.startswith("r/")
+    assert first.request_id != second.request_id
+    assert first.token_ids == second.token_ids
+
+
+def test_what_the_client_chose(host: ModelHost) -> None:
+    """Sampling and speculation, the prediction as token ids without special ones."""
+    request = GenerationRequest(
+        "r",
+        messages=CHAT,
+        sampling={"temperature": 0.5, "seed": 3},
+        speculation={"max_draft_tokens": 7},
+        prediction="a table",
+    )
+    (seq,) = SequenceBuilder(host).build(request)
+    assert (seq.params.temperature, seq.params.seed) == (0.5, 3)
+    assert seq.speculation.max_draft_tokens == 7
+    found = list(seq.speculation.prediction)
+    assert found == host.tokenizer.encode("a table", adds_special_tokens=False)
+
+
+def test_a_prediction_is_read_once_and_no_further_than_an_answer_goes(host: ModelHost) -> None:
+    """All choices share it; what is behind the context's end could not appear."""
+    longest = host.model.max_model_len
+    request = GenerationRequest(
+        "r", messages=CHAT, num_choices=3, prediction="a table " * (longest + 1)
+    )
+    first, *others = SequenceBuilder(host).build(request)
+    whole = host.tokenizer.encode(request.prediction or "", adds_special_tokens=False)
+    assert list(first.speculation.prediction) == whole[:longest] != whole
+    assert all(seq.speculation is first.speculation for seq in others)
+
+
+def test_a_wrong_grammar_is_the_fault_of_who_asked_for_it(host: ModelHost) -> None:
+    """Whatever parameter it was."""
+    request = GenerationRequest(
+        "r", messages=CHAT, sampling={"grammar": grammar.regex("(")}, grammar_param="guided_regex"
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        SequenceBuilder(host).build(request)
+    assert caught.value.param == "guided_regex"
+
+
+def test_grammars_are_compiled_beside_others(host: ModelHost) -> None:
+    """However short the request is, the event loop goes on meanwhile."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6),), sampling={"grammar": grammar.json_object()}, num_body_bytes=100
+    )
+
+    async def others() -> None:
+        while True:
+            num_turns.append(1)
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        task = asyncio.create_task(others())
+        assert len(await SequenceBuilder(host).build_off_loop(request)) == 1
+        task.cancel()
+
+    num_turns: list[int] = []
+    asyncio.run(test())
+    assert num_turns
+
+
+def test_who_knows_a_grammar_waits_for_no_other_one(
+    host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do long prompts: of however many new ones, one thread compiles."""
+
+    def request(text: str, num_body_bytes: int = 100) -> GenerationRequest:
+        sampling = {"grammar": grammar.regex(text)} if text else {}
+        return GenerationRequest(
+            "r", prompts=((5, 6),), sampling=sampling, num_body_bytes=num_body_bytes
+        )
+
+    compile_once, may_compile = host.grammars._compile, threading.Event()
+
+    def compile_later(text: str) -> object:
+        assert may_compile.wait(30)
+        return compile_once(text)
+
+    builder = SequenceBuilder(host)
+    builder.build(request("known"))
+    monkeypatch.setattr(host.grammars, "_compile", compile_later)
+
+    async def test() -> None:
+        new = [asyncio.create_task(builder.build_off_loop(request(f"{n}"))) for n in range(40)]
+        await asyncio.sleep(0)
+        assert len(await builder.build_off_loop(request("known"))) == 1
+        assert len(await builder.build_off_loop(request("", 10_000))) == 1
+        assert not any(task.done() for task in new)
+        may_compile.set()
+        assert len(await asyncio.gather(*new)) == 40
+
+    asyncio.run(test())
+
+
+def test_the_engine_compiles_no_grammar_of_a_server(host: ModelHost) -> None:
+    """A request brings its own, one for each choice, however many others there are: this engine,
+    of token ids alone, could compile none."""
+    texts = [grammar.choice(["ab" * number]) for number in range(1, 41)]
+    sequences = [
+        seq
+        for text in texts
+        for seq in SequenceBuilder(host).build(
+            GenerationRequest("r", prompts=((5,),), sampling={"grammar": text}, num_choices=2)
+        )
+    ]
+    engine = make_engine(model=host.model.module, max_num_sequences=8, kv_cache_tokens=1024)
+    run(engine, sequences)
+    answers = [host.tokenizer.decode(seq.output_token_ids) for seq in sequences]
+    assert answers == ["ab" * number for number in range(1, 41) for _ in range(2)]
+
+
+def test_how_much_to_reason_is_a_variable_of_the_template(tmp_path: Path) -> None:
+    """Where it names it; others are refused, unless none is asked for."""
+    path = tmp_path / "effort.jinja"
+    path.write_text("{{ reasoning_effort | default('medium') }}: {{ messages[0].content }}")
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", chat_template=path))
+    request = GenerationRequest("r", messages=CHAT)
+    for effort, options, prompt in (
+        (None, {}, "medium: hi"),
+        ("high", {}, "high: hi"),
+        ("none", {}, "none: hi"),
+        ("high", {"reasoning_effort": "low"}, "low: hi"),
+    ):
+        asked = replace(request, reasoning_effort=effort, template_options=options)
+        (seq,) = SequenceBuilder(host).build(asked)
+        assert host.tokenizer.decode(seq.token_ids) == prompt
+
+
+def test_templates_that_do_not_ask_how_much_to_reason(host: ModelHost) -> None:
+    request = GenerationRequest("r", messages=CHAT, reasoning_effort="none")
+    (seq,) = SequenceBuilder(host).build(request)
+    (plain,) = SequenceBuilder(host).build(replace(request, reasoning_effort=None))
+    assert seq.token_ids == plain.token_ids
+    with pytest.raises(Unsupported) as caught:
+        SequenceBuilder(host).build(replace(request, reasoning_effort="high"))
+    assert caught.value.param == "reasoning_effort"

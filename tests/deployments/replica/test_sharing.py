@@ -1,0 +1,99 @@
+"""What replicas have learned of drafting reaches the others, until it is flushed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors import model_database
+from deployments.replica.sharing import ClusterSharing
+from hdserve.config import DraftingConfig, ModelConfig, ModelDatabaseConfig
+from hdserve.core import SamplingParams, Sequence
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.registry import merge_drafter_states
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.host import ModelHost
+from tests.clusters import local_ray
+from tests.waiting import WAIT_S, eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NAMESPACE = "tenant"
+
+
+class Replica:
+    """A model server without its server."""
+
+    def __init__(self, name: str, config: ModelDatabaseConfig) -> None:
+        drafting = DraftingConfig(adapts_budget=False)  # a pause is no time to learn
+        model = ModelConfig(name="shared-model", model="hdserve-tiny", drafting=drafting)
+        self.host = ModelHost(model, on_output=self._publish)
+        self.engine = AsyncEngine(self.host.make_engine, 8)
+        self.engine.start()
+        self.sharing = ClusterSharing(self.host, self.engine, config, name)
+        self.sharing.start()
+        self.sharing.use(NAMESPACE)
+        self._num_requests = 0
+
+    def _publish(self, namespace: str, token_ids: list[int]) -> None:
+        self.sharing.publish(namespace, token_ids)
+
+    def generate(self, num_tokens: int) -> None:
+        asyncio.run(self._generate(num_tokens))
+
+    async def _generate(self, num_tokens: int) -> None:
+        self._num_requests += 1
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=self._num_requests)
+        seq = Sequence(str(self._num_requests), [5, 6, 7], params, namespace=NAMESPACE)
+        async for _ in self.engine.generate(seq):
+            pass
+
+    @property
+    def num_learned_tokens(self) -> int:
+        """Of the namespace, here and elsewhere."""
+
+        async def ask() -> int:
+            return await self.engine.ask(
+                lambda engine: engine._drafters._drafters[0].calibration(NAMESPACE).num_tokens  # type: ignore[attr-defined]
+            )
+
+        return asyncio.run(ask())
+
+    def close(self) -> None:
+        self.engine.close()
+        self.sharing.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[ModelDatabaseConfig]:
+    with local_ray():
+        yield ModelDatabaseConfig(
+            snapshot_dir=tmp_path, publish_interval_s=0.05, poll_interval_s=0.1
+        )
+
+
+def test_a_flush_returns_drafting_to_the_prior_everywhere(config: ModelDatabaseConfig) -> None:
+    """Also in the actor, so that a replica that comes later does not get it."""
+    one, two = (Replica(name, config) for name in ("one", "two"))
+    key = DatabaseKey("shared-model", one.host.tokenizer.fingerprint)
+    try:
+        one.generate(1500)
+        eventually(lambda: two.num_learned_tokens >= 1000)
+        actor = model_database.get_or_create(key, config, merge_drafter_states)
+        ray.get(actor.flush.remote(NAMESPACE), timeout=WAIT_S)
+        eventually(lambda: two.num_learned_tokens == 0)
+        eventually(lambda: one.num_learned_tokens == 0)
+        late = Replica("late", config)
+        try:
+            assert late.sharing._mirror.wait_until_current(WAIT_S)
+            assert late.num_learned_tokens == 0
+        finally:
+            late.close()
+    finally:
+        one.close()
+        two.close()
+        model_database.stop(key)
