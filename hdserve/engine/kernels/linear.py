@@ -82,25 +82,28 @@ def _tile(num_rows: int, vectors: Vectors) -> Any:
 
 
 def multiplier(vectors: Vectors) -> Any:
-    """The product for compiled code."""
-    multiply_several, multiply_one = _tile(NUM_ROWS, vectors), _tile(1, vectors)
+    """The product for compiled code: in tiles of ``NUM_ROWS`` rows, and a last one of fewer."""
+    multiply_several, multiply_three = _tile(NUM_ROWS, vectors), _tile(3, vectors)
+    multiply_two, multiply_one = _tile(2, vectors), _tile(1, vectors)
 
     @inlined
     def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
         num_rows = rows.shape[0]
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             end = min(panel + _ROWS_PER_PANEL, num_rows)
-            whole = panel + (end - panel) // NUM_ROWS * NUM_ROWS
+            num_left = (end - panel) % NUM_ROWS
+            whole = end - num_left
             for n in range(first, stop, OUTPUTS_AT_ONCE):
                 ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
                 for m in range(panel, whole, NUM_ROWS):
                     turn = m // NUM_ROWS % OUTPUTS_AT_ONCE
                     multiply_several(rows, weights, bias, products, m, n, ahead + turn)
-                if end - whole > 1 and end >= NUM_ROWS:  # some once more, which is faster
-                    multiply_several(rows, weights, bias, products, end - NUM_ROWS, n, ahead)
-                else:
-                    for m in range(whole, end):
-                        multiply_one(rows, weights, bias, products, m, n, ahead)
+                if num_left == 1:
+                    multiply_one(rows, weights, bias, products, whole, n, ahead)
+                elif num_left == 2:
+                    multiply_two(rows, weights, bias, products, whole, n, ahead)
+                elif num_left == 3:
+                    multiply_three(rows, weights, bias, products, whole, n, ahead)
 
     return multiply
 

@@ -49,7 +49,7 @@ def test_the_marks_a_template_has_for_reasoning(template: str, name: str | None)
 
 def test_templates_of_tokenizers() -> None:
     """One that shows no tools asks for no calls."""
-    path = Path(__file__).parent.parent.parent / "examples" / "configs" / "tools.jinja"
+    path = Path(__file__).parents[3] / "examples" / "configs" / "tools.jinja"
     with_tools = load_tokenizer("hdserve-tiny", chat_template=path)
     assert tool_parser_of(with_tools.tools_template) == "hermes"
     without = load_tokenizer("hdserve-tiny")
