@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -64,6 +65,7 @@ def build_engine(
     compiled: CompiledForward | None = None,
     begin_to_compile: BeginToCompile | None = None,
     uses_blocks: bool | None = None,
+    is_exact: bool | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
 
@@ -72,6 +74,8 @@ def build_engine(
         begin_to_compile: compiles it beside the first requests; not used where answers have to be
             exact and are, since they would be others then.
         uses_blocks: see :class:`~hdserve.engine.model_runner.ModelRunner`.
+        is_exact: whether answers are exact, where an engine that runs the model alike has found out
+            what that costs; ``None`` is as the configuration says.
 
     Raises:
         ConfigError: the KV cache is too small, or does not fit into memory, or forwards beside it.
@@ -89,7 +93,8 @@ def build_engine(
         max_draft_tokens=max_draft_tokens,
         uses_blocks=uses_blocks,
     )
-    _prepare(runner, config.engine, compiled, _max_rows(config.engine, max_draft_tokens))
+    exact = config.engine.exact if is_exact is None else is_exact
+    _prepare(runner, compiled, _max_rows(config.engine, max_draft_tokens), exact)
     budget = None
     if drafting.adapts_budget and max_draft_tokens:
         budget = DraftBudget(
@@ -124,9 +129,9 @@ def build_engine(
 
 def _prepare(
     runner: ModelRunner,
-    config: EngineConfig,
     compiled: CompiledForward | None,
     max_rows: int,
+    exact: bool | Literal["auto"],
 ) -> None:
     """Check the model, and choose how its forwards run.
 
@@ -143,7 +148,7 @@ def _prepare(
     runner.warm_up(max_rows)
     _check(runner)
     _compile_kernels(runner)
-    runner.shapes = choose_shapes(runner, max_rows, config.exact)
+    runner.shapes = choose_shapes(runner, max_rows, exact)
 
 
 def _check(runner: ModelRunner) -> None:

@@ -85,8 +85,8 @@ class CompiledForward:
     Numbers of rows and of logits are variables of the graph.  On a CPU one row is a number like
     any other, so that the same code, which rounds alike, computes all forwards; on a GPU, and where
     operators are left to Python, there is a graph of one row and one of more.  A graph is made when
-    it is first used, which takes a minute or so, and seconds where the code is in PyTorch's cache on
-    disk.
+    it is first used, which takes a minute or so, and seconds where the code is in PyTorch's cache
+    on disk.
 
     Args:
         module: a causal language model of transformers that attends by
@@ -134,7 +134,8 @@ class CompiledForward:
         """
         chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
-        of_sizes = torch.fx.experimental._config.patch(backed_size_oblivious=self._is_for_one_row)
+        sizes = cast("Any", torch.fx.experimental._config)
+        of_sizes = sizes.patch(backed_size_oblivious=self._is_for_one_row)
         with torch._dynamo.config.patch(specialize_float=True), of_code, of_sizes:
             yield
 

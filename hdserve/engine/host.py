@@ -92,6 +92,7 @@ class ModelHost:
         self._on_output = on_output
         self._is_server = is_server
         self._compiled: CompiledForward | None = None
+        self._is_exact: bool | None = None
         self.databases = {
             name: ModelDatabase(max_database_bytes) for name in (config.name, *config.draft_from)
         }
@@ -110,6 +111,9 @@ class ModelHost:
 
     def make_engine(self, *, is_drafting: bool = True) -> Engine:
         """A new engine around the model and its databases; call it in the engine's thread.
+
+        All are exact, or none: what that costs is measured for the first, and is not always found
+        to be the same.
 
         Args:
             is_drafting: ``False`` makes an engine that only ever decodes plainly.
@@ -136,7 +140,9 @@ class ModelHost:
             on_finish=self._record,
             compiled=self._compiled,
             begin_to_compile=compile_beside if self._may_compile and self._is_on_cpu else None,
+            is_exact=self._is_exact,
         )
+        self._is_exact = engine.is_exact
         end_own_threads()  # beside which what is compiled would be measured
         return engine
 

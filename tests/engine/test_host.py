@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from shutil import copytree
@@ -12,6 +13,7 @@ import pytest
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
 from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.engine import exactness
 from hdserve.engine.host import ModelHost, first_directory
 from hdserve.models import resolve_model
 from tests.closed import closed
@@ -35,6 +37,22 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     database = host.own_database
     assert (database.num_tokens > 0) is is_shared
     assert (database.num_recycled_entries > 0) is is_shared
+
+
+def test_engines_of_a_host_are_all_exact_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a second measurement of the same cost would find."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False},
+    }
+    host = ModelHost(ModelConfig.model_validate(config))
+    found = []
+    for affordable in (0.0, math.inf):
+        monkeypatch.setattr(exactness, "_AFFORDABLE_COST", affordable)
+        found.append(host.make_engine().is_exact)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("named", [[0], None, 10**6])
