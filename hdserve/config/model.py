@@ -103,7 +103,7 @@ class EngineConfig(StrictModel):
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
-    prompts, as with AMX, and on some other CPUs once a model is compiled."""
+    prompts, as on CPUs with products of bfloat16 once a model is compiled."""
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``

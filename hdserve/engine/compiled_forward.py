@@ -113,7 +113,7 @@ class CompiledForward:
         self.is_packed = is_packed
         self.shapes = Shapes(min_rows=_SEVERAL_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
-        self._is_for_one_row = is_cpu and not is_packed
+        self._takes_one_row = is_cpu and not is_packed
         chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = call_natively(module, is_native=self._operators is not None)
@@ -135,7 +135,7 @@ class CompiledForward:
         chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
         sizes = cast("Any", torch.fx.experimental._config)
-        of_sizes = sizes.patch(backed_size_oblivious=self._is_for_one_row)
+        of_sizes = sizes.patch(backed_size_oblivious=self._takes_one_row)
         with torch._dynamo.config.patch(specialize_float=True), of_code, of_sizes:
             yield
 
@@ -143,7 +143,7 @@ class CompiledForward:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within
         :func:`~hdserve.engine.step_context.running`."""
         rows = batch.logit_rows
-        least = 1 if self._is_for_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
+        least = 1 if self._takes_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
         num_missing = least - len(rows)
         if num_missing > 0:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])

@@ -112,7 +112,7 @@ class ModelHost:
     def make_engine(self, *, is_drafting: bool = True) -> Engine:
         """A new engine around the model and its databases; call it in the engine's thread.
 
-        All are exact, or none: what that costs is measured for the first, and is not always found
+        All begin exact, or none: what that costs is measured for the first, and is not always found
         to be the same.
 
         Args:

@@ -48,7 +48,7 @@ _LOADING: Final = Lock()
 
 _MIN_WEIGHTS_PER_THREAD: Final = 1 << 15
 """An eighth of Python's.  Two threads took 1.78 ms for a forward of 17 rows of hdserve-tiny in
-bfloat16, 2.37 with those of Python, and 2.9 instead of 4.3 in float32 (Zen 4)."""
+bfloat16, 2.37 with those of Python, and 3.1 instead of 4.3 in float32 (Zen 4)."""
 
 _MIN_PAIRS_PER_THREAD: Final = 4_096
 """A quarter of Python's: to share work takes as much less here.  Two threads attended for 4 x 17
