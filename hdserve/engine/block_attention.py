@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from hdserve.engine.kernels.rows import WORD_BITS
-from hdserve.engine.row_buffers import KEYS_PER_BLOCK, ROWS_PER_BLOCK, RowBuffers
+from hdserve.engine.seen_blocks import KEYS_PER_BLOCK, ROWS_PER_BLOCK, SeenBlocks
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreFunction = Callable[..., torch.Tensor]
@@ -27,13 +27,13 @@ class BlockAttention:
     """Attends for all rows of a step.
 
     Args:
-        buffers: what the rows see; read when a step is run.
+        seen: what the rows see; read when a step is run.
         num_keys: rows of the cache, a multiple of ``KEYS_PER_BLOCK``.
         is_compiled: ``False`` computes the definition, as a CPU can.
     """
 
-    def __init__(self, buffers: RowBuffers, num_keys: int, *, is_compiled: bool) -> None:
-        self._buffers = buffers
+    def __init__(self, seen: SeenBlocks, num_keys: int, *, is_compiled: bool) -> None:
+        self._seen = seen
         self._num_keys = num_keys
         self._attend: Any = flex_attention
         if is_compiled:
@@ -81,13 +81,13 @@ class BlockAttention:
     def _mask(self, window: int | None) -> BlockMask:
         found = self._masks.get(window)
         if found is None:
-            buffers = self._buffers
+            seen = self._seen
             found = self._masks[window] = BlockMask.from_kv_blocks(
-                buffers.num_blocks,
-                buffers.blocks,
+                seen.num_blocks,
+                seen.blocks,
                 BLOCK_SIZE=(ROWS_PER_BLOCK, KEYS_PER_BLOCK),
-                mask_mod=visible_in(buffers, window),
-                seq_lengths=(buffers.num_rows, self._num_keys),
+                mask_mod=visible_in(seen, window),
+                seq_lengths=(seen.num_rows, self._num_keys),
                 compute_q_blocks=False,
             )
         return found
@@ -122,13 +122,13 @@ def _kernel_options(num_rows: int, num_groups: int) -> Any:
     return {"BLOCK_M": tile, "num_warps": 4 if tile < ROWS_PER_BLOCK // 2 else 8}
 
 
-def visible_in(buffers: RowBuffers, window: int | None) -> MaskFunction:
+def visible_in(seen: SeenBlocks, window: int | None) -> MaskFunction:
     """Whether a row sees a row of the cache: what is committed of its sequence, and those of the
     drafts under verification that it descends from, itself included; within a window of positions.
     """
-    positions, starts, stops = buffers.positions, buffers.starts, buffers.stops
-    first_nodes, num_nodes = buffers.first_nodes, buffers.num_nodes
-    first_node_rows, ancestors = buffers.first_node_rows, buffers.ancestors
+    positions, starts, stops = seen.positions, seen.starts, seen.stops
+    first_nodes, num_nodes = seen.first_nodes, seen.num_nodes
+    first_node_rows, ancestors = seen.first_node_rows, seen.ancestors
 
     def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, key: torch.Tensor

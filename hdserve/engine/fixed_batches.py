@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hdserve.engine import gpu_kernels
-from hdserve.engine.batch import ForwardBatch, MultiplyRows, StepPlan
+from hdserve.engine.batch import AttendByBlocks, ForwardBatch, MultiplyRows, StepPlan
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
+from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS
+from hdserve.engine.kernels.parts import MAX_DEPTH, MAX_ROWS
 from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kv_cache import KVCache, align
-from hdserve.engine.packed_rows import pack_rows
+from hdserve.engine.packed_rows import PackedRows, pack_rows
 from hdserve.engine.row_buffers import RowBuffers
+from hdserve.engine.seen_blocks import SeenBlocks
+from hdserve.engine.seen_parts import SeenParts
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.tree_attention import UNLIMITED
 from hdserve.engine.workers import Workers
+
+if TYPE_CHECKING:
+    from hdserve.engine.gpu_kernels.attend import TreeAttention
 
 FIXED_SHAPES: Final = Shapes(row_counts=tuple(1 << power for power in range(18)))
 """A GPU reads the weights for one row or for a hundred in the same time."""
 
 
+class _Made(NamedTuple):
+    """What batches of a number of rows share."""
+
+    buffers: RowBuffers
+    seen: SeenBlocks | SeenParts
+    plan: StepPlan
+
+
 class FixedBatches:
-    """Makes batches whose rows attend by :class:`~hdserve.engine.block_attention.BlockAttention`.
+    """Makes batches whose rows attend in one call: by a kernel of ours where all are nodes of trees
+    and the GPU runs it, else by :class:`~hdserve.engine.block_attention.BlockAttention`.
 
     Args:
         max_draft_tokens: most drafted tokens of a sequence; there is room for some, whatever it is.
-        is_compiled: whether attention is, as on a GPU.
+        is_compiled: whether ``BlockAttention`` is, as on a GPU.
+
+    Attributes:
+        max_depth: of drafts, up to which what a row gets does not depend on where they lie.
     """
 
     def __init__(
         self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, is_compiled: bool
     ) -> None:
         self._multiply_rows: MultiplyRows | None = None
+        self._tree_attention: TreeAttention | None = None
         if gpu_kernels.are_available(cache.device):
+            from hdserve.engine.gpu_kernels.attend import TreeAttention
             from hdserve.engine.gpu_kernels.multiply import RowProducts
 
             if RowProducts.are_fast_on(cache.device):
                 self._multiply_rows = RowProducts(cache.device)
+            if TreeAttention.can_read(cache):
+                self._tree_attention = TreeAttention(cache.device)
+        self.max_depth = UNLIMITED if self._tree_attention is None else MAX_DEPTH
         self._cache = cache
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
         self._is_compiled = is_compiled
-        self._made: dict[int, tuple[RowBuffers, StepPlan]] = {}
+        self._made: dict[tuple[int, bool], _Made] = {}
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether the trees of ``chunks`` are not too large."""
@@ -51,13 +78,37 @@ class FixedBatches:
         )
 
     def build(self, chunks: Sequence[Chunk], shapes: Shapes = FIXED_SHAPES) -> ForwardBatch:
-        """Pack ``chunks``, which fit, into one forward; none make one of padding alone.
+        """Pack ``chunks``, which fit, into one forward.
 
         The batch before it of as many rows is another one then.
         """
         packed = pack_rows(chunks, shapes, self._cache.scratch_row)
-        buffers, plan = self._of(packed.num_rows)
+        return self._build(packed, by_parts=self._has_parts(packed))
+
+    def empty(self, num_rows: int) -> Iterator[ForwardBatch]:
+        """Batches of so much padding alone, of each kind that :meth:`build` makes."""
+        packed = pack_rows([], Shapes(row_counts=(num_rows,)), self._cache.scratch_row)
+        by_parts = self._has_parts(packed)
+        if num_rows <= MAX_GRAPH_ROWS:
+            yield self._build(packed, by_parts=by_parts)
+        if num_rows > MAX_GRAPH_ROWS or by_parts:
+            batch = self._build(packed, by_parts=False)
+            # seldom all have logits, which are large
+            yield replace(batch, logit_rows=batch.logit_rows[:1], is_fixed=False)
+
+    def _has_parts(self, packed: PackedRows) -> bool:
+        return (
+            self._tree_attention is not None
+            and packed.are_all_nodes
+            and packed.num_rows <= MAX_ROWS
+            and max(packed.chunks.depths, default=0) <= MAX_DEPTH
+        )
+
+    def _build(self, packed: PackedRows, *, by_parts: bool) -> ForwardBatch:
+        made = self._of(packed.num_rows, by_parts=by_parts)
+        buffers = made.buffers
         buffers.fill(packed)
+        made.seen.fill(packed)
         num_logits = packed.num_rows if packed.are_all_nodes else len(packed.logit_rows)
         return ForwardBatch(
             token_ids=buffers.token_ids,
@@ -66,18 +117,16 @@ class FixedBatches:
             logit_slices=packed.logit_slices,
             num_nodes=packed.num_nodes,
             scored_slices=packed.scored_slices,
-            plan=plan,
-            is_fixed=packed.are_all_nodes,
+            plan=made.plan,
+            is_fixed=packed.are_all_nodes and by_parts == (self._tree_attention is not None),
         )
 
-    def _of(self, num_rows: int) -> tuple[RowBuffers, StepPlan]:
-        found = self._made.get(num_rows)
+    def _of(self, num_rows: int, *, by_parts: bool) -> _Made:
+        found = self._made.get((num_rows, by_parts))
         if found is None:
             cache = self._cache
-            buffers = RowBuffers(cache, num_rows, self._max_draft_tokens)
-            attention = BlockAttention(
-                buffers, cache.num_stored_rows, is_compiled=self._is_compiled
-            )
+            buffers = RowBuffers(cache, num_rows)
+            seen, attend = self._attention(num_rows, by_parts=by_parts)
             plan = StepPlan(
                 cache,
                 buffers.kv_rows,
@@ -85,8 +134,20 @@ class FixedBatches:
                 [],
                 False,
                 self._workers,
-                by_blocks=attention,
+                by_blocks=attend,
                 multiply_rows=self._multiply_rows,
             )
-            found = self._made[num_rows] = buffers, plan
+            found = self._made[num_rows, by_parts] = _Made(buffers, seen, plan)
         return found
+
+    def _attention(
+        self, num_rows: int, *, by_parts: bool
+    ) -> tuple[SeenBlocks | SeenParts, AttendByBlocks]:
+        cache = self._cache
+        if by_parts:
+            assert self._tree_attention is not None, "who else reads parts"
+            parts = SeenParts(num_rows, cache.device)
+            return parts, partial(self._tree_attention, parts.fields)
+        blocks = SeenBlocks(cache, num_rows, self._max_draft_tokens)
+        number = cache.num_stored_rows
+        return blocks, BlockAttention(blocks, number, is_compiled=self._is_compiled)

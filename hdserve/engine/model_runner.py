@@ -18,7 +18,7 @@ from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
 from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
-from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS, ForwardGraphs
+from hdserve.engine.forward_graphs import ForwardGraphs
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.shapes import Shapes
@@ -160,6 +160,8 @@ class ModelRunner:
         if TreeAttention.can_read(cache):
             self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
         self.max_depth = UNLIMITED if self._attention is None else self._attention.max_depth
+        if self._fixed is not None:
+            self.max_depth = min(self.max_depth, self._fixed.max_depth)
         self.compiled: CompiledForward | None = None
 
     def compile_with(self, compiled: CompiledForward | None) -> None:
@@ -181,10 +183,8 @@ class ModelRunner:
             return
         try:
             for num_rows in FIXED_SHAPES.row_counts:
-                batch = self._fixed.build([], Shapes(row_counts=(num_rows,)))
-                if num_rows > MAX_GRAPH_ROWS:  # seldom all have logits, which are large
-                    batch = replace(batch, logit_rows=batch.logit_rows[:1], is_fixed=False)
-                self._run(batch)
+                for batch in self._fixed.empty(num_rows):
+                    self._run(batch)
                 if num_rows >= max_rows:
                     break
             self._wait()

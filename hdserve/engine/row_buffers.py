@@ -1,45 +1,18 @@
-"""The integers of a forward of a fixed number of rows, on the device that runs it."""
+"""What each row of a forward of a fixed number of rows is, on the device that runs it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from hdserve.engine.kernels.rows import (
-    ANCESTORS,
-    POSITION,
-    START,
-    WORD_BITS,
-    describe_rows,
-    list_blocks,
-)
-from hdserve.engine.kv_cache import STORED_ALIGNMENT, KVCache, align
+from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
 
-KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
-"""Rows of the cache that attention reads, or leaves out, together."""
-
-ROWS_PER_BLOCK: Final = 128
-"""Rows of a forward that attention reads the same blocks for."""
-
-_ALIGNMENT: Final = 16
+ALIGNMENT: Final = 16
 """Of numbers of rows, so that every field begins where wide loads may."""
-
-
-class _Mirror:
-    """An array here, and its copy on a device."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._pinned = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self.here: npt.NDArray[Any] = self._pinned.numpy()
-        self.there = torch.zeros(shape, dtype=dtype, device=device)
-
-    def send(self) -> None:
-        """Copy it, in the order of what the device is told to do."""
-        self.there.copy_(self._pinned, non_blocking=True)
 
 
 class RowBuffers:
@@ -47,69 +20,28 @@ class RowBuffers:
 
     Args:
         num_rows: of the forwards, padding included.
-        max_draft_tokens: most drafted tokens of a sequence, at least one.
 
     Attributes:
         token_ids, position_ids: ``[1, num_rows]``.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
         logit_rows: ``[num_rows]``: all rows where they are all nodes, else the first so many count.
-        positions: as ``position_ids``, ``[num_rows]``.
-        starts, stops: ``[num_rows]``: a row sees the cache rows ``start ... stop-1``, but for
-            drafts all that it sees.
-        first_nodes, num_nodes: ``[num_rows]``: the drafts of its sequence lie in so many cache
-            rows from there; none are of use to a row that is none itself.
-        first_node_rows: ``[num_rows]``: the row of the first of these drafts.
-        ancestors: ``[num_words, num_rows]``: bit ``i % 31`` of word ``i // 31`` says whether the
-            ``i``-th of these drafts is the row itself or an ancestor of it.
-        num_blocks: ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
-            rows see.
-        blocks: ``[1, 1, num_parts, all blocks of the cache]``: which ones.
 
-    The first four are int64, the others int32: an attention kernel has registers for few numbers.
+    All of them are int64.
     """
 
-    def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
+    def __init__(self, cache: KVCache, num_rows: int) -> None:
         self.num_rows = num_rows
-        num_words = -(-max_draft_tokens // WORD_BITS)
-        num_parts = -(-num_rows // ROWS_PER_BLOCK)
-        num_cache_blocks = cache.num_stored_rows // KEYS_PER_BLOCK
-        width = align(num_rows, _ALIGNMENT)
-        self._rows = _Mirror((4, width), torch.int64, cache.device)
-        self._seen = _Mirror((ANCESTORS + num_words, width), torch.int32, cache.device)
-        self._num_blocks = _Mirror((num_parts,), torch.int32, cache.device)
-        self._blocks = _Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
-        self._marks = np.zeros(num_cache_blocks, np.bool_)
-        rows, seen = self._rows.there[:, :num_rows], self._seen.there[:, :num_rows]
+        self._rows = Mirror((4, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
+        rows = self._rows.there[:, :num_rows]
         self.token_ids, self.position_ids = rows[0][None], rows[1][None]
         self.kv_rows, self.logit_rows = rows[2:]
-        self.positions, self.starts, self.stops = seen[:3]
-        self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:ANCESTORS]
-        self.ancestors = seen[ANCESTORS:]
-        self.num_blocks = self._num_blocks.there[None, None]
-        self.blocks = self._blocks.there[None, None]
 
     def fill(self, packed: PackedRows) -> None:
-        """Describe a step; to be called when the device is done with the last one.
-
-        Rows of no chunk see nothing.
-        """
+        """Describe a step; to be called when the device is done with the last one."""
         rows = self._rows.here[:, : self.num_rows]
         rows[0], rows[1], rows[2] = packed.token_ids, packed.position_ids, packed.kv_rows
         if packed.are_all_nodes:
             rows[3] = np.arange(self.num_rows)
         else:
             rows[3, : len(packed.logit_rows)] = packed.logit_rows
-        self._seen.here[POSITION, : self.num_rows] = packed.position_ids
-        self._seen.here[START:] = 0
-        chunks = packed.chunks
-        describe_rows(chunks.numbers, chunks.parents, self._seen.here)
-        list_blocks(
-            chunks.numbers,
-            ROWS_PER_BLOCK,
-            KEYS_PER_BLOCK,
-            self._num_blocks.here,
-            self._blocks.here,
-            self._marks,
-        )
-        for mirror in (self._rows, self._seen, self._num_blocks, self._blocks):
-            mirror.send()
+        self._rows.send()

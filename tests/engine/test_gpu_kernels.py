@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-_NUM_OUTPUTS = [(4096,), (4096, 1024, 1024), (64, 128), (12288, 320), (64,)]
+_NUM_OUTPUTS = [(4096,), (4096, 1024, 1024), (64, 128), (12288, 320), (64,), (352, 61, 8)]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -35,13 +35,16 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("num_inputs", [1408, 352])
 @pytest.mark.parametrize("numbers", _NUM_OUTPUTS, ids=str)
-def test_products(numbers: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
+def test_products(
+    numbers: tuple[int, ...], num_inputs: int, has_bias: bool, dtype: torch.dtype
+) -> None:
     multiply = RowProducts(torch.device("cuda"))
-    weights = [random(number, 1408, dtype=dtype) for number in numbers]
+    weights = [random(number, num_inputs, dtype=dtype) for number in numbers]
     biases = [random(number, dtype=dtype) if has_bias else None for number in numbers]
     for num_rows in (1, 2, 15, 16, 17, 64):
-        rows = random(1, num_rows, 1408, dtype=dtype)
+        rows = random(1, num_rows, num_inputs, dtype=dtype)
         assert can_multiply(weights)
         for _ in range(2):
             found = multiply(rows, weights, biases)
@@ -53,11 +56,12 @@ def test_products(numbers: tuple[int, ...], has_bias: bool, dtype: torch.dtype) 
             assert error < (4e-3 if dtype == torch.bfloat16 else 5e-4)
 
 
-@pytest.mark.parametrize("number", [64, 4096, 12288])
-def test_what_a_row_gives_does_not_depend_on_the_others(number: int) -> None:
+@pytest.mark.parametrize("num_inputs", [4096, 704])
+@pytest.mark.parametrize("number", [64, 352, 4096, 12288])
+def test_what_a_row_gives_does_not_depend_on_the_others(number: int, num_inputs: int) -> None:
     """Bit for bit."""
     multiply = RowProducts(torch.device("cuda"))
-    rows, weight = random(64, 4096), random(number, 4096)
+    rows, weight = random(64, num_inputs), random(number, num_inputs)
     (all_of_them,) = multiply(rows, [weight], [None])
     for first, num_rows in ((0, 1), (5, 1), (7, 2), (20, 17), (3, 40)):
         (some,) = multiply(rows[first : first + num_rows], [weight], [None])
@@ -66,7 +70,7 @@ def test_what_a_row_gives_does_not_depend_on_the_others(number: int) -> None:
 
 def test_other_products_are_pytorchs() -> None:
     multiply = RowProducts(torch.device("cuda"))
-    for num_rows, shape in ((65, (128, 128)), (3, (61, 128)), (3, (128, 100)), (0, (128, 128))):
+    for num_rows, shape in ((65, (128, 128)), (3, (128, 100)), (0, (128, 128))):
         rows, weight = random(num_rows, shape[1]), random(*shape)
         (found,) = multiply(rows, [weight], [None])
         assert torch.equal(found, F.linear(rows, weight))

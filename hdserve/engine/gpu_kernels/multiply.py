@@ -23,6 +23,9 @@ import triton.language as tl
 _MAX_ROWS: Final = 64
 _OUTPUTS: Final = 64
 _INPUTS: Final = 128
+_INPUTS_AT_ONCE: Final = 8
+"""Of a load; a number of inputs is a multiple of it."""
+
 _MIN_ROWS: Final = 16
 """Fewer are not multiplied at a time."""
 
@@ -37,8 +40,7 @@ def can_multiply(weights: Sequence[torch.Tensor]) -> bool:
     return all(
         weight.dtype in (torch.bfloat16, torch.float16)
         and weight.is_contiguous()
-        and weight.shape[0] % _OUTPUTS == 0
-        and weight.shape[1] % _INPUTS == 0
+        and weight.shape[1] % _INPUTS_AT_ONCE == 0
         for weight in weights
     )
 
@@ -48,13 +50,16 @@ class _Layers(NamedTuple):
 
     Attributes:
         arguments: weights, biases and numbers of outputs, three of each.
+        num_blocks: of outputs; a layer begins with another one.
         num_parts: programs that share the columns.
+        are_whole: whether outputs fill their blocks.
     """
 
     arguments: tuple[Sequence[Any], Sequence[Any], Sequence[int]]
-    num_outputs: int
+    num_blocks: int
     num_parts: int
     has_bias: bool
+    are_whole: bool
 
 
 class RowProducts:
@@ -106,9 +111,10 @@ class RowProducts:
         padded = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
         found = products[0]
         if num_parts > 1:
-            found = rows.new_empty((num_parts, layers.num_outputs, padded), dtype=torch.float32)
+            size = num_parts, layers.num_blocks * _OUTPUTS, padded
+            found = rows.new_empty(size, dtype=torch.float32)
         weight_arguments, bias_arguments, sizes = layers.arguments
-        _multiply[(layers.num_outputs // _OUTPUTS, num_parts)](
+        _multiply[(layers.num_blocks, num_parts)](
             *(rows, found, self._num_ended, num_rows, num_inputs),
             *weight_arguments,
             *bias_arguments,
@@ -116,6 +122,8 @@ class RowProducts:
             *sizes,
             COUNT=len(weights),
             HAS_BIAS=layers.has_bias,
+            ARE_WHOLE=layers.are_whole,
+            IS_WHOLE_ROW=num_inputs % _INPUTS == 0,
             ROWS=padded,
             OUTPUTS=_OUTPUTS,
             INPUTS=_INPUTS,
@@ -131,20 +139,21 @@ class RowProducts:
         key = tuple(weight.data_ptr() for weight in weights)
         if key not in self._known:
             given = [bias for bias in biases if bias is not None]
-            num_outputs = sum(map(len, weights))
+            num_blocks = sum(triton.cdiv(len(weight), _OUTPUTS) for weight in weights)
             self._known[key] = None
             if can_multiply(weights):
                 self._known[key] = _Layers(
                     (_three(weights), _three(given or weights), _three([*map(len, weights)])),
-                    num_outputs,
-                    self._num_parts(num_outputs, weights[0].shape[1]),
+                    num_blocks,
+                    self._num_parts(num_blocks, weights[0].shape[1]),
                     bool(given),
+                    all(len(weight) % _OUTPUTS == 0 for weight in weights),
                 )
         return self._known[key]
 
-    def _num_parts(self, num_outputs: int, num_inputs: int) -> int:
+    def _num_parts(self, num_blocks: int, num_inputs: int) -> int:
         """Programs that share the columns: as many as leave no processor without."""
-        wanted = round(self._num_processors * _OUTPUTS / num_outputs)
+        wanted = round(self._num_processors / num_blocks)
         return max(1, min(wanted, _MAX_PARTS, num_inputs // _INPUTS))
 
     def _num_stages(self, num_rows: int) -> int:
@@ -208,46 +217,55 @@ def _multiply(
     num_third,
     COUNT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ARE_WHOLE: tl.constexpr,
+    IS_WHOLE_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     program, part = tl.program_id(0), tl.program_id(1)
-    first_output, num_all = program * OUTPUTS, num_outputs
-    if COUNT > 1:
-        num_all += num_second
-    if COUNT > 2:
-        num_all += num_third
-    is_second = (COUNT > 1) & (first_output >= num_outputs)
-    is_third = (COUNT > 2) & (first_output >= num_outputs + num_second)
+    second_block = tl.cdiv(num_outputs, OUTPUTS)
+    third_block = second_block + tl.cdiv(num_second, OUTPUTS)
+    is_second = (COUNT > 1) & (program >= second_block)
+    is_third = (COUNT > 2) & (program >= third_block)
     weight = _one_of(weight, second_weight, third_weight, is_second, is_third)
     bias = _one_of(bias, second_bias, third_bias, is_second, is_third)
     products = _one_of(products, second_products, third_products, is_second, is_third)
     num_own = _one_of(num_outputs, num_second, num_third, is_second, is_third)
-    first_output -= _one_of(0, num_outputs, num_outputs + num_second, is_second, is_third)
-    output = first_output + tl.arange(0, OUTPUTS)
+    block_of_layer = program - _one_of(0, second_block, third_block, is_second, is_third)
+    output = block_of_layer * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_output = output < num_own
     row, column = tl.arange(0, ROWS), tl.arange(0, INPUTS)
     is_row = row[None, :] < num_rows
-    num_blocks = num_inputs // INPUTS
+    num_blocks = tl.cdiv(num_inputs, INPUTS)
     first = part * num_blocks // PARTS
     stop = (part + 1) * num_blocks // PARTS
     weights_at = weight + output[:, None].to(tl.int64) * num_inputs + column[None, :]
     rows_at = rows + row[None, :] * num_inputs + column[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for block in range(first, stop):
-        weights = tl.load(weights_at + block * INPUTS)
-        numbers = tl.load(rows_at + block * INPUTS, mask=is_row, other=0.0)
+        if ARE_WHOLE and IS_WHOLE_ROW:
+            weights = tl.load(weights_at + block * INPUTS)
+            numbers = tl.load(rows_at + block * INPUTS, mask=is_row, other=0.0)
+        else:
+            is_column = block * INPUTS + column < num_inputs
+            is_weight = is_output[:, None] & is_column[None, :]
+            weights = tl.load(weights_at + block * INPUTS, mask=is_weight, other=0.0)
+            is_number = is_row & is_column[:, None]
+            numbers = tl.load(rows_at + block * INPUTS, mask=is_number, other=0.0)
         total = tl.dot(weights, numbers, total)
     is_last = True
     if PARTS > 1:
         place = program * OUTPUTS + tl.arange(0, OUTPUTS)
         found_at = found + place[:, None] * ROWS + row[None, :]
+        part_size = tl.num_programs(0) * OUTPUTS * ROWS
         is_last, total = _sum(
-            total, found_at, part, num_all * ROWS, num_ended + program, PARTS, OUTPUTS, ROWS
+            total, found_at, part, part_size, num_ended + program, PARTS, OUTPUTS, ROWS
         )
     if is_last:
         if HAS_BIAS:
-            total += tl.load(bias + output)[:, None].to(tl.float32)
+            total += tl.load(bias + output, mask=is_output, other=0.0)[:, None].to(tl.float32)
         products_at = products + row[None, :] * num_own + output[:, None]
-        tl.store(products_at, total.to(products.dtype.element_ty), mask=is_row)
+        is_product = is_row & is_output[:, None]
+        tl.store(products_at, total.to(products.dtype.element_ty), mask=is_product)

@@ -17,7 +17,7 @@ and drafts; and where those begin among the drafts of all trees."""
 NUM_CHUNK_FIELDS = 7
 
 POSITION, START, STOP, FIRST_NODE, NUM_NODES, FIRST_NODE_ROW, ANCESTORS = range(7)
-"""Of a row, see :class:`~hdserve.engine.row_buffers.RowBuffers`; the last are several."""
+"""Of a row, see :class:`~hdserve.engine.seen_blocks.SeenBlocks`; the last are several."""
 
 WORD_BITS = 31
 """Drafts whose visibility one number says, which is never negative."""

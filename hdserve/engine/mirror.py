@@ -1,0 +1,26 @@
+"""An array on the host and its copy on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+
+class Mirror:
+    """Zeros at first.
+
+    Attributes:
+        here: the array on the host.
+        there: its copy, which always lies in the same place.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._pinned = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.here: npt.NDArray[Any] = self._pinned.numpy()
+        self.there = torch.zeros(shape, dtype=dtype, device=device)
+
+    def send(self) -> None:
+        """Copy it, in the order of what the device is told to do."""
+        self.there.copy_(self._pinned, non_blocking=True)

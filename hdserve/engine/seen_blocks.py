@@ -1,0 +1,88 @@
+"""What the rows of a forward see, as :mod:`~hdserve.engine.block_attention` reads it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from hdserve.engine.kernels.rows import (
+    ANCESTORS,
+    POSITION,
+    START,
+    WORD_BITS,
+    describe_rows,
+    list_blocks,
+)
+from hdserve.engine.kv_cache import STORED_ALIGNMENT, KVCache, align
+from hdserve.engine.mirror import Mirror
+from hdserve.engine.packed_rows import PackedRows
+from hdserve.engine.row_buffers import ALIGNMENT
+
+KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
+"""Rows of the cache that attention reads, or leaves out, together."""
+
+ROWS_PER_BLOCK: Final = 128
+"""Rows of a forward that attention reads the same blocks for."""
+
+
+class SeenBlocks:
+    """Filled for each step and copied to the device; where it lies never changes.
+
+    Args:
+        num_rows: of the forwards, padding included.
+        max_draft_tokens: most drafted tokens of a sequence, at least one.
+
+    Attributes:
+        positions: ``[num_rows]``.
+        starts, stops: ``[num_rows]``: a row sees the cache rows ``start ... stop-1``, but for
+            drafts all that it sees.
+        first_nodes, num_nodes: ``[num_rows]``: the drafts of its sequence lie in so many cache
+            rows from there; none are of use to a row that is none itself.
+        first_node_rows: ``[num_rows]``: the row of the first of these drafts.
+        ancestors: ``[num_words, num_rows]``: bit ``i % 31`` of word ``i // 31`` says whether the
+            ``i``-th of these drafts is the row itself or an ancestor of it.
+        num_blocks: ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
+            rows see.
+        blocks: ``[1, 1, num_parts, all blocks of the cache]``: which ones.
+
+    All of them are int32: an attention kernel has registers for few numbers.
+    """
+
+    def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
+        self.num_rows = num_rows
+        num_words = -(-max_draft_tokens // WORD_BITS)
+        num_parts = -(-num_rows // ROWS_PER_BLOCK)
+        num_cache_blocks = cache.num_stored_rows // KEYS_PER_BLOCK
+        width = align(num_rows, ALIGNMENT)
+        self._seen = Mirror((ANCESTORS + num_words, width), torch.int32, cache.device)
+        self._num_blocks = Mirror((num_parts,), torch.int32, cache.device)
+        self._blocks = Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
+        self._marks = np.zeros(num_cache_blocks, np.bool_)
+        seen = self._seen.there[:, :num_rows]
+        self.positions, self.starts, self.stops = seen[:3]
+        self.first_nodes, self.num_nodes, self.first_node_rows = seen[3:ANCESTORS]
+        self.ancestors = seen[ANCESTORS:]
+        self.num_blocks = self._num_blocks.there[None, None]
+        self.blocks = self._blocks.there[None, None]
+
+    def fill(self, packed: PackedRows) -> None:
+        """Describe a step; to be called when the device is done with the last one.
+
+        Rows of no chunk see nothing.
+        """
+        self._seen.here[POSITION, : self.num_rows] = packed.position_ids
+        self._seen.here[START:] = 0
+        chunks = packed.chunks
+        describe_rows(chunks.numbers, chunks.parents, self._seen.here)
+        list_blocks(
+            chunks.numbers,
+            ROWS_PER_BLOCK,
+            KEYS_PER_BLOCK,
+            self._num_blocks.here,
+            self._blocks.here,
+            self._marks,
+        )
+        for mirror in (self._seen, self._num_blocks, self._blocks):
+            mirror.send()
