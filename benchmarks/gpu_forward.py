@@ -119,7 +119,9 @@ def chunks_of(
 def graph_of(runner: ModelRunner, chunks: list[Chunk]) -> torch.cuda.CUDAGraph:
     """The one that runs forwards of these chunks, which has run one."""
     assert runner._graphs is not None
-    return runner._graphs._graphs[runner._batch(chunks).token_ids.shape[1]][0]
+    kind = runner._batch(chunks).kind
+    assert kind is not None
+    return runner._graphs._graphs[kind]
 
 
 def timed_ms(call: Callable[[], object]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,14 @@ class StepPlan:
         return found
 
 
+class BatchKind(NamedTuple):
+    """Batches of as many rows, and rows with logits, that attend alike."""
+
+    num_rows: int
+    num_logits: int
+    has_parts: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
@@ -127,7 +136,7 @@ class ForwardBatch:
             for a chunk without a tree.
         num_nodes: of all trees; as many of ``logit_rows`` come first.
         scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
-        is_fixed: whether the tensors, all of them, are those of every such batch of as many rows.
+        kind: of batches that all have the very tensors of this one; ``None`` where there are none.
     """
 
     token_ids: torch.Tensor
@@ -137,7 +146,7 @@ class ForwardBatch:
     num_nodes: int
     scored_slices: dict[int, slice]
     plan: StepPlan
-    is_fixed: bool = False
+    kind: BatchKind | None = None
 
 
 def build_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -20,9 +20,9 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.fixed_batches import FIXED_SHAPES
 from hdserve.engine.forward_cost import measure_forward_cost
-from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS
+from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.kernels.parts import MAX_PARTS, ROWS_PER_TILE
+from hdserve.engine.kernels.parts import MAX_PARTS, QUERIES
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.memory import free_bytes
@@ -205,7 +205,7 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
     tokens are sampled; for the penalties of all sequences; and while they attend."""
     num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
     of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
-    of_graphs = 2 * MAX_GRAPH_ROWS * model.vocab_size * 4
+    of_graphs = 2 * MAX_GRAPH_LOGITS * model.vocab_size * 4
     of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
     of_history = max_num_sequences * model.vocab_size * HistoryTerms.BYTES_PER_TOKEN
     of_all = of_forward + of_graphs + of_choices + of_history + _attention_bytes(model)
@@ -214,10 +214,8 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
 
 def _attention_bytes(model: LoadedModel) -> int:
     """Of what the parts of a forward find, in float32."""
-    config: Any = model.module.config
-    num_heads = int(config.get_text_config().num_attention_heads)
     width = max(layer.value_size for layer in model.kv_shape.layers) + 2
-    return MAX_PARTS * ROWS_PER_TILE * num_heads * width * 4
+    return MAX_PARTS * QUERIES * model.num_heads * width * 4
 
 
 def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hdserve.engine import gpu_kernels
-from hdserve.engine.batch import AttendByBlocks, ForwardBatch, MultiplyRows, StepPlan
+from hdserve.engine.batch import AttendByBlocks, BatchKind, ForwardBatch, MultiplyRows, StepPlan
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.forward_graphs import MAX_GRAPH_ROWS
+from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.kernels.parts import MAX_DEPTH, MAX_ROWS
 from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kv_cache import KVCache, align
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
 FIXED_SHAPES: Final = Shapes(row_counts=tuple(1 << power for power in range(18)))
 """A GPU reads the weights for one row or for a hundred in the same time."""
 
+_MAX_FIXED_ROWS: Final = 1024
+"""Of batches that have a kind; larger ones are few."""
+
+_LOGIT_COUNTS: Final = (1, 32)
+"""Of rows with logits, among rows that are not all nodes: that or as many as there are rows."""
+
 
 class _Made(NamedTuple):
     """What batches of a number of rows share."""
@@ -44,6 +49,7 @@ class FixedBatches:
 
     Args:
         max_draft_tokens: most drafted tokens of a sequence; there is room for some, whatever it is.
+        num_heads: of queries.
         is_compiled: whether ``BlockAttention`` is, as on a GPU.
 
     Attributes:
@@ -51,7 +57,13 @@ class FixedBatches:
     """
 
     def __init__(
-        self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, is_compiled: bool
+        self,
+        cache: KVCache,
+        max_draft_tokens: int,
+        workers: Workers,
+        *,
+        num_heads: int,
+        is_compiled: bool,
     ) -> None:
         self._multiply_rows: MultiplyRows | None = None
         self._tree_attention: TreeAttention | None = None
@@ -65,6 +77,7 @@ class FixedBatches:
                 self._tree_attention = TreeAttention(cache.device)
         self.max_depth = UNLIMITED if self._tree_attention is None else MAX_DEPTH
         self._cache = cache
+        self._num_groups = num_heads // min(layer.num_heads for layer in cache.shape.layers)
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
         self._is_compiled = is_compiled
@@ -83,18 +96,17 @@ class FixedBatches:
         The batch before it of as many rows is another one then.
         """
         packed = pack_rows(chunks, shapes, self._cache.scratch_row)
-        return self._build(packed, by_parts=self._has_parts(packed))
+        return self._build(packed, _num_logits(packed), by_parts=self._has_parts(packed))
 
     def empty(self, num_rows: int) -> Iterator[ForwardBatch]:
         """Batches of so much padding alone, of each kind that :meth:`build` makes."""
         packed = pack_rows([], Shapes(row_counts=(num_rows,)), self._cache.scratch_row)
         by_parts = self._has_parts(packed)
-        if num_rows <= MAX_GRAPH_ROWS:
-            yield self._build(packed, by_parts=by_parts)
-        if num_rows > MAX_GRAPH_ROWS or by_parts:
-            batch = self._build(packed, by_parts=False)
-            # seldom all have logits, which are large
-            yield replace(batch, logit_rows=batch.logit_rows[:1], is_fixed=False)
+        if by_parts:
+            yield self._build(packed, num_rows, by_parts=True)
+        for number in (*(count for count in _LOGIT_COUNTS if count < num_rows), num_rows):
+            if number == 1 or number <= MAX_GRAPH_LOGITS:  # seldom all have some, which are large
+                yield self._build(packed, number, by_parts=False)
 
     def _has_parts(self, packed: PackedRows) -> bool:
         return (
@@ -104,12 +116,13 @@ class FixedBatches:
             and max(packed.chunks.depths, default=0) <= MAX_DEPTH
         )
 
-    def _build(self, packed: PackedRows, *, by_parts: bool) -> ForwardBatch:
-        made = self._of(packed.num_rows, by_parts=by_parts)
+    def _build(self, packed: PackedRows, num_logits: int, *, by_parts: bool) -> ForwardBatch:
+        num_rows = packed.num_rows
+        made = self._of(num_rows, by_parts=by_parts)
         buffers = made.buffers
         buffers.fill(packed)
         made.seen.fill(packed)
-        num_logits = packed.num_rows if packed.are_all_nodes else len(packed.logit_rows)
+        is_fixed = num_rows <= _MAX_FIXED_ROWS and num_logits <= MAX_GRAPH_LOGITS
         return ForwardBatch(
             token_ids=buffers.token_ids,
             position_ids=buffers.position_ids,
@@ -118,7 +131,7 @@ class FixedBatches:
             num_nodes=packed.num_nodes,
             scored_slices=packed.scored_slices,
             plan=made.plan,
-            is_fixed=packed.are_all_nodes and by_parts == (self._tree_attention is not None),
+            kind=BatchKind(num_rows, num_logits, by_parts) if is_fixed else None,
         )
 
     def _of(self, num_rows: int, *, by_parts: bool) -> _Made:
@@ -146,8 +159,17 @@ class FixedBatches:
         cache = self._cache
         if by_parts:
             assert self._tree_attention is not None, "who else reads parts"
-            parts = SeenParts(num_rows, cache.device)
-            return parts, partial(self._tree_attention, parts.fields)
+            parts = SeenParts(num_rows, self._num_groups, cache.device)
+            return parts, partial(self._tree_attention, parts)
         blocks = SeenBlocks(cache, num_rows, self._max_draft_tokens)
         number = cache.num_stored_rows
         return blocks, BlockAttention(blocks, number, is_compiled=self._is_compiled)
+
+
+def _num_logits(packed: PackedRows) -> int:
+    """Rows with logits, more than there are so that batches differ in few numbers."""
+    if packed.are_all_nodes:
+        return packed.num_rows
+    needed = len(packed.logit_rows)
+    counts = (count for count in _LOGIT_COUNTS if needed <= count < packed.num_rows)
+    return next(counts, packed.num_rows)

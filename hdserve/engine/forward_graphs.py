@@ -9,12 +9,12 @@ from typing import Any, Final, cast
 
 import torch
 
-from hdserve.engine.batch import ForwardBatch
+from hdserve.engine.batch import BatchKind, ForwardBatch
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAPH_ROWS: Final = 256
-"""Larger forwards take longer than launching their kernels does."""
+MAX_GRAPH_LOGITS: Final = 256
+"""Rows with logits of a graph."""
 
 _ERROR_MODE: Final = "thread_local"
 """What other threads tell the device meanwhile, such as another engine's, spoils no graph."""
@@ -26,14 +26,15 @@ Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 class ForwardGraphs:
-    """Runs batches that are fixed by a graph for each number of rows, made when it is first met.
+    """Runs batches that have a kind by a graph for each, made when it is first met.
 
     Where no graph can be made, as for models that branch on what they compute, it says so once, and
     the model runs without.
     """
 
     def __init__(self) -> None:
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[BatchKind, torch.cuda.CUDAGraph] = {}
+        self._logits: torch.Tensor | None = None
         self._pool: Any = None
         self._stream: Any = None
         self._has_failed = False
@@ -49,38 +50,40 @@ class ForwardGraphs:
         Raises:
             torch.OutOfMemoryError: there is no room for a graph.
         """
-        num_rows = batch.token_ids.shape[1]
-        if not batch.is_fixed or self._has_failed or num_rows > MAX_GRAPH_ROWS:
+        kind = batch.kind
+        if kind is None or self._has_failed:
             return forward(batch)
-        if num_rows not in self._graphs and not self._capture(forward, batch, num_rows):
+        if kind not in self._graphs and not self._capture(forward, batch, kind):
             return forward(batch)
-        graph, logits = self._graphs[num_rows]
-        graph.replay()
-        return logits
+        self._graphs[kind].replay()
+        assert self._logits is not None, "a graph writes them"
+        return self._logits[: kind.num_logits]
 
-    def _capture(self, forward: Forward, batch: ForwardBatch, num_rows: int) -> bool:
-        """Make the graph of ``num_rows``; whether it could be made."""
+    def _capture(self, forward: Forward, batch: ForwardBatch, kind: BatchKind) -> bool:
+        """Make the graph of ``kind``; whether it could be made."""
         beside = self._stream = self._stream or cast("Any", torch.cuda).Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            forward(batch)  # what is compiled or chosen by trying is, then
+            logits = forward(batch)  # what is compiled or chosen by trying is, then
             is_waiting = _waits(forward, batch)
         torch.cuda.current_stream().wait_stream(beside)
         if is_waiting:
             return self._do_without("the model waits for what it has computed")
+        if self._logits is None:
+            self._logits = logits.new_empty((MAX_GRAPH_LOGITS, logits.shape[1]))
         graph = torch.cuda.CUDAGraph()
         try:
             with (
                 torch.cuda.stream(beside),  # sets the stream back, which a failed graph does not
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_ERROR_MODE),
             ):
-                logits = forward(batch)
+                self._logits[: kind.num_logits].copy_(forward(batch))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             return self._do_without(str(error).partition("\n")[0])
         self._pool = self._pool or graph.pool()
-        self._graphs[num_rows] = graph, logits
+        self._graphs[kind] = graph
         return True
 
     def _do_without(self, reason: str) -> bool:

@@ -44,6 +44,7 @@ class LoadedModel:
         max_model_len: longest prompt and output together, tokens.
         eos_token_ids: every id that ends a sequence, by the model's generation config; none that
             is not in the vocabulary.
+        num_heads: of queries.
         max_attended_rows: of one sequence, up to which the kernel attends on a CPU.
         default_sampling: sampling parameters of the generation config that differ from the
             OpenAI defaults, by our names.
@@ -55,6 +56,7 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     kv_shape: KVShape
+    num_heads: int
     eos_token_ids: frozenset[int]
     max_attended_rows: int
     default_sampling: Mapping[str, float]
@@ -186,6 +188,7 @@ def prepare_model(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         kv_shape=kv_shape,
+        num_heads=int(hf_config.num_attention_heads),
         eos_token_ids=frozenset(
             token
             for token in _eos_token_ids(generation, module.config, hf_config)

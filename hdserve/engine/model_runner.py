@@ -146,7 +146,13 @@ class ModelRunner:
         is_gpu = cache.device.type == "cuda"
         self._fixed: FixedBatches | None = None
         if is_gpu if uses_blocks is None else uses_blocks:
-            self._fixed = FixedBatches(cache, max_draft_tokens, self._workers, is_compiled=is_gpu)
+            self._fixed = FixedBatches(
+                cache,
+                max_draft_tokens,
+                self._workers,
+                num_heads=model.num_heads,
+                is_compiled=is_gpu,
+            )
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._fixed is not None
         self._graphs = ForwardGraphs() if self._fixed and is_gpu else None

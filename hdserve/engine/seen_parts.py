@@ -5,33 +5,47 @@ from __future__ import annotations
 
 import torch
 
-from hdserve.engine.kernels.parts import MAX_ROWS, NUM_FIELDS, describe_parts
-from hdserve.engine.kv_cache import align
+from hdserve.engine.kernels.parts import (
+    ITEM_FIELDS,
+    MAX_GROUPS,
+    MAX_ITEMS,
+    MAX_ROWS,
+    NUM_ITEMS,
+    QUERIES,
+    ROW_FIELDS,
+    describe_tails,
+    list_items,
+)
 from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
-from hdserve.engine.row_buffers import ALIGNMENT
 
 
 class SeenParts:
-    """Filled for each step and copied to the device at once; where it lies never changes.
+    """Filled for each step and copied to the device; where it lies never changes.
 
     Args:
         num_rows: of the forwards, padding included.
+        num_groups: most heads of a layer that share keys.
 
     Attributes:
-        fields: int32 ``[NUM_FIELDS, at least num_rows]``, see
+        rows, items: int32 ``[num_rows, ROW_FIELDS]`` and ``[1 + MAX_ITEMS, ITEM_FIELDS]``, see
             :mod:`hdserve.engine.kernels.parts`.
     """
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, num_groups: int, device: torch.device) -> None:
         assert num_rows <= MAX_ROWS, "there is room for so many"
-        self._fields = Mirror((NUM_FIELDS, align(num_rows, ALIGNMENT)), torch.int32, device)
-        self.fields = self._fields.there
+        groups_together = min(MAX_GROUPS, 1 << (num_groups - 1).bit_length())
+        self._rows_per_tile = QUERIES // groups_together
+        self._rows = Mirror((num_rows, ROW_FIELDS), torch.int32, device)
+        self._items = Mirror((1 + MAX_ITEMS, ITEM_FIELDS), torch.int32, device)
+        self.rows, self.items = self._rows.there, self._items.there
 
     def fill(self, packed: PackedRows) -> None:
         """Describe a step of nodes alone; to be called when the device is done with the last
         one."""
         assert packed.are_all_nodes, "only trees have parts"
-        chunks = packed.chunks
-        describe_parts(chunks.numbers, chunks.parents, chunks.depths, self._fields.here)
-        self._fields.send()
+        chunks, rows, items = packed.chunks, self._rows.here, self._items.here
+        describe_tails(chunks.numbers, chunks.parents, chunks.depths, rows)
+        list_items(chunks.numbers, rows, self._rows_per_tile, items)
+        self._rows.send()
+        self._items.send(1 + items[0, NUM_ITEMS])

@@ -65,20 +65,22 @@ def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) ->
 def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     """A graph reads what was written there since."""
     runner = make_runner("llama", torch.float32, uses_blocks=True)
-    batches = FixedBatches(runner.cache, 4, Workers(), is_compiled=False)
+    batches = FixedBatches(runner.cache, 4, Workers(), num_heads=4, is_compiled=False)
     tree = DraftTree(5, 4)
     tree.add_path([6, 7], Source.OTHER)
     first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
-    assert first.is_fixed
+    assert first.kind == (4, 4, False)
     assert first.token_ids.tolist() == [[5, 6, 7, 0]]
     second = batches.build([Chunk(Segment(32, 32), 4, [8], DraftTree(8, 0))] * 3)
     assert second.plan is first.plan
+    assert second.kind == first.kind
     assert first.token_ids.tolist() == [[8, 8, 8, 0]]
     assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert len(second.logit_rows) == 4
     within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
-    assert not within.is_fixed
-    assert not len(within.logit_rows)
+    assert within.kind == (4, 1, False)
+    assert len(within.logit_rows) == 1
+    assert within.num_nodes == 0
     large = DraftTree(5, WORD_BITS + 1)
     large.add_path([1] * (WORD_BITS + 1), Source.OTHER)
     assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
@@ -105,7 +107,8 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
 
 
 def test_large_forwards_warm_up_without_all_their_logits() -> None:
-    """Which may not fit beside the KV cache, and are of no use: no graph is made of them."""
+    """Which may not fit beside the KV cache, and are of no use: no graph is made of them.  Others
+    warm up with all their logits, and with few, as those of prompts have."""
     runner = make_runner("llama", torch.float32, uses_blocks=True)
     seen: list[int] = []
 
@@ -115,7 +118,10 @@ def test_large_forwards_warm_up_without_all_their_logits() -> None:
     handle = runner.model.module.get_output_embeddings().register_forward_hook(note)
     runner.warm_up(600)
     handle.remove()
-    assert seen == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1, 1]
+    assert seen == [
+        *(1, 1, 2, 1, 4, 1, 8, 1, 16, 1, 32),
+        *(1, 32, 64, 1, 32, 128, 1, 32, 256, 1, 32, 1, 32),
+    ]
     assert runner.attends_by_blocks
 
 

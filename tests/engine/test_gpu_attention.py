@@ -13,7 +13,7 @@ from hdserve.engine import gpu_kernels
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kernels import parts
-from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
+from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape
 from hdserve.engine.packed_rows import PackedRows, pack_rows
 from hdserve.engine.seen_blocks import SeenBlocks
 from hdserve.engine.seen_parts import SeenParts
@@ -105,13 +105,13 @@ class Forward:
         return pack_rows(chunks, shapes, self.cache.scratch_row)
 
     def run(self, packed: PackedRows, query: torch.Tensor) -> torch.Tensor:
-        seen = SeenParts(packed.num_rows, query.device)
+        seen = SeenParts(packed.num_rows, self.layer.num_groups, query.device)
         seen.fill(packed)
         layer = self.layer
         sinks = self.sinks if layer.has_sinks else None
         scale = layer.key_size**-0.5
         terms = scale, layer.window, layer.softcap, sinks
-        return self.attend(seen.fields, query, self.keys, self.values, *terms)
+        return self.attend(seen, query, self.keys, self.values, *terms)
 
     def definition(self) -> torch.Tensor:
         seen = SeenBlocks(self.cache, self.packed.num_rows, 31)

@@ -1,11 +1,12 @@
 """Attention of draft trees over the KV cache, in one kernel.
 
 What there is to do is listed for each step (:mod:`hdserve.engine.kernels.parts`): parts of the
-bodies of tiles, and the tails of rows.  The programs of a head share them; of a tile the last to
-end adds up what all have found, tails first, then parts in order::
+bodies of tiles, and the tails of rows.  The programs of a head share these items.  A row with one
+part is one item; of other tiles the last program to end adds up what all have found, tails first,
+then parts in order::
 
-    items      part 0 | part 1 | ... | tail of row 0 | tail of row 1 | ...
-    programs      0   |    1   | ... |       n       |      n + 1    | ...    and from 0 again
+    items      part 0 | part 1 | ... | tails of rows 0 to 3 | tails of rows 4 to 7 | ...
+    programs      0   |    1   | ... |          n           |        n + 1         | ...
 
 So what a row gets depends on nothing but what it sees, bit for bit: neither on other rows nor on
 where in the cache its ancestors are.
@@ -21,15 +22,10 @@ import triton.language as tl
 
 from hdserve.engine.kernels import parts
 from hdserve.engine.kv_cache import KVCache
-
-_MAX_GROUPS: Final = 4
-"""Query heads of a program, which share keys."""
-
-_MIN_QUERIES: Final = 16
-"""Fewer are not multiplied at a time."""
+from hdserve.engine.seen_parts import SeenParts
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
-"""Beside those for the tails."""
+"""Beside one for each row."""
 
 _LOG2_E: Final = 1.4426950408889634
 
@@ -60,7 +56,7 @@ class TreeAttention:
 
     def __call__(
         self,
-        fields: torch.Tensor,
+        seen: SeenParts,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -69,12 +65,11 @@ class TreeAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend with ``query [1, num_heads, num_rows, key_size]``, a power of two of rows, to the
-        whole cache of a layer, ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
+        """Attend with ``query [1, num_heads, num_rows, key_size]`` to the whole cache of a layer,
+        ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
 
         Args:
-            fields: int32 ``[NUM_FIELDS, at least num_rows]``, see
-                :func:`~hdserve.engine.kernels.parts.describe_parts`.
+            seen: by the rows.
             sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
 
         Returns:
@@ -85,18 +80,16 @@ class TreeAttention:
         if query.stride(3) != 1:
             query = query.contiguous()
         num_groups = num_heads // num_kv_heads
-        groups_at_once = min(_MAX_GROUPS, triton.next_power_of_2(num_groups))
-        num_blocks = triton.cdiv(num_groups, groups_at_once)
-        num_queries = max(_MIN_QUERIES, parts.ROWS_PER_TILE * groups_at_once)
+        groups_at_once = min(parts.MAX_GROUPS, triton.next_power_of_2(num_groups))
+        num_blocks = num_kv_heads * triton.cdiv(num_groups, groups_at_once)
         width = triton.next_power_of_2(value_size)
-        sums, extremes = self._room(num_kv_heads * num_blocks, num_queries, width)
+        sums, extremes = self._room(num_blocks, width)
         attended = query.new_empty((1, num_rows, num_heads, value_size))
-        num_programs = num_rows + triton.cdiv(self._num_programs, num_kv_heads * num_blocks)
-        _attend[(num_programs, num_kv_heads * num_blocks)](
+        num_programs = num_rows + triton.cdiv(self._num_programs, num_blocks)
+        _attend[(num_programs, num_blocks)](
             *(query, query.stride(1), query.stride(2)),
             *(keys, keys.stride(1), values, values.stride(1), attended),
-            *(fields, fields.stride(0)),
-            *(sums, extremes, self._num_ended),
+            *(seen.rows, seen.items, sums, extremes, self._num_ended),
             query if sinks is None else sinks,
             scale * _LOG2_E if softcap is None else 2.0 * scale * _LOG2_E / softcap,
             0.0 if softcap is None else softcap * _LOG2_E,
@@ -104,55 +97,113 @@ class TreeAttention:
             HAS_SOFTCAP=softcap is not None,
             HAS_WINDOW=window is not None,
             HAS_SINKS=sinks is not None,
-            ROWS=num_rows,
             GROUPS=num_groups,
             GROUPS_AT_ONCE=groups_at_once,
-            QUERIES=num_queries,
+            QUERIES=parts.QUERIES,
             KEY_SIZE=key_size,
             KEY_WIDTH=triton.next_power_of_2(key_size),
             VALUE_SIZE=value_size,
             VALUE_WIDTH=width,
             KEYS=parts.TAIL,
-            PART=parts.PART,
-            PARTS_OF_A_SIZE=parts.PARTS_OF_A_SIZE,
+            ROW_FIELDS=parts.ROW_FIELDS,
             TAIL_SIZE=parts.TAIL_SIZE,
             BODY_SIZE=parts.BODY_SIZE,
             ROW_POSITION=parts.ROW_POSITION,
+            TAIL_ROWS=parts.TAIL_ROWS,
+            ITEM_FIELDS=parts.ITEM_FIELDS,
             TILE=parts.TILE,
-            PLACE=parts.PLACE,
             TILE_ROW=parts.TILE_ROW,
             TILE_ROWS=parts.TILE_ROWS,
             TILE_START=parts.TILE_START,
-            TILE_SIZE=parts.TILE_SIZE,
+            TILE_SLOT=parts.TILE_SLOT,
             TILE_PARTS=parts.TILE_PARTS,
-            FIRST_PART=parts.FIRST_PART,
-            TOTALS=parts.TOTALS,
-            TAIL_ROWS=parts.TAIL_ROWS,
-            num_warps=8 if num_queries * width > 64 * 128 else 4,
+            TILE_ITEMS=parts.TILE_ITEMS,
+            PART_NUMBER=parts.PART_NUMBER,
+            PART_FIRST=parts.PART_FIRST,
+            PART_STOP=parts.PART_STOP,
+            FIRST_TAIL=parts.FIRST_TAIL,
+            NUM_TAILS=parts.NUM_TAILS,
+            num_warps=4,
             num_stages=2,
         )
         return attended
 
-    def _room(
-        self, num_heads: int, num_queries: int, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _room(self, num_blocks: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """For sums of values, and beside them sums of weights and highest scores."""
-        num_sums = parts.MAX_PARTS * num_heads * num_queries * width
-        num_numbers = num_sums + parts.MAX_PARTS * num_heads * num_queries * 2
+        num_queries = parts.MAX_PARTS * num_blocks * parts.QUERIES
+        num_sums, num_numbers = num_queries * width, num_queries * (width + 2)
         if self._found.numel() < num_numbers:
             self._found = self._found.new_empty(num_numbers)
-        if self._num_ended.numel() < parts.MAX_ROWS * num_heads:
-            self._num_ended = self._num_ended.new_zeros(parts.MAX_ROWS * num_heads)
+        if self._num_ended.numel() < parts.MAX_ROWS * num_blocks:
+            self._num_ended = self._num_ended.new_zeros(parts.MAX_ROWS * num_blocks)
         return self._found, self._found[num_sums:]
 
 
 @triton.jit
-def _first_position(part, shift, PART: tl.constexpr, PARTS_OF_A_SIZE: tl.constexpr):
-    """Of a part: there are so many of a size, then so many of twice that, and so on."""
-    doubled = part // PARTS_OF_A_SIZE
-    size = PART << shift
-    before = PARTS_OF_A_SIZE * size * ((1 << doubled) - 1)
-    return before + part % PARTS_OF_A_SIZE * (size << doubled)
+def _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Of queries and keys, as powers of two have them."""
+    scores = tl.dot(numbers, key_numbers) * scale
+    if HAS_SOFTCAP:
+        scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * softcap  # a hyperbolic tangent
+    return tl.where(is_seen, scores, -float("inf"))
+
+
+@triton.jit
+def _above(most):
+    """What weights are relative to; nothing where nothing is seen."""
+    return tl.where(most == -float("inf"), 0.0, most)
+
+
+@triton.jit
+def _added(most, total, sums, other_most, other_total, other_sums):
+    """What two parts have found together."""
+    higher = tl.maximum(most, other_most)
+    base = _above(higher)
+    shrunk, other_shrunk = tl.exp2(most - base), tl.exp2(other_most - base)
+    total = total * shrunk + other_total * other_shrunk
+    return higher, total, sums * shrunk[:, None] + other_sums * other_shrunk[:, None]
+
+
+@triton.jit
+def _finish(
+    attended_at,
+    sinks_at,
+    most,
+    total,
+    sums,
+    is_query,
+    HAS_SINKS: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):
+    """Store what the queries get."""
+    if HAS_SINKS:
+        sink = tl.load(sinks_at, mask=is_query, other=0.0).to(tl.float32)
+        total += tl.exp2(sink * 1.4426950408889634 - most)
+    of_value = tl.arange(0, VALUE_WIDTH)
+    tl.store(
+        attended_at[:, None] + of_value[None, :],
+        (sums / total[:, None]).to(attended_at.dtype.element_ty),
+        mask=is_query[:, None] & (of_value[None, :] < VALUE_SIZE),
+    )
+
+
+@triton.jit
+def _keep(
+    sums_at,
+    extremes_at,
+    most,
+    total,
+    sums,
+    is_kept,
+    QUERIES: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):
+    of_value = tl.arange(0, VALUE_WIDTH)
+    at = sums_at[:, None] + of_value[None, :]
+    tl.store(at, sums, mask=is_kept[:, None])
+    tl.store(extremes_at, most, mask=is_kept)
+    tl.store(extremes_at + QUERIES, total, mask=is_kept)
 
 
 @triton.jit
@@ -165,10 +216,10 @@ def _attend(
     values,
     values_head,
     attended,
-    fields,
-    stride,
-    found,
-    extremes,
+    rows,
+    items,
+    kept_sums,
+    kept_extremes,
     num_ended,
     sinks,
     scale,
@@ -177,7 +228,6 @@ def _attend(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_AT_ONCE: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -186,150 +236,188 @@ def _attend(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS_OF_A_SIZE: tl.constexpr,
+    ROW_FIELDS: tl.constexpr,
     TAIL_SIZE: tl.constexpr,
     BODY_SIZE: tl.constexpr,
     ROW_POSITION: tl.constexpr,
+    TAIL_ROWS: tl.constexpr,
+    ITEM_FIELDS: tl.constexpr,
     TILE: tl.constexpr,
-    PLACE: tl.constexpr,
     TILE_ROW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_START: tl.constexpr,
-    TILE_SIZE: tl.constexpr,
+    TILE_SLOT: tl.constexpr,
     TILE_PARTS: tl.constexpr,
-    FIRST_PART: tl.constexpr,
-    TOTALS: tl.constexpr,
-    TAIL_ROWS: tl.constexpr,
+    TILE_ITEMS: tl.constexpr,
+    PART_NUMBER: tl.constexpr,
+    PART_FIRST: tl.constexpr,
+    PART_STOP: tl.constexpr,
+    FIRST_TAIL: tl.constexpr,
+    NUM_TAILS: tl.constexpr,
 ):
-    NUM_BLOCKS: tl.constexpr = (GROUPS + GROUPS_AT_ONCE - 1) // GROUPS_AT_ONCE
+    NUM_PARTS_OF_HEAD: tl.constexpr = (GROUPS + GROUPS_AT_ONCE - 1) // GROUPS_AT_ONCE
     block, num_blocks = tl.program_id(1), tl.num_programs(1)
-    head = (block // NUM_BLOCKS).to(tl.int64)
-    num_parts = tl.load(fields + TOTALS * stride)
-    num_items = tl.load(fields + TOTALS * stride + 1)
-    shift = tl.load(fields + TOTALS * stride + 2)
-    first_parts = tl.load(fields + FIRST_PART * stride + tl.arange(0, ROWS))
+    head = (block // NUM_PARTS_OF_HEAD).to(tl.int64)
+    num_items = tl.load(items)
     index = tl.arange(0, QUERIES)
     own_row = index // GROUPS_AT_ONCE
-    group = block % NUM_BLOCKS * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
+    group = block % NUM_PARTS_OF_HEAD * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
     own_head = head * GROUPS + group
+    num_heads = num_blocks // NUM_PARTS_OF_HEAD * GROUPS
     of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
     one_key = tl.arange(0, KEYS)
+    query += own_head * query_head
     keys += head * keys_head
     values += head * values_head
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        is_tail = item >= num_parts
-        row = tl.maximum(item - num_parts, 0)
-        tile = tl.sum((first_parts <= item).to(tl.int32), axis=0) - 1
-        tile = tl.where(is_tail, tl.load(fields + TILE * stride + row), tile)
-        tile_at = fields + tile
-        first_row = tl.load(tile_at + TILE_ROW * stride)
-        num_rows = tl.load(tile_at + TILE_ROWS * stride)
-        start = tl.load(tile_at + TILE_START * stride)
-        tile_parts = tl.load(tile_at + TILE_PARTS * stride)
-        first_part = tl.load(tile_at + FIRST_PART * stride)
-        part = tl.where(is_tail, tile_parts, item - first_part)
-        place = tl.where(is_tail, tl.load(fields + PLACE * stride + row), 0)
-        body = tl.load(fields + BODY_SIZE * stride + row)
-        first = _first_position(part, shift, PART, PARTS_OF_A_SIZE)
-        first = tl.where(is_tail, body, first)
-        stop = _first_position(part + 1, shift, PART, PARTS_OF_A_SIZE)
-        stop = tl.minimum(stop, tl.load(tile_at + TILE_SIZE * stride))
-        tail_stop = body + tl.load(fields + TAIL_SIZE * stride + row)
-        stop = tl.where(is_tail, tail_stop, stop)
-        query_at = first_row + place + own_row
-        is_query = (own_row < tl.where(is_tail, 1, num_rows)) & (group < GROUPS)
-        sees = tl.load(fields + BODY_SIZE * stride + query_at, mask=is_query, other=0)
-        sees = tl.where(is_tail, tail_stop, sees)
-        numbers = tl.load(
-            query + own_head[:, None] * query_head + query_at[:, None] * query_row + of_key,
-            mask=is_query[:, None] & (of_key < KEY_SIZE),
-            other=0.0,
-        )
-        begin = first
-        position = query_at
-        if HAS_WINDOW:
-            at = fields + ROW_POSITION * stride + query_at
-            position = tl.load(at, mask=is_query, other=1 << 30)
-            hidden = tl.min(position, axis=0) - window + 1 - first
-            begin += tl.maximum(hidden, 0) // KEYS * KEYS
-        most = tl.full([QUERIES], -float("inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
-        for key in range(begin, stop, KEYS):
-            key_position = key + one_key
-            is_key = key_position < stop
-            tail_at = fields + (TAIL_ROWS + key - first + one_key) * stride + row
-            key_row = tl.load(tail_at, mask=is_key & is_tail, other=0)
-            key_row = tl.where(is_tail, key_row, start + key_position).to(tl.int64)
+    for number in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item = items + (number + 1) * ITEM_FIELDS
+        first_row, num_rows = tl.load(item + TILE_ROW), tl.load(item + TILE_ROWS)
+        start, tile = tl.load(item + TILE_START), tl.load(item + TILE)
+        first_slot, num_parts = tl.load(item + TILE_SLOT), tl.load(item + TILE_PARTS)
+        tile_items, part = tl.load(item + TILE_ITEMS), tl.load(item + PART_NUMBER)
+        first, stop = tl.load(item + PART_FIRST), tl.load(item + PART_STOP)
+        first_tail, num_tails = tl.load(item + FIRST_TAIL), tl.load(item + NUM_TAILS)
+        is_all = (tile_items == 1) & (num_rows == 1)
+        is_query = (own_row < num_rows) & (group < GROUPS)
+        slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
+        tail_most = tl.full([QUERIES], -float("inf"), tl.float32)
+        tail_total = tl.zeros([QUERIES], tl.float32)
+        tail_sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
+        for place in range(first_tail, first_tail + num_tails):
+            row = rows + (first_row + place) * ROW_FIELDS
+            tail_size = tl.load(row + TAIL_SIZE)
+            is_key = one_key < tail_size
+            key_row = tl.load(row + TAIL_ROWS + one_key, mask=is_key, other=0).to(tl.int64)
+            is_own = (own_row == 0) & (group < GROUPS)
+            numbers = tl.load(
+                query[:, None] + (first_row + place) * query_row + of_key[None, :],
+                mask=is_own[:, None] & (of_key[None, :] < KEY_SIZE),
+                other=0.0,
+            )
             key_numbers = tl.load(
                 keys + key_row[None, :] * KEY_SIZE + of_key[:, None],
                 mask=is_key[None, :] & (of_key[:, None] < KEY_SIZE),
                 other=0.0,
             )
-            scores = tl.dot(numbers, key_numbers) * scale
-            if HAS_SOFTCAP:
-                scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * softcap  # a hyperbolic tangent
-            is_seen = key_position[None, :] < sees[:, None]
-            if HAS_WINDOW:
-                is_seen = is_seen & (position[:, None] - key_position[None, :] < window)
-            scores = tl.where(is_seen, scores, -float("inf"))
-            higher = tl.maximum(most, tl.max(scores, axis=1))
-            base = tl.where(higher == -float("inf"), 0.0, higher)
-            weights = tl.exp2(scores - base[:, None])
-            shrunk = tl.exp2(most - base)
-            total = total * shrunk + tl.sum(weights, axis=1)
             value_numbers = tl.load(
                 values + key_row[:, None] * VALUE_SIZE + of_value[None, :],
                 mask=is_key[:, None] & (of_value[None, :] < VALUE_SIZE),
                 other=0.0,
             )
-            sums = tl.dot(weights.to(value_numbers.dtype), value_numbers, sums * shrunk[:, None])
-            most = higher
-        slot = (first_part + tile + part).to(tl.int64) * num_blocks + block
-        kept = place * GROUPS_AT_ONCE + index
-        is_kept = is_query | (is_tail == 0)
-        sums_at = found + (slot * QUERIES + kept[:, None]) * VALUE_WIDTH + of_value[None, :]
-        extremes_at = extremes + slot * 2 * QUERIES + kept
-        tl.store(sums_at, sums, mask=is_kept[:, None])
-        tl.store(extremes_at, most, mask=is_kept)
-        tl.store(extremes_at + QUERIES, total, mask=is_kept)
-        tl.debug_barrier()  # all of it is stored before it is counted
-        ended_at = num_ended + tile * num_blocks + block
-        before = tl.atomic_add(ended_at, 1, sem="acq_rel")
-        if before == tile_parts + num_rows - 1:
-            most = tl.full([QUERIES], -float("inf"), tl.float32)
-            total = tl.zeros([QUERIES], tl.float32)
-            sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
-            is_own = (own_row < num_rows) & (group < GROUPS)
-            for number in range(0, tile_parts + 1):
-                each = first_part + tile + tl.where(number == 0, tile_parts, number - 1)
-                slot = each.to(tl.int64) * num_blocks + block
-                extremes_at = extremes + slot * 2 * QUERIES + index
-                part_most = tl.load(
-                    extremes_at, mask=is_own, other=-float("inf"), cache_modifier=".cg"
+            is_seen = is_key
+            if HAS_WINDOW:
+                is_seen = is_seen & (tail_size - 1 - one_key < window)
+            scores = _scores(numbers, key_numbers, is_seen[None, :], scale, softcap, HAS_SOFTCAP)
+            tail_most = tl.max(scores, axis=1)
+            weights = tl.exp2(scores - _above(tail_most)[:, None])
+            tail_total = tl.sum(weights, axis=1)
+            tail_sums = tl.dot(weights.to(value_numbers.dtype), value_numbers)
+            if not is_all:
+                at = slot * QUERIES + place * GROUPS_AT_ONCE + index
+                extremes_at = kept_extremes + slot * 2 * QUERIES + place * GROUPS_AT_ONCE + index
+                _keep(
+                    *(kept_sums + at * VALUE_WIDTH, extremes_at),
+                    *(tail_most, tail_total, tail_sums, is_own),
+                    *(QUERIES, VALUE_WIDTH),
                 )
-                part_total = tl.load(
-                    extremes_at + QUERIES, mask=is_own, other=0.0, cache_modifier=".cg"
-                )
-                sums_at = found + (slot * QUERIES + index[:, None]) * VALUE_WIDTH + of_value
-                part_sums = tl.load(
-                    sums_at, mask=(part_total != 0.0)[:, None], other=0.0, cache_modifier=".cg"
-                )
-                higher = tl.maximum(most, part_most)
-                base = tl.where(higher == -float("inf"), 0.0, higher)
-                shrunk, part_shrunk = tl.exp2(most - base), tl.exp2(part_most - base)
-                total = total * shrunk + part_total * part_shrunk
-                sums = sums * shrunk[:, None] + part_sums * part_shrunk[:, None]
-                most = higher
-            if HAS_SINKS:
-                sink = tl.load(sinks + own_head, mask=is_own, other=0.0).to(tl.float32)
-                total += tl.exp2(sink * 1.4426950408889634 - most)
-            own = (first_row + own_row) * (num_blocks // NUM_BLOCKS * GROUPS) + own_head
-            found_at = attended + own[:, None] * VALUE_SIZE
-            tl.store(
-                found_at + of_value[None, :],
-                (sums / total[:, None]).to(attended.dtype.element_ty),
-                mask=is_own[:, None] & (of_value[None, :] < VALUE_SIZE),
+        most = tl.full([QUERIES], -float("inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
+        if first < stop:
+            own = (first_row + own_row) * ROW_FIELDS
+            body_size = tl.load(rows + own + BODY_SIZE, mask=is_query, other=0)
+            position = body_size
+            begin = first
+            if HAS_WINDOW:
+                position = tl.load(rows + own + ROW_POSITION, mask=is_query, other=1 << 30)
+                hidden = tl.min(position, axis=0) - window + 1 - first
+                begin += tl.maximum(hidden, 0) // KEYS * KEYS
+            numbers = tl.load(
+                query[:, None] + (first_row + own_row)[:, None] * query_row + of_key[None, :],
+                mask=is_query[:, None] & (of_key[None, :] < KEY_SIZE),
+                other=0.0,
             )
-            tl.store(ended_at, 0)
+            for key in range(begin, stop, KEYS):
+                key_position = key + one_key
+                is_key = key_position < stop
+                key_row = (start + key_position).to(tl.int64)
+                key_numbers = tl.load(
+                    keys + key_row[None, :] * KEY_SIZE + of_key[:, None],
+                    mask=is_key[None, :] & (of_key[:, None] < KEY_SIZE),
+                    other=0.0,
+                )
+                is_seen = key_position[None, :] < body_size[:, None]
+                if HAS_WINDOW:
+                    is_seen = is_seen & (position[:, None] - key_position[None, :] < window)
+                scores = _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP)
+                higher = tl.maximum(most, tl.max(scores, axis=1))
+                weights = tl.exp2(scores - _above(higher)[:, None])
+                shrunk = tl.exp2(most - _above(higher))
+                total = total * shrunk + tl.sum(weights, axis=1)
+                value_numbers = tl.load(
+                    values + key_row[:, None] * VALUE_SIZE + of_value[None, :],
+                    mask=is_key[:, None] & (of_value[None, :] < VALUE_SIZE),
+                    other=0.0,
+                )
+                sums = tl.dot(
+                    weights.to(value_numbers.dtype), value_numbers, sums * shrunk[:, None]
+                )
+                most = higher
+        attended_at = attended + ((first_row + own_row) * num_heads + own_head) * VALUE_SIZE
+        if is_all:
+            if num_parts > 0:
+                most, total, sums = _added(tail_most, tail_total, tail_sums, most, total, sums)
+            else:
+                most, total, sums = tail_most, tail_total, tail_sums
+            _finish(
+                *(attended_at, sinks + own_head, most, total, sums, is_query),
+                *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
+            )
+        else:
+            slot = (first_slot + part).to(tl.int64) * num_blocks + block
+            _keep(
+                kept_sums + (slot * QUERIES + index) * VALUE_WIDTH,
+                kept_extremes + slot * 2 * QUERIES + index,
+                *(most, total, sums, is_query & (first < stop)),
+                *(QUERIES, VALUE_WIDTH),
+            )
+            tl.debug_barrier()  # all of it is stored before it is counted
+            ended_at = num_ended + tile * num_blocks + block
+            if tl.atomic_add(ended_at, 1, sem="acq_rel") == tile_items - 1:
+                slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
+                extremes_at = kept_extremes + slot * 2 * QUERIES + index
+                most = tl.load(
+                    extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg"
+                )
+                total = tl.load(
+                    extremes_at + QUERIES, mask=is_query, other=0.0, cache_modifier=".cg"
+                )
+                sums_at = (index * VALUE_WIDTH)[:, None] + of_value[None, :]
+                sums_at += kept_sums
+                sums = tl.load(
+                    sums_at + slot * QUERIES * VALUE_WIDTH,
+                    mask=is_query[:, None],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                for each in tl.range(0, num_parts, loop_unroll_factor=4):
+                    slot = (first_slot + each).to(tl.int64) * num_blocks + block
+                    extremes_at = kept_extremes + slot * 2 * QUERIES + index
+                    part_most = tl.load(
+                        extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg"
+                    )
+                    part_total = tl.load(
+                        extremes_at + QUERIES, mask=is_query, other=0.0, cache_modifier=".cg"
+                    )
+                    part_sums = tl.load(
+                        sums_at + slot * QUERIES * VALUE_WIDTH,
+                        mask=is_query[:, None],
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    most, total, sums = _added(most, total, sums, part_most, part_total, part_sums)
+                _finish(
+                    *(attended_at, sinks + own_head, most, total, sums, is_query),
+                    *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
+                )
+                tl.store(ended_at, 0)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
+from hdserve.core import Source
+from hdserve.engine.chunk import Chunk
 from hdserve.engine.gpu_kernels.attend import TreeAttention
 from hdserve.engine.gpu_kernels.draw import draw_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.gpu_kernels.top import find_largest
-from hdserve.engine.kernels.parts import NUM_FIELDS, describe_parts
+from hdserve.engine.kv_cache import Segment
+from hdserve.engine.packed_rows import pack_rows
+from hdserve.engine.seen_parts import SeenParts
+from hdserve.engine.shapes import Shapes
+from hdserve.tree import DraftTree
 
 _SIZE = 256
 _NUM_CACHED = 200
@@ -48,12 +53,13 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _attends(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a row that sees equal values gets them."""
-    chunk = np.array([[0, 1, 1, _NUM_CACHED, 0, 1, 0]], np.int64)
-    nothing, fields = np.zeros(0, np.int64), np.zeros((NUM_FIELDS, 16), np.int32)
-    describe_parts(chunk, nothing, nothing, fields)
+    """Whether rows that see equal values get them."""
+    tree = DraftTree(0, 1)
+    tree.add_node(0, 0, Source.OTHER)
+    chunk = Chunk(Segment(0, _SIZE), _NUM_CACHED, [0], tree)
+    seen = SeenParts(len(tree), 1, device)
+    seen.fill(pack_rows([chunk], Shapes(), _SIZE - 1))
     keys = torch.randn((1, 1, _SIZE, 64), device=device, dtype=dtype)
-    on_device = torch.from_numpy(fields).to(device)
-    attend = TreeAttention(device)
-    found = attend(on_device, keys[:, :, :1], keys, torch.ones_like(keys), 1.0, None, None, None)
+    query, ones = keys[:, :, : len(tree)], torch.ones_like(keys)
+    found = TreeAttention(device)(seen, query, keys, ones, 1.0, None, None, None)
     return bool(((found - 1.0).abs() < 0.01).all())

@@ -37,7 +37,7 @@ STEP: Final = 16
 MAX_DEPTH: Final = TAIL - 2 * STEP
 """Of drafts."""
 
-PART: Final = 64
+PART: Final = 256
 """Positions of the first parts."""
 
 PARTS_OF_A_SIZE: Final = 32
@@ -46,41 +46,63 @@ PARTS_OF_A_SIZE: Final = 32
 MAX_ROWS: Final = 256
 """Of a forward."""
 
-ROWS_PER_TILE: Final = 16
+QUERIES: Final = 16
+"""That a GPU multiplies at a time, and a tile has: rows times heads that share keys."""
+
+MAX_GROUPS: Final = 4
+"""Heads that share keys and are of a tile; others are of another one."""
+
+TAILS_TOGETHER: Final = 4
+"""Rows whose tails are one item of work."""
 
 MAX_PARTS: Final = 1024
-"""Of all tiles, and a tail of each, for which there is room; at least two for each row."""
+"""Of all tiles, and their tails, for which there is room; at least two for each row."""
+
+MAX_ITEMS: Final = MAX_PARTS + MAX_ROWS
+
+TAIL_SIZE, BODY_SIZE, ROW_POSITION = range(3)
+"""Of a row: the rows of the cache in its tail, the positions of its body, and its own."""
+
+TAIL_ROWS: Final = 16
+"""Where a row's tail is listed."""
+
+ROW_FIELDS: Final = TAIL_ROWS + TAIL
 
 (
-    TAIL_SIZE,
-    BODY_SIZE,
-    ROW_POSITION,
     TILE,
-    PLACE,
     TILE_ROW,
     TILE_ROWS,
     TILE_START,
-    TILE_SIZE,
+    TILE_SLOT,
     TILE_PARTS,
-    FIRST_PART,
-    TOTALS,
-    TAIL_ROWS,
-) = range(13)
-"""Fields: of a row the rows of the cache in its tail, the positions of its body, its own position,
-its tile and its place there; of a tile its first row and how many it has, the row of the cache of
-position 0, the most positions of a body, the parts of that, and those of the tiles before; the
-totals; and ``TAIL`` fields that list the tail of a row."""
+    TILE_ITEMS,
+    PART_NUMBER,
+    PART_FIRST,
+    PART_STOP,
+    FIRST_TAIL,
+    NUM_TAILS,
+) = range(12)
+"""Of an item: its tile, the first row of that and how many it has, the row of the cache of position
+0, where what it finds is kept, how many parts the bodies have and how many items there are; which
+part of the bodies this one is, if it is one, and its positions; and the rows of the tile whose
+tails it is."""
 
-NUM_FIELDS: Final = TAIL_ROWS + TAIL
+ITEM_FIELDS: Final = 16
 
-NUM_PARTS, NUM_ITEMS, SHIFT = range(3)
-"""Totals: parts of all tiles; these and the tails of all rows; and how often the size of parts is
-doubled, so that there is room for what they find."""
-
-NO_TILE: Final = 1 << 30
-"""Parts before a tile that there is not."""
+NUM_ITEMS, NUM_SLOTS, SHIFT = range(3)
+"""Of the entry before the first item: how many there are, the parts of all tiles and a tail each,
+and how often the size of parts is doubled, so that there is room for what they find."""
 
 Fields = npt.NDArray[np.int32]
+
+
+@inlined
+def _first_position(part: int, shift: int) -> int:
+    """Of a part."""
+    doubled = part // PARTS_OF_A_SIZE
+    size = PART << shift
+    before = PARTS_OF_A_SIZE * size * ((1 << doubled) - 1)
+    return before + part % PARTS_OF_A_SIZE * (size << doubled)
 
 
 @inlined
@@ -99,61 +121,94 @@ def _body_size(position: int) -> int:
 
 
 @entry_point
-def describe_parts(
+def describe_tails(
     chunks: npt.NDArray[np.int64],
     parents: npt.NDArray[np.int64],
     depths: npt.NDArray[np.int64],
-    fields: Fields,
+    rows: Fields,
 ) -> None:
-    """Fill ``fields [NUM_FIELDS, num_rows]`` for chunks that are trees, none deeper than
-    ``MAX_DEPTH``, of ``MAX_ROWS`` rows together at most.
+    """Fill ``rows [num_rows, ROW_FIELDS]`` for chunks that are trees, none deeper than
+    ``MAX_DEPTH``.
 
     Args:
         chunks, parents: see :func:`~hdserve.engine.kernels.rows.list_visible`.
         depths: see :func:`~hdserve.engine.kernels.rows.lay_out_rows`.
     """
-    num_tiles = num_rows = 0
     for chunk in range(len(chunks)):
         start, column = chunks[chunk, SEGMENT_START], chunks[chunk, FIRST_COLUMN]
-        first_row, number = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]
         first_draft = chunks[chunk, FIRST_DRAFT] - 1
-        for first in range(0, number, ROWS_PER_TILE):
-            own_rows = min(ROWS_PER_TILE, number - first)
-            most = 0
-            for node in range(first, first + own_rows):
-                row = first_row + node
-                position = column + (depths[first_draft + node] if node else 0)
-                body = _body_size(position)
-                most = max(most, body)
-                fields[TAIL_SIZE, row], fields[BODY_SIZE, row] = position + 1 - body, body
-                fields[ROW_POSITION, row] = position
-                fields[TILE, row], fields[PLACE, row] = num_tiles, node - first
-                at, ancestor = TAIL_ROWS + position - body, node
-                while ancestor:
-                    fields[at, row] = start + column + ancestor
-                    at, ancestor = at - 1, parents[first_draft + ancestor]
-                for index in range(at - TAIL_ROWS + 1):
-                    fields[TAIL_ROWS + index, row] = start + body + index
-            fields[TILE_ROW, num_tiles], fields[TILE_ROWS, num_tiles] = first_row + first, own_rows
-            fields[TILE_START, num_tiles], fields[TILE_SIZE, num_tiles] = start, most
-            num_tiles += 1
-        num_rows = max(num_rows, first_row + number)
-    _count_parts(num_tiles, num_rows, fields)
+        for node in range(chunks[chunk, NUM_ROWS]):
+            row = chunks[chunk, FIRST_ROW] + node
+            position = column + (depths[first_draft + node] if node else 0)
+            body = _body_size(position)
+            rows[row, TAIL_SIZE], rows[row, BODY_SIZE] = position + 1 - body, body
+            rows[row, ROW_POSITION] = position
+            at, ancestor = TAIL_ROWS + position - body, node
+            while ancestor:
+                rows[row, at] = start + column + ancestor
+                at, ancestor = at - 1, parents[first_draft + ancestor]
+            for index in range(at - TAIL_ROWS + 1):
+                rows[row, TAIL_ROWS + index] = start + body + index
 
 
 @inlined
-def _count_parts(num_tiles: int, num_rows: int, fields: Fields) -> None:
-    shift = total = 0
-    while True:
-        total = 0
-        for tile in range(num_tiles):
-            fields[TILE_PARTS, tile] = _num_parts(fields[TILE_SIZE, tile], shift)
-            fields[FIRST_PART, tile] = total
-            total += fields[TILE_PARTS, tile]
-        if total + num_tiles <= MAX_PARTS:
-            break
+def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, shift: int) -> int:
+    """Parts of all tiles and a tail each."""
+    number = 0
+    for chunk in range(len(chunks)):
+        first_row, num_rows = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]
+        for first in range(0, num_rows, rows_per_tile):
+            most = 0
+            for row in range(first, min(first + rows_per_tile, num_rows)):
+                most = max(most, rows[first_row + row, BODY_SIZE])
+            number += 1 + _num_parts(most, shift)
+    return number
+
+
+@entry_point
+def list_items(
+    chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, items: Fields
+) -> None:
+    """Fill ``items [1 + MAX_ITEMS, ITEM_FIELDS]``: for a single row with one part that one and its
+    tail together, else each part and some tails at a time.
+
+    Args:
+        chunks: as of :func:`describe_tails`, of ``MAX_ROWS`` rows at most.
+        rows: as it filled them.
+    """
+    shift = 0
+    while _num_slots(chunks, rows, rows_per_tile, shift) > MAX_PARTS:
         shift += 1
-    for tile in range(num_tiles, fields.shape[1]):
-        fields[FIRST_PART, tile] = NO_TILE
-    fields[TOTALS, NUM_PARTS], fields[TOTALS, NUM_ITEMS] = total, total + num_rows
-    fields[TOTALS, SHIFT] = shift
+    number = tile = slot = 0
+    for chunk in range(len(chunks)):
+        num_rows = chunks[chunk, NUM_ROWS]
+        for first in range(0, num_rows, rows_per_tile):
+            first_row = chunks[chunk, FIRST_ROW] + first
+            own_rows = min(rows_per_tile, num_rows - first)
+            most = 0
+            for row in range(first_row, first_row + own_rows):
+                most = max(most, rows[row, BODY_SIZE])
+            parts = _num_parts(most, shift)
+            is_one = own_rows == 1 and parts <= 1
+            tails = (own_rows + TAILS_TOGETHER - 1) // TAILS_TOGETHER
+            count = 1 if is_one else parts + tails
+            for index in range(count):
+                number += 1
+                item = items[number]
+                item[TILE], item[TILE_ROW], item[TILE_ROWS] = tile, first_row, own_rows
+                item[TILE_START], item[TILE_SLOT] = chunks[chunk, SEGMENT_START], slot
+                item[TILE_PARTS], item[TILE_ITEMS] = parts, count
+                item[PART_NUMBER] = item[PART_FIRST] = item[PART_STOP] = 0
+                item[FIRST_TAIL] = item[NUM_TAILS] = 0
+                if index < parts:
+                    item[PART_NUMBER] = index
+                    item[PART_FIRST] = _first_position(index, shift)
+                    item[PART_STOP] = min(most, _first_position(index + 1, shift))
+                if is_one:
+                    item[NUM_TAILS] = 1
+                elif index >= parts:
+                    item[FIRST_TAIL] = (index - parts) * TAILS_TOGETHER
+                    item[NUM_TAILS] = min(TAILS_TOGETHER, own_rows - item[FIRST_TAIL])
+            tile += 1
+            slot += parts + 1
+    items[0, NUM_ITEMS], items[0, NUM_SLOTS], items[0, SHIFT] = number, slot, shift
