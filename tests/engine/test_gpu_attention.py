@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
 
-_NUM_CACHE_ROWS = 8192
+_NUM_CACHE_ROWS = 32_768
 
 
 class Layer(NamedTuple):

@@ -3,7 +3,7 @@ the row's position."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
 
 import numpy as np
 import numpy.typing as npt
@@ -50,73 +50,88 @@ def packed_rows(chunks: list[Chunk], num_rows: int = NUM_ROWS) -> PackedRows:
     return pack_rows(chunks, Shapes((num_rows,)), 10_000_000)
 
 
-def found_fields(seen: SeenParts) -> npt.NDArray[np.int32]:
-    fields: npt.NDArray[np.int32] = seen.fields.numpy()
-    return fields
+def make_seen(num_rows: int = NUM_ROWS, num_groups: int = 1) -> SeenParts:
+    return SeenParts(num_rows, num_groups, torch.device("cpu"))
 
 
-def first_positions(shift: int, number: int) -> list[int]:
-    """Of the first parts."""
-    found, size = [0], parts.PART << shift
-    while len(found) <= number:
-        found += [found[-1] + size * (index + 1) for index in range(parts.PARTS_OF_A_SIZE)]
-        size *= 2
+def items_of(seen: SeenParts) -> npt.NDArray[np.int32]:
+    """``[num_items, ITEM_FIELDS]``."""
+    number = int(seen.items[0, parts.NUM_ITEMS])
+    found: npt.NDArray[np.int32] = seen.items[1 : 1 + number].numpy()
     return found
 
 
-def tail_of(fields: npt.NDArray[Any], row: int) -> list[int]:
-    size = fields[parts.TAIL_SIZE, row]
-    rows: list[int] = fields[parts.TAIL_ROWS : parts.TAIL_ROWS + size, row].tolist()
-    return rows
+def sizes_of_parts(shift: int) -> list[int]:
+    """Of the first parts, the same for every sequence."""
+    return [
+        (parts.PART << shift) << (index // parts.PARTS_OF_A_SIZE)
+        for index in range(4 * parts.PARTS_OF_A_SIZE)
+    ]
 
 
 @given(lists=st.lists(tree_lists(), min_size=1, max_size=2))
 def test_bodies_and_tails_are_what_rows_see(lists: list[list[Chunk]]) -> None:
     """Step after step in the same place, whatever was there before."""
-    seen = SeenParts(NUM_ROWS, torch.device("cpu"))
+    seen = make_seen()
     for chunks in lists:
-        packed = packed_rows(chunks)
-        seen.fill(packed)
-        fields, row = found_fields(seen), 0
+        seen.fill(packed_rows(chunks))
+        row = 0
         for chunk in chunks:
             start = chunk.segment.start
             for node in brute_force(chunk):
-                tile, body = fields[parts.TILE, row], fields[parts.BODY_SIZE, row]
-                assert fields[parts.TILE_START, tile] == start
-                assert fields[parts.TILE_ROW, tile] + fields[parts.PLACE, row] == row
-                assert fields[parts.TILE_SIZE, tile] >= body
-                assert fields[parts.ROW_POSITION, row] == node.position
+                fields = seen.rows[row].tolist()
+                body, size = fields[parts.BODY_SIZE], fields[parts.TAIL_SIZE]
+                assert fields[parts.ROW_POSITION] == node.position
                 assert body == max(0, (node.position - parts.MAX_DEPTH) // parts.STEP * parts.STEP)
-                tail = tail_of(fields, row)
-                in_order = sorted(tail)
-                assert tail == in_order
-                assert [*range(start, start + body), *tail] == [
-                    start + column for column in sorted(node.seen)
-                ]
+                tail = fields[parts.TAIL_ROWS : parts.TAIL_ROWS + size]
+                wanted = [start + column for column in sorted(node.seen)]
+                assert [*range(start, start + body), *tail] == wanted
                 row += 1
 
 
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 8])
 @given(chunks=tree_lists())
-def test_tiles_have_all_rows_and_parts_all_positions(chunks: list[Chunk]) -> None:
-    seen = SeenParts(NUM_ROWS, torch.device("cpu"))
+def test_items_are_all_parts_and_tails(num_groups: int, chunks: list[Chunk]) -> None:
+    """Each once, of tiles that together are all rows."""
+    rows_per_tile = max(4, 16 >> (num_groups - 1).bit_length())
+    seen = make_seen(num_groups=num_groups)
     seen.fill(packed_rows(chunks))
-    fields = found_fields(seen)
-    num_rows = sum(chunk.num_rows for chunk in chunks)
-    num_tiles = sum(-(-chunk.num_rows // parts.ROWS_PER_TILE) for chunk in chunks)
-    num_parts, num_items, shift = fields[parts.TOTALS, :3].tolist()
-    assert num_items == num_parts + num_rows
-    assert fields[parts.TILE_ROWS, :num_tiles].sum() == num_rows
-    assert (fields[parts.FIRST_PART, num_tiles:] > num_items).all()
-    before = 0
-    for tile in range(num_tiles):
-        number, size = fields[parts.TILE_PARTS, tile], fields[parts.TILE_SIZE, tile]
-        starts = first_positions(shift, number)
-        assert fields[parts.FIRST_PART, tile] == before
-        assert starts[number] >= size
-        assert number == 0 or starts[number - 1] < size
-        before += number
-    assert num_parts == before
-    assert num_parts + num_tiles <= parts.MAX_PARTS
+    tiles = [
+        (row, min(rows_per_tile, first + chunk.num_rows - row), chunk.segment.start)
+        for first, chunk in packed_rows(chunks).chunks.placed
+        for row in range(first, first + chunk.num_rows, rows_per_tile)
+    ]
+    by_tile = defaultdict(list)
+    for item in items_of(seen).tolist():
+        by_tile[item[parts.TILE]].append(item)
+    assert set(by_tile) == set(range(len(tiles)))
+    slot = 0
+    for number, (first_row, num_rows, start) in enumerate(tiles):
+        items = by_tile[number]
+        longest = int(seen.rows[first_row : first_row + num_rows, parts.BODY_SIZE].max())
+        positions = [
+            position
+            for item in items
+            for position in range(item[parts.PART_FIRST], item[parts.PART_STOP])
+        ]
+        assert positions == list(range(longest))
+        of_parts = [item for item in items if item[parts.PART_STOP]]
+        assert [item[parts.PART_NUMBER] for item in of_parts] == list(range(len(of_parts)))
+        sizes = [item[parts.PART_STOP] - item[parts.PART_FIRST] for item in of_parts]
+        assert sizes[:-1] == sizes_of_parts(0)[: len(sizes)][:-1]
+        tails = [
+            item[parts.FIRST_TAIL] + index
+            for item in items
+            for index in range(item[parts.NUM_TAILS])
+        ]
+        assert tails == list(range(num_rows))
+        for item in items:
+            assert item[parts.TILE_ROW : parts.TILE_SLOT + 1] == [first_row, num_rows, start, slot]
+            assert item[parts.TILE_PARTS : parts.TILE_ITEMS + 1] == [len(of_parts), len(items)]
+        apart = len(of_parts) + -(-num_rows // parts.TAILS_TOGETHER)
+        assert len(items) == (1 if num_rows == 1 and len(of_parts) <= 1 else apart)
+        slot += len(of_parts) + 1
+    assert seen.items[0, parts.NUM_SLOTS] == slot
 
 
 @pytest.mark.parametrize("column", [0, 5, 40, 64, 500])
@@ -130,14 +145,13 @@ def test_a_path_is_described_as_if_it_were_decoded(column: int) -> None:
         added = tree.add_node(node, 7, Source.OTHER)
         assert added is not None
         node = added
-    drafted, alone = (SeenParts(num_rows, torch.device("cpu")) for num_rows in (32, 1))
+    drafted, alone = make_seen(32), make_seen(1)
     drafted.fill(packed_rows([Chunk(Segment(0, 1024), column, [1], tree)], 32))
-    fields, decoded = found_fields(drafted), found_fields(alone)
-    of_row = [parts.TAIL_SIZE, parts.BODY_SIZE, parts.ROW_POSITION]
     for row, depth in enumerate(tree.depths):
         chunk = Chunk(Segment(0, 1024), column + depth, [1], DraftTree(1, 0))
         alone.fill(packed_rows([chunk], 1))
-        assert fields[of_row, row].tolist() == decoded[of_row, 0].tolist()
+        number = parts.TAIL_ROWS
+        assert drafted.rows[row, :number].tolist() == alone.rows[0, :number].tolist()
 
 
 def test_parts_are_larger_where_there_are_too_many() -> None:
@@ -146,8 +160,17 @@ def test_parts_are_larger_where_there_are_too_many() -> None:
         Chunk(Segment(number * 70_000, 70_000), 60_000, [1], DraftTree(1, 0))
         for number in range(64)
     ]
-    seen = SeenParts(64, torch.device("cpu"))
+    seen = make_seen(64)
     seen.fill(packed_rows(chunks, 64))
-    num_parts, _, shift = found_fields(seen)[parts.TOTALS, :3].tolist()
+    _, num_slots, shift = seen.items[0, :3].tolist()
     assert shift > 0
-    assert parts.MAX_PARTS // 4 < num_parts + 64 <= parts.MAX_PARTS
+    assert parts.MAX_PARTS // 4 < num_slots <= parts.MAX_PARTS
+    for item in items_of(seen).tolist():
+        size = item[parts.PART_STOP] - item[parts.PART_FIRST]
+        assert size <= sizes_of_parts(shift)[item[parts.PART_NUMBER]]
+
+
+def test_nothing_is_no_item() -> None:
+    seen = make_seen()
+    seen.fill(packed_rows([]))
+    assert seen.items[0, :3].tolist() == [0, 0, 0]

@@ -29,6 +29,28 @@ _PROGRAMS_PER_PROCESSOR: Final = 4
 
 _LOG2_E: Final = 1.4426950408889634
 
+_POWER = tl.constexpr(_LOG2_E)
+_QUERIES = tl.constexpr(parts.QUERIES)
+_KEYS = tl.constexpr(parts.TAIL)
+_ROW_FIELDS = tl.constexpr(parts.ROW_FIELDS)
+_TAIL_SIZE = tl.constexpr(parts.TAIL_SIZE)
+_BODY_SIZE = tl.constexpr(parts.BODY_SIZE)
+_ROW_POSITION = tl.constexpr(parts.ROW_POSITION)
+_TAIL_ROWS = tl.constexpr(parts.TAIL_ROWS)
+_ITEM_FIELDS = tl.constexpr(parts.ITEM_FIELDS)
+_TILE = tl.constexpr(parts.TILE)
+_TILE_ROW = tl.constexpr(parts.TILE_ROW)
+_TILE_ROWS = tl.constexpr(parts.TILE_ROWS)
+_TILE_START = tl.constexpr(parts.TILE_START)
+_TILE_SLOT = tl.constexpr(parts.TILE_SLOT)
+_TILE_PARTS = tl.constexpr(parts.TILE_PARTS)
+_TILE_ITEMS = tl.constexpr(parts.TILE_ITEMS)
+_PART_NUMBER = tl.constexpr(parts.PART_NUMBER)
+_PART_FIRST = tl.constexpr(parts.PART_FIRST)
+_PART_STOP = tl.constexpr(parts.PART_STOP)
+_FIRST_TAIL = tl.constexpr(parts.FIRST_TAIL)
+_NUM_TAILS = tl.constexpr(parts.NUM_TAILS)
+
 
 class TreeAttention:
     """Attends for forwards of few rows, all of them nodes of trees.
@@ -99,30 +121,10 @@ class TreeAttention:
             HAS_SINKS=sinks is not None,
             GROUPS=num_groups,
             GROUPS_AT_ONCE=groups_at_once,
-            QUERIES=parts.QUERIES,
             KEY_SIZE=key_size,
             KEY_WIDTH=triton.next_power_of_2(key_size),
             VALUE_SIZE=value_size,
             VALUE_WIDTH=width,
-            KEYS=parts.TAIL,
-            ROW_FIELDS=parts.ROW_FIELDS,
-            TAIL_SIZE=parts.TAIL_SIZE,
-            BODY_SIZE=parts.BODY_SIZE,
-            ROW_POSITION=parts.ROW_POSITION,
-            TAIL_ROWS=parts.TAIL_ROWS,
-            ITEM_FIELDS=parts.ITEM_FIELDS,
-            TILE=parts.TILE,
-            TILE_ROW=parts.TILE_ROW,
-            TILE_ROWS=parts.TILE_ROWS,
-            TILE_START=parts.TILE_START,
-            TILE_SLOT=parts.TILE_SLOT,
-            TILE_PARTS=parts.TILE_PARTS,
-            TILE_ITEMS=parts.TILE_ITEMS,
-            PART_NUMBER=parts.PART_NUMBER,
-            PART_FIRST=parts.PART_FIRST,
-            PART_STOP=parts.PART_STOP,
-            FIRST_TAIL=parts.FIRST_TAIL,
-            NUM_TAILS=parts.NUM_TAILS,
             num_warps=4,
             num_stages=2,
         )
@@ -140,8 +142,31 @@ class TreeAttention:
 
 
 @triton.jit
+def _read_queries(query_at, is_query, KEY_SIZE: tl.constexpr, KEY_WIDTH: tl.constexpr):
+    of_key = tl.arange(0, KEY_WIDTH)
+    is_number = is_query[:, None] & (of_key[None, :] < KEY_SIZE)
+    return tl.load(query_at[:, None] + of_key[None, :], mask=is_number, other=0.0)
+
+
+@triton.jit
+def _read_keys(keys, key_row, is_key, KEY_SIZE: tl.constexpr, KEY_WIDTH: tl.constexpr):
+    of_key = tl.arange(0, KEY_WIDTH)
+    is_number = is_key[None, :] & (of_key[:, None] < KEY_SIZE)
+    return tl.load(keys + key_row[None, :] * KEY_SIZE + of_key[:, None], mask=is_number, other=0.0)
+
+
+@triton.jit
+def _read_values(values, key_row, is_key, VALUE_SIZE: tl.constexpr, VALUE_WIDTH: tl.constexpr):
+    of_value = tl.arange(0, VALUE_WIDTH)
+    is_number = is_key[:, None] & (of_value[None, :] < VALUE_SIZE)
+    return tl.load(
+        values + key_row[:, None] * VALUE_SIZE + of_value[None, :], mask=is_number, other=0.0
+    )
+
+
+@triton.jit
 def _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Of queries and keys, as powers of two have them."""
+    """Of queries and keys, of which two to their power is the weight."""
     scores = tl.dot(numbers, key_numbers) * scale
     if HAS_SOFTCAP:
         scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * softcap  # a hyperbolic tangent
@@ -155,6 +180,13 @@ def _above(most):
 
 
 @triton.jit
+def _nothing(VALUE_WIDTH: tl.constexpr):
+    """Highest scores, sums of weights and of values where nothing is seen."""
+    most = tl.full([_QUERIES], -float("inf"), tl.float32)
+    return most, tl.zeros([_QUERIES], tl.float32), tl.zeros([_QUERIES, VALUE_WIDTH], tl.float32)
+
+
+@triton.jit
 def _added(most, total, sums, other_most, other_total, other_sums):
     """What two parts have found together."""
     higher = tl.maximum(most, other_most)
@@ -162,6 +194,134 @@ def _added(most, total, sums, other_most, other_total, other_sums):
     shrunk, other_shrunk = tl.exp2(most - base), tl.exp2(other_most - base)
     total = total * shrunk + other_total * other_shrunk
     return higher, total, sums * shrunk[:, None] + other_sums * other_shrunk[:, None]
+
+
+@triton.jit
+def _attend_tail(
+    query_at,
+    is_query,
+    keys,
+    values,
+    row,
+    scale,
+    softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):
+    """What is found in the tail of a row."""
+    one_key, size = tl.arange(0, _KEYS), tl.load(row + _TAIL_SIZE)
+    is_key = one_key < size
+    key_row = tl.load(row + _TAIL_ROWS + one_key, mask=is_key, other=0).to(tl.int64)
+    numbers = _read_queries(query_at, is_query, KEY_SIZE, KEY_WIDTH)
+    key_numbers = _read_keys(keys, key_row, is_key, KEY_SIZE, KEY_WIDTH)
+    value_numbers = _read_values(values, key_row, is_key, VALUE_SIZE, VALUE_WIDTH)
+    is_seen = is_key
+    if HAS_WINDOW:
+        is_seen = is_seen & (size - 1 - one_key < window)
+    scores = _scores(numbers, key_numbers, is_seen[None, :], scale, softcap, HAS_SOFTCAP)
+    most = tl.max(scores, axis=1)
+    weights = tl.exp2(scores - _above(most)[:, None])
+    total = tl.sum(weights, axis=1)
+    return most, total, tl.dot(weights.to(value_numbers.dtype), value_numbers)
+
+
+@triton.jit
+def _attend_part(
+    query_at,
+    is_query,
+    keys,
+    values,
+    row,
+    start,
+    first,
+    stop,
+    scale,
+    softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):
+    """The same between two positions of the bodies of several rows."""
+    one_key = tl.arange(0, _KEYS)
+    most, total, sums = _nothing(VALUE_WIDTH)
+    if first < stop:
+        size = tl.load(row + _BODY_SIZE, mask=is_query, other=0)
+        position, begin = size, first
+        if HAS_WINDOW:
+            position = tl.load(row + _ROW_POSITION, mask=is_query, other=1 << 30)
+            num_hidden = tl.min(position, axis=0) - window + 1 - first
+            begin += tl.maximum(num_hidden, 0) // _KEYS * _KEYS
+        numbers = _read_queries(query_at, is_query, KEY_SIZE, KEY_WIDTH)
+        for key in range(begin, stop, _KEYS):
+            key_position = key + one_key
+            is_key = key_position < stop
+            key_row = (start + key_position).to(tl.int64)
+            key_numbers = _read_keys(keys, key_row, is_key, KEY_SIZE, KEY_WIDTH)
+            is_seen = key_position[None, :] < size[:, None]
+            if HAS_WINDOW:
+                is_seen = is_seen & (position[:, None] - key_position[None, :] < window)
+            scores = _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP)
+            higher = tl.maximum(most, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - _above(higher)[:, None])
+            shrunk = tl.exp2(most - _above(higher))
+            total = total * shrunk + tl.sum(weights, axis=1)
+            value_numbers = _read_values(values, key_row, is_key, VALUE_SIZE, VALUE_WIDTH)
+            sums = tl.dot(weights.to(value_numbers.dtype), value_numbers, sums * shrunk[:, None])
+            most = higher
+    return most, total, sums
+
+
+@triton.jit
+def _keep(sums_at, extremes_at, most, total, sums, is_kept, VALUE_WIDTH: tl.constexpr):
+    of_value = tl.arange(0, VALUE_WIDTH)
+    tl.store(sums_at[:, None] + of_value[None, :], sums, mask=is_kept[:, None])
+    tl.store(extremes_at, most, mask=is_kept)
+    tl.store(extremes_at + _QUERIES, total, mask=is_kept)
+
+
+@triton.jit
+def _read_kept(sums_at, extremes_at, is_query, VALUE_WIDTH: tl.constexpr):
+    """What was kept, by other programs, too."""
+    of_value = tl.arange(0, VALUE_WIDTH)
+    most = tl.load(extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg")
+    total = tl.load(extremes_at + _QUERIES, mask=is_query, other=0.0, cache_modifier=".cg")
+    sums = tl.load(
+        sums_at[:, None] + of_value[None, :],
+        mask=is_query[:, None],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    return most, total, sums
+
+
+@triton.jit
+def _add_up(sums_at, extremes_at, first_slot, num_parts, is_query, VALUE_WIDTH: tl.constexpr):
+    """What the parts of a tile and its tails have found together."""
+    block, num_blocks = tl.program_id(1), tl.num_programs(1)
+    slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
+    most, total, sums = _read_kept(
+        sums_at + slot * _QUERIES * VALUE_WIDTH,
+        extremes_at + slot * 2 * _QUERIES,
+        *(is_query, VALUE_WIDTH),
+    )
+    for part in tl.range(0, num_parts, loop_unroll_factor=4):
+        slot = (first_slot + part).to(tl.int64) * num_blocks + block
+        part_most, part_total, part_sums = _read_kept(
+            sums_at + slot * _QUERIES * VALUE_WIDTH,
+            extremes_at + slot * 2 * _QUERIES,
+            *(is_query, VALUE_WIDTH),
+        )
+        most, total, sums = _added(most, total, sums, part_most, part_total, part_sums)
+    return most, total, sums
 
 
 @triton.jit
@@ -179,31 +339,13 @@ def _finish(
     """Store what the queries get."""
     if HAS_SINKS:
         sink = tl.load(sinks_at, mask=is_query, other=0.0).to(tl.float32)
-        total += tl.exp2(sink * 1.4426950408889634 - most)
+        total += tl.exp2(sink * _POWER - most)
     of_value = tl.arange(0, VALUE_WIDTH)
     tl.store(
         attended_at[:, None] + of_value[None, :],
         (sums / total[:, None]).to(attended_at.dtype.element_ty),
         mask=is_query[:, None] & (of_value[None, :] < VALUE_SIZE),
     )
-
-
-@triton.jit
-def _keep(
-    sums_at,
-    extremes_at,
-    most,
-    total,
-    sums,
-    is_kept,
-    QUERIES: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-):
-    of_value = tl.arange(0, VALUE_WIDTH)
-    at = sums_at[:, None] + of_value[None, :]
-    tl.store(at, sums, mask=is_kept[:, None])
-    tl.store(extremes_at, most, mask=is_kept)
-    tl.store(extremes_at + QUERIES, total, mask=is_kept)
 
 
 @triton.jit
@@ -230,192 +372,74 @@ def _attend(
     HAS_SINKS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_AT_ONCE: tl.constexpr,
-    QUERIES: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr,
-    ROW_FIELDS: tl.constexpr,
-    TAIL_SIZE: tl.constexpr,
-    BODY_SIZE: tl.constexpr,
-    ROW_POSITION: tl.constexpr,
-    TAIL_ROWS: tl.constexpr,
-    ITEM_FIELDS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILE_ROW: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_START: tl.constexpr,
-    TILE_SLOT: tl.constexpr,
-    TILE_PARTS: tl.constexpr,
-    TILE_ITEMS: tl.constexpr,
-    PART_NUMBER: tl.constexpr,
-    PART_FIRST: tl.constexpr,
-    PART_STOP: tl.constexpr,
-    FIRST_TAIL: tl.constexpr,
-    NUM_TAILS: tl.constexpr,
 ):
-    NUM_PARTS_OF_HEAD: tl.constexpr = (GROUPS + GROUPS_AT_ONCE - 1) // GROUPS_AT_ONCE
+    BLOCKS_OF_HEAD: tl.constexpr = (GROUPS + GROUPS_AT_ONCE - 1) // GROUPS_AT_ONCE
     block, num_blocks = tl.program_id(1), tl.num_programs(1)
-    head = (block // NUM_PARTS_OF_HEAD).to(tl.int64)
-    num_items = tl.load(items)
-    index = tl.arange(0, QUERIES)
+    head, num_heads = (block // BLOCKS_OF_HEAD).to(tl.int64), num_blocks // BLOCKS_OF_HEAD * GROUPS
+    index = tl.arange(0, _QUERIES)
     own_row = index // GROUPS_AT_ONCE
-    group = block % NUM_PARTS_OF_HEAD * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
+    group = block % BLOCKS_OF_HEAD * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
     own_head = head * GROUPS + group
-    num_heads = num_blocks // NUM_PARTS_OF_HEAD * GROUPS
-    of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
-    one_key = tl.arange(0, KEYS)
     query += own_head * query_head
-    keys += head * keys_head
-    values += head * values_head
-    for number in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = items + (number + 1) * ITEM_FIELDS
-        first_row, num_rows = tl.load(item + TILE_ROW), tl.load(item + TILE_ROWS)
-        start, tile = tl.load(item + TILE_START), tl.load(item + TILE)
-        first_slot, num_parts = tl.load(item + TILE_SLOT), tl.load(item + TILE_PARTS)
-        tile_items, part = tl.load(item + TILE_ITEMS), tl.load(item + PART_NUMBER)
-        first, stop = tl.load(item + PART_FIRST), tl.load(item + PART_STOP)
-        first_tail, num_tails = tl.load(item + FIRST_TAIL), tl.load(item + NUM_TAILS)
-        is_all = (tile_items == 1) & (num_rows == 1)
+    keys, values = keys + head * keys_head, values + head * values_head
+    for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
+        item = items + (number + 1) * _ITEM_FIELDS
+        first_row, num_rows = tl.load(item + _TILE_ROW), tl.load(item + _TILE_ROWS)
+        first_slot, num_parts = tl.load(item + _TILE_SLOT), tl.load(item + _TILE_PARTS)
+        num_items = tl.load(item + _TILE_ITEMS)
+        is_all = (num_items == 1) & (num_rows == 1)
         is_query = (own_row < num_rows) & (group < GROUPS)
+        is_of_tail = (own_row == 0) & (group < GROUPS)
         slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
-        tail_most = tl.full([QUERIES], -float("inf"), tl.float32)
-        tail_total = tl.zeros([QUERIES], tl.float32)
-        tail_sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
+        tail_most, tail_total, tail_sums = _nothing(VALUE_WIDTH)
+        first_tail, num_tails = tl.load(item + _FIRST_TAIL), tl.load(item + _NUM_TAILS)
         for place in range(first_tail, first_tail + num_tails):
-            row = rows + (first_row + place) * ROW_FIELDS
-            tail_size = tl.load(row + TAIL_SIZE)
-            is_key = one_key < tail_size
-            key_row = tl.load(row + TAIL_ROWS + one_key, mask=is_key, other=0).to(tl.int64)
-            is_own = (own_row == 0) & (group < GROUPS)
-            numbers = tl.load(
-                query[:, None] + (first_row + place) * query_row + of_key[None, :],
-                mask=is_own[:, None] & (of_key[None, :] < KEY_SIZE),
-                other=0.0,
+            tail_most, tail_total, tail_sums = _attend_tail(
+                *(query + (first_row + place) * query_row, is_of_tail, keys, values),
+                *(rows + (first_row + place) * _ROW_FIELDS, scale, softcap, window),
+                *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
             )
-            key_numbers = tl.load(
-                keys + key_row[None, :] * KEY_SIZE + of_key[:, None],
-                mask=is_key[None, :] & (of_key[:, None] < KEY_SIZE),
-                other=0.0,
-            )
-            value_numbers = tl.load(
-                values + key_row[:, None] * VALUE_SIZE + of_value[None, :],
-                mask=is_key[:, None] & (of_value[None, :] < VALUE_SIZE),
-                other=0.0,
-            )
-            is_seen = is_key
-            if HAS_WINDOW:
-                is_seen = is_seen & (tail_size - 1 - one_key < window)
-            scores = _scores(numbers, key_numbers, is_seen[None, :], scale, softcap, HAS_SOFTCAP)
-            tail_most = tl.max(scores, axis=1)
-            weights = tl.exp2(scores - _above(tail_most)[:, None])
-            tail_total = tl.sum(weights, axis=1)
-            tail_sums = tl.dot(weights.to(value_numbers.dtype), value_numbers)
             if not is_all:
-                at = slot * QUERIES + place * GROUPS_AT_ONCE + index
-                extremes_at = kept_extremes + slot * 2 * QUERIES + place * GROUPS_AT_ONCE + index
+                at = place * GROUPS_AT_ONCE + index
                 _keep(
-                    *(kept_sums + at * VALUE_WIDTH, extremes_at),
-                    *(tail_most, tail_total, tail_sums, is_own),
-                    *(QUERIES, VALUE_WIDTH),
+                    kept_sums + (slot * _QUERIES + at) * VALUE_WIDTH,
+                    kept_extremes + slot * 2 * _QUERIES + at,
+                    *(tail_most, tail_total, tail_sums, is_of_tail, VALUE_WIDTH),
                 )
-        most = tl.full([QUERIES], -float("inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        sums = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
-        if first < stop:
-            own = (first_row + own_row) * ROW_FIELDS
-            body_size = tl.load(rows + own + BODY_SIZE, mask=is_query, other=0)
-            position = body_size
-            begin = first
-            if HAS_WINDOW:
-                position = tl.load(rows + own + ROW_POSITION, mask=is_query, other=1 << 30)
-                hidden = tl.min(position, axis=0) - window + 1 - first
-                begin += tl.maximum(hidden, 0) // KEYS * KEYS
-            numbers = tl.load(
-                query[:, None] + (first_row + own_row)[:, None] * query_row + of_key[None, :],
-                mask=is_query[:, None] & (of_key[None, :] < KEY_SIZE),
-                other=0.0,
-            )
-            for key in range(begin, stop, KEYS):
-                key_position = key + one_key
-                is_key = key_position < stop
-                key_row = (start + key_position).to(tl.int64)
-                key_numbers = tl.load(
-                    keys + key_row[None, :] * KEY_SIZE + of_key[:, None],
-                    mask=is_key[None, :] & (of_key[:, None] < KEY_SIZE),
-                    other=0.0,
-                )
-                is_seen = key_position[None, :] < body_size[:, None]
-                if HAS_WINDOW:
-                    is_seen = is_seen & (position[:, None] - key_position[None, :] < window)
-                scores = _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP)
-                higher = tl.maximum(most, tl.max(scores, axis=1))
-                weights = tl.exp2(scores - _above(higher)[:, None])
-                shrunk = tl.exp2(most - _above(higher))
-                total = total * shrunk + tl.sum(weights, axis=1)
-                value_numbers = tl.load(
-                    values + key_row[:, None] * VALUE_SIZE + of_value[None, :],
-                    mask=is_key[:, None] & (of_value[None, :] < VALUE_SIZE),
-                    other=0.0,
-                )
-                sums = tl.dot(
-                    weights.to(value_numbers.dtype), value_numbers, sums * shrunk[:, None]
-                )
-                most = higher
+        first, stop = tl.load(item + _PART_FIRST), tl.load(item + _PART_STOP)
+        most, total, sums = _attend_part(
+            *(query + (first_row + own_row) * query_row, is_query, keys, values),
+            rows + (first_row + own_row) * _ROW_FIELDS,
+            *(tl.load(item + _TILE_START), first, stop, scale, softcap, window),
+            *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
+        )
         attended_at = attended + ((first_row + own_row) * num_heads + own_head) * VALUE_SIZE
+        sums_at = kept_sums + index * VALUE_WIDTH
         if is_all:
-            if num_parts > 0:
-                most, total, sums = _added(tail_most, tail_total, tail_sums, most, total, sums)
-            else:
-                most, total, sums = tail_most, tail_total, tail_sums
+            most, total, sums = _added(tail_most, tail_total, tail_sums, most, total, sums)
             _finish(
                 *(attended_at, sinks + own_head, most, total, sums, is_query),
                 *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
             )
         else:
-            slot = (first_slot + part).to(tl.int64) * num_blocks + block
+            part = first_slot + tl.load(item + _PART_NUMBER)
+            part_slot = part.to(tl.int64) * num_blocks + block
             _keep(
-                kept_sums + (slot * QUERIES + index) * VALUE_WIDTH,
-                kept_extremes + slot * 2 * QUERIES + index,
-                *(most, total, sums, is_query & (first < stop)),
-                *(QUERIES, VALUE_WIDTH),
+                sums_at + part_slot * _QUERIES * VALUE_WIDTH,
+                kept_extremes + part_slot * 2 * _QUERIES + index,
+                *(most, total, sums, is_query & (first < stop), VALUE_WIDTH),
             )
             tl.debug_barrier()  # all of it is stored before it is counted
-            ended_at = num_ended + tile * num_blocks + block
-            if tl.atomic_add(ended_at, 1, sem="acq_rel") == tile_items - 1:
-                slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
-                extremes_at = kept_extremes + slot * 2 * QUERIES + index
-                most = tl.load(
-                    extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg"
+            ended_at = num_ended + tl.load(item + _TILE) * num_blocks + block
+            if tl.atomic_add(ended_at, 1, sem="acq_rel") == num_items - 1:
+                most, total, sums = _add_up(
+                    *(sums_at, kept_extremes + index, first_slot, num_parts, is_query),
+                    VALUE_WIDTH,
                 )
-                total = tl.load(
-                    extremes_at + QUERIES, mask=is_query, other=0.0, cache_modifier=".cg"
-                )
-                sums_at = (index * VALUE_WIDTH)[:, None] + of_value[None, :]
-                sums_at += kept_sums
-                sums = tl.load(
-                    sums_at + slot * QUERIES * VALUE_WIDTH,
-                    mask=is_query[:, None],
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                for each in tl.range(0, num_parts, loop_unroll_factor=4):
-                    slot = (first_slot + each).to(tl.int64) * num_blocks + block
-                    extremes_at = kept_extremes + slot * 2 * QUERIES + index
-                    part_most = tl.load(
-                        extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg"
-                    )
-                    part_total = tl.load(
-                        extremes_at + QUERIES, mask=is_query, other=0.0, cache_modifier=".cg"
-                    )
-                    part_sums = tl.load(
-                        sums_at + slot * QUERIES * VALUE_WIDTH,
-                        mask=is_query[:, None],
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                    most, total, sums = _added(most, total, sums, part_most, part_total, part_sums)
                 _finish(
                     *(attended_at, sinks + own_head, most, total, sums, is_query),
                     *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),

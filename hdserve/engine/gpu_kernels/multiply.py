@@ -197,6 +197,18 @@ def _sum(
 
 
 @triton.jit
+def _read(weights_at, rows_at, is_output, is_row, is_column, IS_WHOLE: tl.constexpr):
+    """A block of weights, and the numbers of all rows that they are multiplied with."""
+    if IS_WHOLE:
+        return tl.load(weights_at), tl.load(rows_at, mask=is_row, other=0.0)
+    is_weight, is_number = is_output[:, None] & is_column[None, :], is_row & is_column[:, None]
+    return (
+        tl.load(weights_at, mask=is_weight, other=0.0),
+        tl.load(rows_at, mask=is_number, other=0.0),
+    )
+
+
+@triton.jit
 def _multiply(
     rows,
     found,
@@ -230,8 +242,6 @@ def _multiply(
     is_second = (COUNT > 1) & (program >= second_block)
     is_third = (COUNT > 2) & (program >= third_block)
     weight = _one_of(weight, second_weight, third_weight, is_second, is_third)
-    bias = _one_of(bias, second_bias, third_bias, is_second, is_third)
-    products = _one_of(products, second_products, third_products, is_second, is_third)
     num_own = _one_of(num_outputs, num_second, num_third, is_second, is_third)
     block_of_layer = program - _one_of(0, second_block, third_block, is_second, is_third)
     output = block_of_layer * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -245,15 +255,10 @@ def _multiply(
     rows_at = rows + row[None, :] * num_inputs + column[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for block in range(first, stop):
-        if ARE_WHOLE and IS_WHOLE_ROW:
-            weights = tl.load(weights_at + block * INPUTS)
-            numbers = tl.load(rows_at + block * INPUTS, mask=is_row, other=0.0)
-        else:
-            is_column = block * INPUTS + column < num_inputs
-            is_weight = is_output[:, None] & is_column[None, :]
-            weights = tl.load(weights_at + block * INPUTS, mask=is_weight, other=0.0)
-            is_number = is_row & is_column[:, None]
-            numbers = tl.load(rows_at + block * INPUTS, mask=is_number, other=0.0)
+        weights, numbers = _read(
+            *(weights_at + block * INPUTS, rows_at + block * INPUTS, is_output, is_row),
+            *(block * INPUTS + column < num_inputs, ARE_WHOLE and IS_WHOLE_ROW),
+        )
         total = tl.dot(weights, numbers, total)
     is_last = True
     if PARTS > 1:
@@ -264,7 +269,9 @@ def _multiply(
             total, found_at, part, part_size, num_ended + program, PARTS, OUTPUTS, ROWS
         )
     if is_last:
+        products = _one_of(products, second_products, third_products, is_second, is_third)
         if HAS_BIAS:
+            bias = _one_of(bias, second_bias, third_bias, is_second, is_third)
             total += tl.load(bias + output, mask=is_output, other=0.0)[:, None].to(tl.float32)
         products_at = products + row[None, :] * num_own + output[:, None]
         is_product = is_row & is_output[:, None]

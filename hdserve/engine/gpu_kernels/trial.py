@@ -32,9 +32,7 @@ def do_all_run(device: torch.device) -> bool:
     found = [_runs(device, dtype) for dtype in dtypes]
     found += [_attends(device, dtype) for dtype in dtypes[1:]]
     if RowProducts.are_fast_on(device):
-        ones = torch.ones((64, _SIZE), device=device, dtype=torch.bfloat16)
-        (products,) = RowProducts(device)(ones[:1], [ones], [None])
-        found.append(bool((products == _SIZE).all()))
+        found += [_multiplies(device, num_inputs) for num_inputs in (_SIZE, _SIZE + 8)]
     return all(found)
 
 
@@ -63,3 +61,9 @@ def _attends(device: torch.device, dtype: torch.dtype) -> bool:
     query, ones = keys[:, :, : len(tree)], torch.ones_like(keys)
     found = TreeAttention(device)(seen, query, keys, ones, 1.0, None, None, None)
     return bool(((found - 1.0).abs() < 0.01).all())
+
+
+def _multiplies(device: torch.device, num_inputs: int) -> bool:
+    ones = torch.ones((64, num_inputs), device=device, dtype=torch.bfloat16)
+    (products,) = RowProducts(device)(ones[:1], [ones], [None])
+    return bool((products == num_inputs).all())
