@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,9 +152,9 @@ def test_graphs_are_made_of_the_compiled_model(
     torch.testing.assert_close(found, wanted, atol=_TOLERANCE, rtol=_TOLERANCE)
 
 
-def test_what_the_last_token_gives_does_not_depend_on_drafts() -> None:
-    """Bit for bit, in bfloat16, where layers are as large as the kernel for few rows takes them."""
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "vocab_size": 128}
+def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone() -> None:
+    """Bit for bit, in bfloat16, along each path, by the kernels and compiled code."""
+    sizes = {"hidden_size": 256, "intermediate_size": 352, "head_dim": 64, "vocab_size": 128}
     module = make_model("llama", torch.bfloat16, **sizes).to("cuda")
     layers = [each for each in module.modules() if isinstance(each, torch.nn.Linear)]
     assert all(can_multiply([layer.weight]) for layer in layers)
@@ -163,9 +162,14 @@ def test_what_the_last_token_gives_does_not_depend_on_drafts() -> None:
     runner = make_runner(model, compiled=compile_model(model))
     assert has_graphs(runner)
     (chunk,) = make_work(runner, 1)
-    drafted = logits_of(runner, [chunk])
-    alone = logits_of(runner, [replace(chunk, tree=DraftTree(3, 0))])
-    assert torch.equal(drafted[:1], alone)
+    drafted, tree = logits_of(runner, [chunk]), chunk.tree
+    assert tree is not None
+    for leaf in range(len(tree)):
+        for depth, node in enumerate(tree.path_to(leaf)):
+            token_id = tree.token_ids[node]
+            column = chunk.first_column + depth
+            alone = Chunk(chunk.segment, column, [token_id], DraftTree(token_id, 0))
+            assert torch.equal(logits_of(runner, [alone])[0], drafted[node])
     plain = make_runner(model, uses_blocks=False)
     wanted = logits_of(plain, make_work(plain, 1))
     torch.testing.assert_close(drafted, wanted, atol=0.25, rtol=0.25)
