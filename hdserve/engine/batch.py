@@ -33,7 +33,8 @@ AttendByBlocks = Callable[
     ],
     torch.Tensor,
 ]
-"""See :class:`~hdserve.engine.block_attention.BlockAttention`."""
+"""See :class:`~hdserve.engine.block_attention.BlockAttention`, and for trees
+:class:`~hdserve.engine.gpu_kernels.attend.TreeAttention`."""
 
 MultiplyRows = Callable[
     [torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]

@@ -162,8 +162,9 @@ def _check(runner: ModelRunner) -> None:
     except UnsupportedModel as error:
         if not runner.attends_by_blocks:
             raise
-        runner.attend_one_by_one(str(error))
-        check_packed_forward(runner)
+        if not runner.leave_trees_to_blocks(str(error)):
+            runner.attend_one_by_one(str(error))
+        _check(runner)
 
 
 def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:
@@ -214,7 +215,8 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
 
 def _attention_bytes(model: LoadedModel) -> int:
     """Of what the parts of a forward find, in float32."""
-    width = max(layer.value_size for layer in model.kv_shape.layers) + 2
+    longest = max(layer.value_size for layer in model.kv_shape.layers)
+    width = (1 << (longest - 1).bit_length()) + 2
     return MAX_PARTS * QUERIES * model.num_heads * width * 4
 
 

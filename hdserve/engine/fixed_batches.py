@@ -31,8 +31,8 @@ FIXED_SHAPES: Final = Shapes(row_counts=tuple(1 << power for power in range(18))
 _MAX_FIXED_ROWS: Final = 1024
 """Of batches that have a kind; larger ones are few."""
 
-_LOGIT_COUNTS: Final = (1, 32)
-"""Of rows with logits, among rows that are not all nodes: that or as many as there are rows."""
+_LOGIT_COUNTS: Final = (1, 32, MAX_GRAPH_LOGITS)
+"""Of rows with logits, among rows that are not all nodes; or all rows, where they are fewer."""
 
 
 class _Made(NamedTuple):
@@ -53,7 +53,7 @@ class FixedBatches:
         is_compiled: whether ``BlockAttention`` is, as on a GPU.
 
     Attributes:
-        max_depth: of drafts, up to which what a row gets does not depend on where they lie.
+        max_depth: of drafts, up to which the kernel of ours attends.
     """
 
     def __init__(
@@ -77,11 +77,21 @@ class FixedBatches:
                 self._tree_attention = TreeAttention(cache.device)
         self.max_depth = UNLIMITED if self._tree_attention is None else MAX_DEPTH
         self._cache = cache
-        self._num_groups = num_heads // min(layer.num_heads for layer in cache.shape.layers)
+        fewest = min(layer.num_heads for layer in cache.shape.layers)
+        self._num_groups = max(1, num_heads // fewest)
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
         self._is_compiled = is_compiled
         self._made: dict[tuple[int, bool], _Made] = {}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the kernel of ours is used."""
+        return self._tree_attention is not None
+
+    def do_without_parts(self) -> None:
+        """Have ``BlockAttention`` attend for all."""
+        self._tree_attention = None
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether the trees of ``chunks`` are not too large."""
@@ -104,16 +114,15 @@ class FixedBatches:
         by_parts = self._has_parts(packed)
         if by_parts:
             yield self._build(packed, num_rows, by_parts=True)
-        for number in (*(count for count in _LOGIT_COUNTS if count < num_rows), num_rows):
-            if number == 1 or number <= MAX_GRAPH_LOGITS:  # seldom all have some, which are large
-                yield self._build(packed, number, by_parts=False)
+        for number in _logit_counts(num_rows):
+            yield self._build(packed, number, by_parts=False)
 
     def _has_parts(self, packed: PackedRows) -> bool:
         return (
             self._tree_attention is not None
             and packed.are_all_nodes
             and packed.num_rows <= MAX_ROWS
-            and max(packed.chunks.depths, default=0) <= MAX_DEPTH
+            and packed.chunks.depths.max(initial=0) <= MAX_DEPTH
         )
 
     def _build(self, packed: PackedRows, num_logits: int, *, by_parts: bool) -> ForwardBatch:
@@ -166,10 +175,17 @@ class FixedBatches:
         return blocks, BlockAttention(blocks, number, is_compiled=self._is_compiled)
 
 
+def _logit_counts(num_rows: int) -> list[int]:
+    """How many rows of so many have logits, where not all are nodes: few numbers, each of which is
+    compiled for, and none that is large."""
+    if num_rows > _MAX_FIXED_ROWS:
+        return [1]
+    return [*(count for count in _LOGIT_COUNTS if count < num_rows), num_rows][: len(_LOGIT_COUNTS)]
+
+
 def _num_logits(packed: PackedRows) -> int:
-    """Rows with logits, more than there are so that batches differ in few numbers."""
+    """Rows with logits; more than there are where batches of a kind have more."""
     if packed.are_all_nodes:
         return packed.num_rows
     needed = len(packed.logit_rows)
-    counts = (count for count in _LOGIT_COUNTS if needed <= count < packed.num_rows)
-    return next(counts, packed.num_rows)
+    return next((count for count in _logit_counts(packed.num_rows) if needed <= count), needed)

@@ -51,7 +51,7 @@ class ForwardGraphs:
             torch.OutOfMemoryError: there is no room for a graph.
         """
         kind = batch.kind
-        if kind is None or self._has_failed:
+        if kind is None or (self._has_failed and kind not in self._graphs):
             return forward(batch)
         if kind not in self._graphs and not self._capture(forward, batch, kind):
             return forward(batch)

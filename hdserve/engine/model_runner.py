@@ -119,8 +119,7 @@ class ModelRunner:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
         max_draft_tokens: see :class:`~hdserve.engine.fixed_batches.FixedBatches`.
-        uses_blocks: whether all rows attend in one call, by FlexAttention; ``None`` where it is
-            compiled, on a GPU.
+        uses_blocks: whether all rows attend in one call; ``None`` where that is compiled, on a GPU.
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
@@ -201,7 +200,20 @@ class ModelRunner:
                 + str(error).partition("\n")[0]
             ) from error
         except Exception as error:  # of a compiler, any
-            self.attend_one_by_one(str(error))
+            if self.leave_trees_to_blocks(str(error)):
+                self.warm_up(max_rows)
+            else:
+                self.attend_one_by_one(str(error))
+
+    def leave_trees_to_blocks(self, reason: str) -> bool:
+        """Do without our kernel for trees and the graphs that call it; whether it was used."""
+        if self._fixed is None or not self._fixed.has_parts:
+            return False
+        logger.warning("trees attend as prompts do: %s", reason.partition("\n")[0])
+        self._fixed.do_without_parts()
+        if self._graphs is not None:
+            self._graphs = ForwardGraphs()
+        return True
 
     def attend_one_by_one(self, reason: str) -> None:
         """Do without attention by blocks, and the graphs that need it."""

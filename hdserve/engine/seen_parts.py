@@ -25,9 +25,10 @@ class SeenParts:
 
     Args:
         num_rows: of the forwards, padding included.
-        num_groups: most heads of a layer that share keys.
+        num_groups: heads that share keys, of the layer where they are most.
 
     Attributes:
+        rows_per_tile: see :func:`~hdserve.engine.kernels.parts.list_items`.
         rows, items: int32 ``[num_rows, ROW_FIELDS]`` and ``[1 + MAX_ITEMS, ITEM_FIELDS]``, see
             :mod:`hdserve.engine.kernels.parts`.
     """
@@ -35,7 +36,7 @@ class SeenParts:
     def __init__(self, num_rows: int, num_groups: int, device: torch.device) -> None:
         assert num_rows <= MAX_ROWS, "there is room for so many"
         groups_together = min(MAX_GROUPS, 1 << (num_groups - 1).bit_length())
-        self._rows_per_tile = QUERIES // groups_together
+        self.rows_per_tile = QUERIES // groups_together
         self._rows = Mirror((num_rows, ROW_FIELDS), torch.int32, device)
         self._items = Mirror((1 + MAX_ITEMS, ITEM_FIELDS), torch.int32, device)
         self.rows, self.items = self._rows.there, self._items.there
@@ -46,6 +47,6 @@ class SeenParts:
         assert packed.are_all_nodes, "only trees have parts"
         chunks, rows, items = packed.chunks, self._rows.here, self._items.here
         describe_tails(chunks.numbers, chunks.parents, chunks.depths, rows)
-        list_items(chunks.numbers, rows, self._rows_per_tile, items)
+        list_items(chunks.numbers, rows, self.rows_per_tile, items)
         self._rows.send()
         self._items.send(1 + items[0, NUM_ITEMS])

@@ -82,13 +82,15 @@ def make_runner(
     return runner
 
 
-def make_work(runner: ModelRunner, num_sequences: int = 3, num_nodes: int = 7) -> list[Chunk]:
-    """A tree for each sequence, after a prompt of its own."""
+def make_work(
+    runner: ModelRunner, num_sequences: int = 3, num_nodes: int = 7, num_tokens: int = 20
+) -> list[Chunk]:
+    """A tree for each sequence, after a prompt of its own, of ``num_tokens`` at least."""
     chunks = []
     for number in range(num_sequences):
-        segment = runner.cache.allocate(64 + num_nodes)
+        segment = runner.cache.allocate(num_tokens + 44 + num_nodes)
         assert segment is not None
-        prompt = make_prompt(20 + 9 * number, number)
+        prompt = make_prompt(num_tokens + 9 * number, number)
         runner.forward([Chunk(segment, 0, prompt, None)])
         tree = DraftTree(3, num_nodes)
         tree.add_path([4 + number, 5, 6], Source.OTHER)
@@ -161,7 +163,7 @@ def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone() -> None:
     model = prepare_model(module, EngineConfig())
     runner = make_runner(model, compiled=compile_model(model))
     assert has_graphs(runner)
-    (chunk,) = make_work(runner, 1)
+    (chunk,) = make_work(runner, 1, num_tokens=600)
     drafted, tree = logits_of(runner, [chunk]), chunk.tree
     assert tree is not None
     for leaf in range(len(tree)):
@@ -171,7 +173,7 @@ def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone() -> None:
             alone = Chunk(chunk.segment, column, [token_id], DraftTree(token_id, 0))
             assert torch.equal(logits_of(runner, [alone])[0], drafted[node])
     plain = make_runner(model, uses_blocks=False)
-    wanted = logits_of(plain, make_work(plain, 1))
+    wanted = logits_of(plain, make_work(plain, 1, num_tokens=600))
     torch.testing.assert_close(drafted, wanted, atol=0.25, rtol=0.25)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
+from hdserve.engine.kernels.parts import MAX_DEPTH
 from hdserve.engine.kernels.rows import WORD_BITS
-from hdserve.engine.kv_cache import KVCache, Segment
+from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import Shapes
@@ -87,6 +88,58 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     assert batches.fits([Chunk(Segment(0, 32), 3, [5], tree)])
 
 
+@pytest.mark.parametrize(
+    ("num_sequences", "num_drafts", "num_prompt_tokens", "kind", "num_logits"),
+    [
+        (1, 31, 0, (32, 32, True), 32),
+        (8, 31, 0, (256, 256, True), 256),
+        (9, 31, 0, None, 512),
+        (1, 0, 200, (256, 1, False), 1),
+        (2, 31, 200, (512, 256, False), 256),
+        (40, 0, 256, (512, 256, False), 256),
+        (16, 31, 256, None, 512),
+        (33, 0, 4096, None, 64),
+    ],
+)
+def test_kinds(
+    num_sequences: int,
+    num_drafts: int,
+    num_prompt_tokens: int,
+    kind: tuple[int, int, bool] | None,
+    num_logits: int,
+) -> None:
+    """Of drafting sequences and a prompt: each that has a graph is there before the first request,
+    and none has many more logits than it needs."""
+    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 8192, torch.float32, torch.device("cpu"))
+    batches = FixedBatches(cache, 31, Workers(), num_heads=1, is_compiled=False)
+    batches._tree_attention = cast("Any", len)  # called by no one here
+    tree = DraftTree(5, num_drafts)
+    for token_id in range(num_drafts):
+        tree.add_node(0, token_id, Source.OTHER)
+    segment = Segment(0, 8192)
+    chunks = [Chunk(segment, 40, [5], tree)] * num_sequences
+    if num_prompt_tokens:
+        chunks.append(Chunk(segment, 0, [1] * num_prompt_tokens, None))
+    batch = batches.build(chunks)
+    assert batch.kind == kind
+    assert len(batch.logit_rows) == num_logits
+    if kind is not None:
+        assert kind in {each.kind for each in batches.empty(kind[0])}
+
+
+def test_trees_that_are_too_deep_attend_by_blocks() -> None:
+    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 640, torch.float32, torch.device("cpu"))
+    batches = FixedBatches(cache, 62, Workers(), num_heads=1, is_compiled=False)
+    batches._tree_attention = cast("Any", len)
+    for depth in (MAX_DEPTH, MAX_DEPTH + 1):
+        tree = DraftTree(5, depth)
+        tree.add_path([1] * depth, Source.OTHER)
+        batch = batches.build([Chunk(Segment(0, 128), 3, [5], tree)])
+        assert batch.kind == (64, 64, depth == MAX_DEPTH)
+    batches.do_without_parts()
+    assert batches.build([Chunk(Segment(0, 128), 3, [5], DraftTree(5, 0))]).kind == (1, 1, False)
+
+
 def test_numbers_of_rows_are_few() -> None:
     """Each is compiled for, and has a graph."""
     assert {FIXED_SHAPES.pad_rows(number) for number in range(1, 300)} == {
@@ -120,7 +173,7 @@ def test_large_forwards_warm_up_without_all_their_logits() -> None:
     handle.remove()
     assert seen == [
         *(1, 1, 2, 1, 4, 1, 8, 1, 16, 1, 32),
-        *(1, 32, 64, 1, 32, 128, 1, 32, 256, 1, 32, 1, 32),
+        *(1, 32, 64, 1, 32, 128, 1, 32, 256, 1, 32, 256, 1, 32, 256),
     ]
     assert runner.attends_by_blocks
 

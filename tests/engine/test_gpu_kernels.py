@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.sampler import choose
 from hdserve.noise import position_key
 
-_HAS_GPU = torch.cuda.is_available() and gpu_kernels.are_available(torch.device("cuda"))
+_HAS_GPU = torch.cuda.is_available() and find_spec("triton") is not None
 
 if _HAS_GPU:
     from hdserve.engine.gpu_kernels.move import RowMover
@@ -31,6 +33,11 @@ _NUM_OUTPUTS = [(4096,), (4096, 1024, 1024), (64, 128), (12288, 320), (64,), (35
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def test_all_are_used() -> None:
+    """Which the log says if not, and why."""
+    assert gpu_kernels.are_available(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -65,7 +65,7 @@ def sizes_of_parts(shift: int) -> list[int]:
     """Of the first parts, the same for every sequence."""
     return [
         (parts.PART << shift) << (index // parts.PARTS_OF_A_SIZE)
-        for index in range(4 * parts.PARTS_OF_A_SIZE)
+        for index in range(16 * parts.PARTS_OF_A_SIZE)
     ]
 
 
@@ -130,8 +130,9 @@ def test_items_are_all_parts_and_tails(num_groups: int, chunks: list[Chunk]) -> 
             assert item[parts.TILE_PARTS : parts.TILE_ITEMS + 1] == [len(of_parts), len(items)]
         apart = len(of_parts) + -(-num_rows // parts.TAILS_TOGETHER)
         assert len(items) == (1 if num_rows == 1 and len(of_parts) <= 1 else apart)
-        slot += len(of_parts) + 1
+        slot += 0 if num_rows == 1 and len(of_parts) <= 1 else len(of_parts) + 1
     assert seen.items[0, parts.NUM_SLOTS] == slot
+    assert seen.items[0, parts.NUM_REAL_ROWS] == sum(chunk.num_rows for chunk in chunks)
 
 
 @pytest.mark.parametrize("column", [0, 5, 40, 64, 500])
@@ -173,4 +174,4 @@ def test_parts_are_larger_where_there_are_too_many() -> None:
 def test_nothing_is_no_item() -> None:
     seen = make_seen()
     seen.fill(packed_rows([]))
-    assert seen.items[0, :3].tolist() == [0, 0, 0]
+    assert seen.items[0, :4].tolist() == [0, 0, 0, 0]

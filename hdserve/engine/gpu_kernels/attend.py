@@ -8,8 +8,8 @@ then parts in order::
     items      part 0 | part 1 | ... | tails of rows 0 to 3 | tails of rows 4 to 7 | ...
     programs      0   |    1   | ... |          n           |        n + 1         | ...
 
-So what a row gets depends on nothing but what it sees, bit for bit: neither on other rows nor on
-where in the cache its ancestors are.
+So what a row gets depends on nothing but what it sees, bit for bit, as long as there is room for
+all parts: neither on other rows nor on where in the cache its ancestors are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ _PROGRAMS_PER_PROCESSOR: Final = 4
 
 _LOG2_E: Final = 1.4426950408889634
 
+_MAX_REGISTERS: Final = 168
+"""Of a thread, so that a processor has room for three programs, where keys and values have no more
+than so many numbers:"""
+
+_MAX_SIZE: Final = 128
+
 _POWER = tl.constexpr(_LOG2_E)
 _QUERIES = tl.constexpr(parts.QUERIES)
 _KEYS = tl.constexpr(parts.TAIL)
@@ -37,6 +43,7 @@ _TAIL_SIZE = tl.constexpr(parts.TAIL_SIZE)
 _BODY_SIZE = tl.constexpr(parts.BODY_SIZE)
 _ROW_POSITION = tl.constexpr(parts.ROW_POSITION)
 _TAIL_ROWS = tl.constexpr(parts.TAIL_ROWS)
+_NUM_REAL_ROWS = tl.constexpr(parts.NUM_REAL_ROWS)
 _ITEM_FIELDS = tl.constexpr(parts.ITEM_FIELDS)
 _TILE = tl.constexpr(parts.TILE)
 _TILE_ROW = tl.constexpr(parts.TILE_ROW)
@@ -95,7 +102,7 @@ class TreeAttention:
             sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
 
         Returns:
-            ``[1, num_rows, num_heads, value_size]``; anything in rows of padding.
+            ``[1, num_rows, num_heads, value_size]``; zeros in rows of padding.
         """
         _, num_heads, num_rows, key_size = query.shape
         num_kv_heads, value_size = values.shape[1], values.shape[3]
@@ -103,6 +110,7 @@ class TreeAttention:
             query = query.contiguous()
         num_groups = num_heads // num_kv_heads
         groups_at_once = min(parts.MAX_GROUPS, triton.next_power_of_2(num_groups))
+        assert seen.rows_per_tile * groups_at_once <= parts.QUERIES, "tiles are for fewer heads"
         num_blocks = num_kv_heads * triton.cdiv(num_groups, groups_at_once)
         width = triton.next_power_of_2(value_size)
         sums, extremes = self._room(num_blocks, width)
@@ -111,7 +119,7 @@ class TreeAttention:
         _attend[(num_programs, num_blocks)](
             *(query, query.stride(1), query.stride(2)),
             *(keys, keys.stride(1), values, values.stride(1), attended),
-            *(seen.rows, seen.items, sums, extremes, self._num_ended),
+            *(seen.rows, seen.items, num_rows, sums, extremes, self._num_ended),
             query if sinks is None else sinks,
             scale * _LOG2_E if softcap is None else 2.0 * scale * _LOG2_E / softcap,
             0.0 if softcap is None else softcap * _LOG2_E,
@@ -127,6 +135,7 @@ class TreeAttention:
             VALUE_WIDTH=width,
             num_warps=4,
             num_stages=2,
+            maxnreg=_MAX_REGISTERS if max(width, key_size) <= _MAX_SIZE else None,
         )
         return attended
 
@@ -349,6 +358,26 @@ def _finish(
 
 
 @triton.jit
+def _clear_padding(
+    attended_at,
+    row_size,
+    items,
+    num_rows,
+    is_own,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):
+    """Store zeros in a row of padding, which a program has for itself."""
+    row, of_value = tl.program_id(0), tl.arange(0, VALUE_WIDTH)
+    if (row >= tl.load(items + _NUM_REAL_ROWS)) & (row < num_rows):
+        tl.store(
+            attended_at[:, None] + row * row_size + of_value[None, :],
+            tl.zeros([_QUERIES, VALUE_WIDTH], attended_at.dtype.element_ty),
+            mask=is_own[:, None] & (of_value[None, :] < VALUE_SIZE),
+        )
+
+
+@triton.jit
 def _attend(
     query,
     query_head,
@@ -360,6 +389,7 @@ def _attend(
     attended,
     rows,
     items,
+    num_all_rows,
     kept_sums,
     kept_extremes,
     num_ended,
@@ -384,6 +414,10 @@ def _attend(
     own_row = index // GROUPS_AT_ONCE
     group = block % BLOCKS_OF_HEAD * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
     own_head = head * GROUPS + group
+    _clear_padding(
+        *(attended + own_head * VALUE_SIZE, num_heads * VALUE_SIZE, items, num_all_rows),
+        *((own_row == 0) & (group < GROUPS), VALUE_SIZE, VALUE_WIDTH),
+    )
     query += own_head * query_head
     keys, values = keys + head * keys_head, values + head * values_head
     for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
@@ -426,8 +460,9 @@ def _attend(
                 *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
             )
         else:
-            part = first_slot + tl.load(item + _PART_NUMBER)
-            part_slot = part.to(tl.int64) * num_blocks + block
+            part_slot = (first_slot + tl.load(item + _PART_NUMBER)).to(
+                tl.int64
+            ) * num_blocks + block
             _keep(
                 sums_at + part_slot * _QUERIES * VALUE_WIDTH,
                 kept_extremes + part_slot * 2 * _QUERIES + index,

@@ -19,7 +19,12 @@ from hdserve.engine.shapes import Shapes
 from hdserve.tree import DraftTree
 
 _SIZE = 256
-_NUM_CACHED = 200
+
+_NUM_CACHED = 600
+_NUM_KEYS = 640
+_WINDOW = 400
+_SCALE = 0.125
+_TOLERANCE = 0.02
 
 
 def do_all_run(device: torch.device) -> bool:
@@ -51,16 +56,27 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _attends(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows that see equal values get them."""
-    tree = DraftTree(0, 1)
-    tree.add_node(0, 0, Source.OTHER)
-    chunk = Chunk(Segment(0, _SIZE), _NUM_CACHED, [0], tree)
+    """Whether the nodes of a tree get what PyTorch's attention gives them, with a window and
+    without."""
+    tree = DraftTree(0, 3)
+    for parent, token_id in ((0, 1), (1, 2), (0, 3)):
+        tree.add_node(parent, token_id, Source.OTHER)
+    chunk = Chunk(Segment(0, _NUM_KEYS), _NUM_CACHED, [0], tree)
     seen = SeenParts(len(tree), 1, device)
-    seen.fill(pack_rows([chunk], Shapes(), _SIZE - 1))
-    keys = torch.randn((1, 1, _SIZE, 64), device=device, dtype=dtype)
-    query, ones = keys[:, :, : len(tree)], torch.ones_like(keys)
-    found = TreeAttention(device)(seen, query, keys, ones, 1.0, None, None, None)
-    return bool(((found - 1.0).abs() < 0.01).all())
+    seen.fill(pack_rows([chunk], Shapes(), _NUM_KEYS - 1))
+    query, keys, values = torch.randn((3, 1, 1, _NUM_KEYS, 64), device=device, dtype=dtype)
+    query = query[:, :, : len(tree)]
+    attend = TreeAttention(device)
+    for window in (None, _WINDOW):
+        found = attend(seen, query, keys, values, _SCALE, window, None, None)[0, :, 0]
+        for node in range(len(tree)):
+            path = [_NUM_CACHED + each for each in tree.path_to(node)]
+            rows = [*range(_NUM_CACHED), *path][-(window or _NUM_KEYS) :]
+            scores = keys[0, 0, rows].float() @ query[0, 0, node].float() * _SCALE
+            wanted = scores.softmax(dim=0) @ values[0, 0, rows].float()
+            if not (found[node] - wanted).norm() < _TOLERANCE * wanted.norm():
+                return False
+    return True
 
 
 def _multiplies(device: torch.device, num_inputs: int) -> bool:

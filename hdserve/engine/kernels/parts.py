@@ -9,7 +9,8 @@ part of, and a tail, which ends with the row itself::
 
 Both depend on ``p`` alone, wherever in the cache its ancestors are, and so does the order in which
 they are summed up.  Rows of a sequence that follow one another are a tile: they read the same
-body, in parts that begin and end at the same positions for every sequence.
+body, in parts that begin and end at the same positions for every sequence; larger ones where there
+are so many that there would be no room for what they find, as with 64 sequences of 6,000 tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hdserve.engine.kernels.rows import (
 )
 
 TAIL: Final = 64
-"""Most rows of the cache that a tail has."""
+"""Keys that are read at a time; a tail has no more rows of the cache."""
 
 STEP: Final = 16
 """Keys that a GPU multiplies at a time; as many begin and end a body."""
@@ -40,7 +41,7 @@ MAX_DEPTH: Final = TAIL - 2 * STEP
 PART: Final = 256
 """Positions of the first parts."""
 
-PARTS_OF_A_SIZE: Final = 32
+PARTS_OF_A_SIZE: Final = 8
 """So many parts, and the next ones have twice as many positions, so that there are never many."""
 
 MAX_ROWS: Final = 256
@@ -56,7 +57,8 @@ TAILS_TOGETHER: Final = 4
 """Rows whose tails are one item of work."""
 
 MAX_PARTS: Final = 1024
-"""Of all tiles, and their tails, for which there is room; at least two for each row."""
+"""Of tiles that keep what they find, and their tails, for which there is room; at least two for
+each row."""
 
 MAX_ITEMS: Final = MAX_PARTS + MAX_ROWS
 
@@ -89,9 +91,10 @@ tails it is."""
 
 ITEM_FIELDS: Final = 16
 
-NUM_ITEMS, NUM_SLOTS, SHIFT = range(3)
-"""Of the entry before the first item: how many there are, the parts of all tiles and a tail each,
-and how often the size of parts is doubled, so that there is room for what they find."""
+NUM_ITEMS, NUM_SLOTS, SHIFT, NUM_REAL_ROWS = range(4)
+"""Of the entry before the first item: how many there are, the parts and tails of tiles that keep
+what they find, and how often the size of parts is doubled, so that there is room for that; and the
+rows that are no padding."""
 
 Fields = npt.NDArray[np.int32]
 
@@ -152,16 +155,24 @@ def describe_tails(
 
 
 @inlined
+def _slots_of_tile(num_rows: int, num_parts: int) -> int:
+    """For what its parts and its tails find; a row with one part is one item, which keeps
+    nothing."""
+    return 0 if num_rows == 1 and num_parts <= 1 else 1 + num_parts
+
+
+@inlined
 def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, shift: int) -> int:
-    """Parts of all tiles and a tail each."""
+    """Of all tiles."""
     number = 0
     for chunk in range(len(chunks)):
         first_row, num_rows = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]
         for first in range(0, num_rows, rows_per_tile):
+            own_rows = min(rows_per_tile, num_rows - first)
             most = 0
-            for row in range(first, min(first + rows_per_tile, num_rows)):
+            for row in range(first, first + own_rows):
                 most = max(most, rows[first_row + row, BODY_SIZE])
-            number += 1 + _num_parts(most, shift)
+            number += _slots_of_tile(own_rows, _num_parts(most, shift))
     return number
 
 
@@ -189,9 +200,9 @@ def list_items(
             for row in range(first_row, first_row + own_rows):
                 most = max(most, rows[row, BODY_SIZE])
             parts = _num_parts(most, shift)
-            is_one = own_rows == 1 and parts <= 1
+            slots = _slots_of_tile(own_rows, parts)
             tails = (own_rows + TAILS_TOGETHER - 1) // TAILS_TOGETHER
-            count = 1 if is_one else parts + tails
+            count = parts + tails if slots else 1
             for index in range(count):
                 number += 1
                 item = items[number]
@@ -204,11 +215,14 @@ def list_items(
                     item[PART_NUMBER] = index
                     item[PART_FIRST] = _first_position(index, shift)
                     item[PART_STOP] = min(most, _first_position(index + 1, shift))
-                if is_one:
+                if not slots:
                     item[NUM_TAILS] = 1
                 elif index >= parts:
                     item[FIRST_TAIL] = (index - parts) * TAILS_TOGETHER
                     item[NUM_TAILS] = min(TAILS_TOGETHER, own_rows - item[FIRST_TAIL])
             tile += 1
-            slot += parts + 1
+            slot += slots
     items[0, NUM_ITEMS], items[0, NUM_SLOTS], items[0, SHIFT] = number, slot, shift
+    items[0, NUM_REAL_ROWS] = 0
+    if len(chunks):
+        items[0, NUM_REAL_ROWS] = chunks[-1, FIRST_ROW] + chunks[-1, NUM_ROWS]
