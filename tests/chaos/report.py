@@ -35,9 +35,10 @@ def main() -> None:
     parser.add_argument("--soak", type=Path)
     arguments = parser.parse_args()
     records = read_records(arguments.records)
-    print_setting(records)
-    print_table(fault_rows(records))
-    print_failures(records)
+    if records:
+        print_setting(records)
+        print_table(fault_rows(records))
+        print_failures(records)
     if arguments.soak is not None:
         print_soak([json.loads(line) for line in arguments.soak.read_text().splitlines()])
 
