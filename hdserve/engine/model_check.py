@@ -58,8 +58,11 @@ def check_packed_forward(runner: ModelRunner) -> None:
         cache.free(segment)
     if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
-    difference = _relative_error(packed, _plain_logits(model.module, tokens, tree, model.device))
-    if not difference <= tolerance(model.dtype):  # nor is what is no number
+    plain = _plain_logits(model.module, tokens, tree, model.device)
+    errors = relative_errors(packed, plain)
+    # the median, so that a mixture of experts may round one row to another expert
+    difference = float(errors.median()) if len(errors) else 0.0
+    if difference > tolerance(model.dtype):
         raise UnsupportedModel(
             f"{name} gives other results in packed forwards (by {difference:.1%}); its attention "
             "does something that is not known here"
@@ -108,7 +111,17 @@ def _leaves(tree: DraftTree) -> list[int]:
     return [node for node in range(len(tree)) if node not in tree.parents]
 
 
-def _relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The median over rows, so that a mixture of experts may round one row to another expert."""
+def relative_errors(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """By how much rows of logits differ, relative to how much those ``wanted [num_rows,
+    vocab_size]`` differ among themselves; infinity where ``found`` are no numbers.
+
+    Where the model makes no numbers of some token, rows beside it may have none either.
+
+    Returns:
+        An entry for each row; only for those that are numbers, where not all wanted ones are.
+    """
     spread = (wanted - wanted.mean(dim=-1, keepdim=True)).norm(dim=-1)
-    return float(((found - wanted).norm(dim=-1) / spread).median())
+    errors: torch.Tensor = (found - wanted).norm(dim=-1) / spread
+    if not wanted.isfinite().all():
+        return errors[errors.isfinite()]
+    return errors.nan_to_num(nan=torch.inf)

@@ -30,6 +30,7 @@ from transformers import (
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.build import build_engine
 from hdserve.engine.loader import load_model, prepare_model
+from hdserve.engine.model_check import relative_errors
 from hdserve.errors import UnsupportedModel
 from tests.engines import make_engine
 from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
@@ -168,3 +169,11 @@ def test_short_contexts_are_served(max_model_len: int) -> None:
     engine = EngineConfig(max_model_len=max_model_len, exact=False)
     config = ModelConfig(name="a", model="a", engine=engine)
     build_engine(config, prepare_model(make_model(), engine), ())
+
+
+def test_what_is_no_number_is_no_equal_one() -> None:
+    """Unless the model itself makes none of some tokens."""
+    wanted = torch.tensor([[1.0, 2.0], [1.0, torch.nan], [3.0, 5.0]])
+    found = torch.tensor([[1.0, 2.0], [torch.nan, 1.0], [torch.nan, 5.0]])
+    assert relative_errors(found[::2], wanted[::2]).tolist() == [0.0, torch.inf]
+    assert relative_errors(found, wanted).tolist() == [0.0]
