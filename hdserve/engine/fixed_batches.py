@@ -106,18 +106,18 @@ class FixedBatches:
         The batch before it of as many rows is another one then.
         """
         packed = pack_rows(chunks, shapes, self._cache.scratch_row)
-        return self._build(packed, _num_logits(packed), by_parts=self._has_parts(packed))
+        return self._build(packed, _num_logits(packed), by_parts=self._takes_parts(packed))
 
     def empty(self, num_rows: int) -> Iterator[ForwardBatch]:
         """Batches of so much padding alone, of each kind that :meth:`build` makes."""
         packed = pack_rows([], Shapes(row_counts=(num_rows,)), self._cache.scratch_row)
-        by_parts = self._has_parts(packed)
+        by_parts = self._takes_parts(packed)
         if by_parts:
             yield self._build(packed, num_rows, by_parts=True)
         for number in _logit_counts(num_rows):
             yield self._build(packed, number, by_parts=False)
 
-    def _has_parts(self, packed: PackedRows) -> bool:
+    def _takes_parts(self, packed: PackedRows) -> bool:
         return (
             self._tree_attention is not None
             and packed.are_all_nodes

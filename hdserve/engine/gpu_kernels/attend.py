@@ -30,10 +30,10 @@ _PROGRAMS_PER_PROCESSOR: Final = 4
 _LOG2_E: Final = 1.4426950408889634
 
 _MAX_REGISTERS: Final = 168
-"""Of a thread, so that a processor has room for three programs, where keys and values have no more
-than so many numbers:"""
+"""Of a thread, so that a processor has room for three programs."""
 
 _MAX_SIZE: Final = 128
+"""Numbers of keys and values for which so many registers suffice."""
 
 _POWER = tl.constexpr(_LOG2_E)
 _QUERIES = tl.constexpr(parts.QUERIES)
@@ -189,6 +189,12 @@ def _above(most):
 
 
 @triton.jit
+def _place_of(slot):
+    """Where a program keeps what it finds for its heads in a slot."""
+    return slot.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+
+
+@triton.jit
 def _nothing(VALUE_WIDTH: tl.constexpr):
     """Highest scores, sums of weights and of values where nothing is seen."""
     most = tl.full([_QUERIES], -float("inf"), tl.float32)
@@ -315,15 +321,14 @@ def _read_kept(sums_at, extremes_at, is_query, VALUE_WIDTH: tl.constexpr):
 @triton.jit
 def _add_up(sums_at, extremes_at, first_slot, num_parts, is_query, VALUE_WIDTH: tl.constexpr):
     """What the parts of a tile and its tails have found together."""
-    block, num_blocks = tl.program_id(1), tl.num_programs(1)
-    slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
+    slot = _place_of(first_slot + num_parts)
     most, total, sums = _read_kept(
         sums_at + slot * _QUERIES * VALUE_WIDTH,
         extremes_at + slot * 2 * _QUERIES,
         *(is_query, VALUE_WIDTH),
     )
     for part in tl.range(0, num_parts, loop_unroll_factor=4):
-        slot = (first_slot + part).to(tl.int64) * num_blocks + block
+        slot = _place_of(first_slot + part)
         part_most, part_total, part_sums = _read_kept(
             sums_at + slot * _QUERIES * VALUE_WIDTH,
             extremes_at + slot * 2 * _QUERIES,
@@ -428,7 +433,7 @@ def _attend(
         is_all = (num_items == 1) & (num_rows == 1)
         is_query = (own_row < num_rows) & (group < GROUPS)
         is_of_tail = (own_row == 0) & (group < GROUPS)
-        slot = (first_slot + num_parts).to(tl.int64) * num_blocks + block
+        slot = _place_of(first_slot + num_parts)
         tail_most, tail_total, tail_sums = _nothing(VALUE_WIDTH)
         first_tail, num_tails = tl.load(item + _FIRST_TAIL), tl.load(item + _NUM_TAILS)
         for place in range(first_tail, first_tail + num_tails):
@@ -460,9 +465,7 @@ def _attend(
                 *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
             )
         else:
-            part_slot = (first_slot + tl.load(item + _PART_NUMBER)).to(
-                tl.int64
-            ) * num_blocks + block
+            part_slot = _place_of(first_slot + tl.load(item + _PART_NUMBER))
             _keep(
                 sums_at + part_slot * _QUERIES * VALUE_WIDTH,
                 kept_extremes + part_slot * 2 * _QUERIES + index,
