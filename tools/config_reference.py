@@ -43,8 +43,9 @@ This page is written by `python -m tools.config_reference` from the models in `h
 _DRAFTERS = """
 ## Options of the draft sources
 
-`drafting.drafters` is a list of sources, each a `name` and its `options`; they fill a tree in their
-order. The default, `hierarchy`, is the one to use; the others are for comparisons.
+`drafting.drafters` is a list of sources, each a `name` and its `options`; each fills a tree of its
+own, and the likeliest nodes of all are verified. The default, `hierarchy`, is the one to use; the
+others are for comparisons.
 """
 
 _NO_DRAFTS = "As above."
