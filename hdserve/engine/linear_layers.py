@@ -11,12 +11,14 @@ from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.few_rows_linear import use_few_rows_linear
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.row_linear import (
+    ALL_ROWS,
     RowLinear,
     can_multiply,
     is_plain,
     multiply_rows,
     replace_layers,
 )
+from hdserve.engine.turned_linear import TurnedLinear, can_turn
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
@@ -27,7 +29,6 @@ _MAX_COPIED_BYTES = 1 << 28
 """Of weights that are stored twice."""
 
 _TRIED_COUNTS = (4, 8, 16, 32, 64, 128, 256)
-_ALL_ROWS = 1 << 40
 _TRIED_WEIGHTS = 1 << 24
 """At most, so that the trial is short."""
 
@@ -41,7 +42,8 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     is faster for than PyTorch, which is tried.  PyTorch multiplies float32 weights faster by
     columns, so these are copied where layers are small, and PyTorch has one row and many; where the
     kernel is not faster they are stored by columns alone.  Where the processor multiplies tiles,
-    PyTorch does all of it unless results must be exact.
+    PyTorch does all of it unless results must be exact; where it multiplies bfloat16 in pairs, a
+    kernel for all rows does, if weights may be stored twice.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     layers = [layer for layer in layers if is_plain(layer)]
@@ -60,12 +62,12 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    found = [layer for layer in layers if can_multiply(layer)]
+    replaced = _turned(layers)
+    found = [layer for layer in layers if can_multiply(layer) and layer not in replaced]
     max_rows = _max_rows(found, by_column)
-    replaced: dict[torch.nn.Module, RowLinear] = {}
     if is_exact or max_rows:
         limit = torch.tensor(max_rows)
-        replaced = {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
+        replaced |= {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
     replace_layers(module, replaced)
     _store_by_column(layer for layer in own if layer not in replaced)
 
@@ -75,6 +77,14 @@ def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
     is_float32 = layers[0].weight.dtype == torch.float32
     num_weights = sum(layer.weight.numel() for layer in layers)
     return is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
+
+
+def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Module, RowLinear]:
+    """What stands for those that can be turned, if copies of them are not too large."""
+    found = [layer for layer in layers if can_turn(layer)]
+    if sum(layer.weight.nbytes for layer in found) > _MAX_COPIED_BYTES:
+        return {}
+    return {layer: TurnedLinear(layer) for layer in found}
 
 
 @torch.inference_mode()
@@ -102,7 +112,7 @@ def _max_rows(
             F.linear(rows[layer.in_features][:count], weight)
 
     found = max_rows_faster(_TRIED_COUNTS, ours, theirs)
-    return _ALL_ROWS if found == _TRIED_COUNTS[-1] else found
+    return ALL_ROWS if found == _TRIED_COUNTS[-1] else found
 
 
 def _some(layers: Iterable[torch.nn.Linear]) -> Iterator[torch.nn.Linear]:

@@ -21,6 +21,7 @@ from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
 _MIN_WEIGHTS_PER_THREAD = 1 << 18
+ALL_ROWS = 1 << 40
 ROWS_WHILE_READ = 8
 """Rows that are multiplied while weights are read; others take longer."""
 
@@ -139,7 +140,7 @@ def multiply_rows(
         num_outputs,
         int(weight.dtype == torch.bfloat16),
     )
-    _share(partial(multiply_at, *arguments), weight, num_rows, workers)
+    share_product(partial(multiply_at, *arguments), weight, num_rows, workers, OUTPUTS_AT_ONCE)
     if bias is not None:
         products += bias
     return products if products.dtype == rows.dtype else products.to(rows.dtype)
@@ -170,25 +171,31 @@ def _multiply_pairs(
         num_inputs,
         num_outputs,
     )
-    _share(partial(multiply_pairs_at, *arguments), weight, num_rows, workers)
+    multiply = partial(multiply_pairs_at, *arguments)
+    share_product(multiply, weight, num_rows, workers, OUTPUTS_AT_ONCE)
     return products
 
 
-def _share(
-    multiply: Callable[[int, int], None], weight: torch.Tensor, num_rows: int, workers: Workers
+def share_product(
+    multiply: Callable[[int, int], None],
+    weight: torch.Tensor,
+    num_rows: int,
+    workers: Workers,
+    step: int,
 ) -> None:
-    """Let the workers multiply the outputs from one number to another, each some."""
-    num_outputs = len(weight)
+    """Let the workers multiply ``weight`` from one number of its first dimension to another, which
+    are multiples of ``step``, each some."""
+    size = len(weight)
     num_passes = max(1, num_rows // ROWS_WHILE_READ)
     num_parts = workers.num_parts(weight.numel() * num_passes, _MIN_WEIGHTS_PER_THREAD)
     if num_parts == 1:
-        multiply(0, num_outputs)
+        multiply(0, size)
         return
 
     def work(_part: int, first: int, stop: int) -> None:
-        multiply(first * OUTPUTS_AT_ONCE, stop * OUTPUTS_AT_ONCE)
+        multiply(first * step, stop * step)
 
-    workers.share(work, num_outputs // OUTPUTS_AT_ONCE, num_parts)
+    workers.share(work, size // step, num_parts)
 
 
 def multiply_rows_by_plan(

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from hdserve.engine.kernel_choice import max_rows_faster
+from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.engine.row_linear import RowLinear, has_row_linear
+from hdserve.engine.turned_linear import TurnedLinear
 
 
 def work(amount: int) -> None:
@@ -73,6 +75,19 @@ def test_large_layers_are_tried(dtype: torch.dtype) -> None:
     if isinstance(module[0], RowLinear):
         assert module[0].max_rows >= 4
     torch.testing.assert_close(module(rows), before, atol=2e-2, rtol=2e-2)
+
+
+def test_small_layers_are_turned_where_there_is_a_kernel_for_them() -> None:
+    """The weights stay where they are for others."""
+    module = layers_of(128, torch.bfloat16)
+    module.append(torch.nn.Linear(128, 36).bfloat16())
+    prepare_linear_layers(module, is_exact=True)
+    assert has_row_linear(module)
+    *many, few = module
+    assert not isinstance(few, TurnedLinear)
+    for layer in many:
+        assert isinstance(layer, TurnedLinear) == HAS_PAIRS
+        assert layer.weight.stride() == (128, 1)
 
 
 def test_float64_and_layers_of_odd_sizes_are_left() -> None:

@@ -21,7 +21,7 @@ from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; a matrix has a multiple of it."""
 
-_ROWS_PER_PANEL = 8 * NUM_ROWS
+ROWS_PER_PANEL = 8 * NUM_ROWS
 """Rows that are multiplied while the processor's cache holds them."""
 
 
@@ -89,8 +89,8 @@ def multiplier(vectors: Vectors) -> Any:
     @inlined
     def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
         num_rows = rows.shape[0]
-        for panel in range(0, num_rows, _ROWS_PER_PANEL):
-            end = min(panel + _ROWS_PER_PANEL, num_rows)
+        for panel in range(0, num_rows, ROWS_PER_PANEL):
+            end = min(panel + ROWS_PER_PANEL, num_rows)
             num_left = (end - panel) % NUM_ROWS
             whole = end - num_left
             for n in range(first, stop, OUTPUTS_AT_ONCE):

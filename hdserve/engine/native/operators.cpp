@@ -46,6 +46,7 @@ using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads,
 struct Kernels {
   Multiply multiply;
   MultiplyPairs multiply_pairs;
+  MultiplyPairs multiply_turned;
   Attend attend;
   AttendBfloat16 attend_in_pairs;
   AttendBfloat16 attend_by_tiles;
@@ -158,6 +159,27 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
   return products.to(rows.scalar_type());
 }
 
+at::Tensor turned_linear(const at::Tensor &rows, const at::Tensor &turned,
+                         const std::optional<at::Tensor> &bias, int64_t num_outputs) {
+  const int64_t num_inputs = rows.size(-1), num_rows = rows.numel() / num_inputs;
+  if (!step || !num_rows) {
+    static const auto found =
+        in_python<decltype(turned_linear)>("hdserve::turned_linear_in_python");
+    return found.call(rows, turned, bias, num_outputs);
+  }
+  const at::Tensor inputs = rows.contiguous();
+  auto sizes = rows.sizes().vec();
+  sizes.back() = num_outputs;
+  at::Tensor products = at::empty(sizes, inputs.options());
+  const auto multiply = [&](int64_t first, int64_t stop) {
+    kernels->multiply_turned(address(inputs), address(turned), bias ? address(*bias) : 0,
+                             address(products), num_rows, num_inputs, num_outputs, first, stop);
+  };
+  const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
+  share(multiply, turned.size(0), turned.numel() * num_passes, kernels->min_weights_per_thread);
+  return products;
+}
+
 // What a thread keeps scores in, and whatever else the kernel needs behind them.
 class Scratch {
  public:
@@ -249,5 +271,6 @@ extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
 
 TORCH_LIBRARY_IMPL(hdserve, CPU, library) {
   library.impl("row_linear", &row_linear);
+  library.impl("turned_linear", &turned_linear);
   library.impl("packed_attention", &packed_attention);
 }

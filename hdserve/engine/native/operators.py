@@ -20,7 +20,7 @@ import numba
 import torch
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine import attention, row_linear  # noqa: F401 - they define the operators
+from hdserve.engine import attention, row_linear, turned_linear  # noqa: F401 - with operators
 from hdserve.engine.batch import StepPlan
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
@@ -31,6 +31,7 @@ from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.kernels.tile_attention import attend_by_tiles
+from hdserve.engine.kernels.turned_linear import multiply_turned_at
 from hdserve.engine.native.compiler import compile_library
 from hdserve.engine.row_linear import ROWS_WHILE_READ
 from hdserve.engine.tree_attention import (
@@ -71,6 +72,7 @@ class _Kernels(ctypes.Structure):
     _fields_: ClassVar = [
         ("multiply", ctypes.c_void_p),
         ("multiply_pairs", ctypes.c_void_p),
+        ("multiply_turned", ctypes.c_void_p),
         ("attend", ctypes.c_void_p),
         ("attend_in_pairs", ctypes.c_void_p),
         ("attend_by_tiles", ctypes.c_void_p),
@@ -121,6 +123,7 @@ class NativeOperators:
         self._kernels = _Kernels(
             address_in_c(multiply_at, _MULTIPLY),
             address_in_c(multiply_pairs_at, _MULTIPLY) if HAS_PAIRS else None,
+            address_in_c(multiply_turned_at, _MULTIPLY) if HAS_PAIRS else None,
             address_in_c(attend, _ATTEND),
             address_in_c(attend_in_pairs, _ATTEND_BFLOAT16) if HAS_PAIRS else None,
             address_in_c(attend_by_tiles, _ATTEND_BFLOAT16) if can_attend_by_tiles() else None,

@@ -16,6 +16,7 @@ from hdserve.engine.kernels.linear import multiply_at
 from hdserve.engine.kernels.pair_attention import attend_in_pairs
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.tile_attention import attend_by_tiles
+from hdserve.engine.kernels.turned_linear import multiply_turned_at
 from hdserve.engine.native import operators
 
 SOURCE = re.sub(r"//.*", "", operators._SOURCE.read_text(encoding="utf-8"))
@@ -56,6 +57,7 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
     [
         ("Multiply", multiply_at, operators._MULTIPLY),
         ("MultiplyPairs", multiply_pairs_at, operators._MULTIPLY),
+        ("MultiplyPairs", multiply_turned_at, operators._MULTIPLY),
         ("Attend", attend, operators._ATTEND),
         ("AttendBfloat16", attend_in_pairs, operators._ATTEND_BFLOAT16),
         ("AttendBfloat16", attend_by_tiles, operators._ATTEND_BFLOAT16),

@@ -17,12 +17,15 @@ from hdserve.engine.attention import attend_numbered
 from hdserve.engine.batch import StepPlan, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.turned_linear import turn
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.native.operators import NativeOperators, load_operators
 from hdserve.engine.row_linear import multiply_rows_by_plan
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, can_attend_by_tiles
+from hdserve.engine.turned_linear import multiply_turned_by_plan
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -38,6 +41,9 @@ SEGMENT_ROWS = 256
 NUM_LAYERS = 2
 LAYER = torch.tensor(0)
 
+needs_pairs = pytest.mark.skipif(
+    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
+)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -115,11 +121,33 @@ def test_layers(
     assert torch.equal(found, wanted)
 
 
+@needs_pairs
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 3), (5,), (1, 0), (1, 40)])
+@torch.inference_mode()
+def test_layers_of_turned_weights(
+    operators: NativeOperators, has_bias: bool, size: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows, weight, bias = (
+        torch.randn(*each, generator=generator).bfloat16()
+        for each in ((*size, 512), (1_040, 512), (1_040,))
+    )
+    arguments = (rows, turn(weight), bias if has_bias else None, len(weight))
+    with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
+        wanted = multiply_turned_by_plan(*arguments)
+        found = torch.ops.hdserve.turned_linear(*arguments)
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.usefixtures("operators")
 @torch.inference_mode()
 def test_outside_a_step_layers_are_those_of_pytorch() -> None:
-    rows, weight = torch.randn(1, 3, 64), torch.randn(20, 64)
+    rows, weight = torch.randn(1, 3, 64), torch.randn(80, 64)
     found = torch.ops.hdserve.row_linear(rows, weight, weight, None, torch.tensor(32))
+    assert torch.equal(found, F.linear(rows, weight))
+    found = torch.ops.hdserve.turned_linear(rows, turn(weight), None, len(weight))
     assert torch.equal(found, F.linear(rows, weight))
 
 

@@ -1,0 +1,57 @@
+"""Layers of turned weights are the layers they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.turned_linear import TurnedLinear, can_turn
+from tests.engine.test_row_linear import step
+
+pytestmark = pytest.mark.skipif(
+    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
+)
+
+
+def make_layer(num_inputs: int, num_outputs: int, *, has_bias: bool = False) -> torch.nn.Linear:
+    layer = torch.nn.Linear(num_inputs, num_outputs, bias=has_bias)
+    return layer.bfloat16().requires_grad_(False)
+
+
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_outputs", [64, 80, 128, 1_040])
+@pytest.mark.parametrize("size", [(1, 1, 512), (1, 7, 512), (2, 3, 512), (40, 512), (1, 0, 512)])
+@torch.inference_mode()
+def test_it_is_the_layer(size: tuple[int, ...], num_outputs: int, has_bias: bool) -> None:
+    layer = make_layer(512, num_outputs, has_bias=has_bias)
+    rows = torch.randn(size).bfloat16()
+    wanted = layer(rows)
+    turned = TurnedLinear(layer)
+    assert torch.equal(turned(rows), wanted), "outside a step it is PyTorch's"
+    with step():
+        found = turned(rows)
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+
+
+@torch.inference_mode()
+def test_a_row_is_its_own_whatever_shapes_are_exact() -> None:
+    layer = TurnedLinear(make_layer(256, 352))
+    rows = torch.randn(300, 256).bfloat16()
+    with step():
+        few = layer(rows[7:8])
+    with step(is_exact=True):
+        assert torch.equal(layer(rows)[7:8], few)
+
+
+def test_layers_are_told_apart() -> None:
+    assert can_turn(make_layer(64, 80, has_bias=True))
+    assert not can_turn(make_layer(48, 80)), "inputs are multiplied by 32"
+    assert not can_turn(make_layer(64, 48)), "there is no whole block"
+    assert not can_turn(make_layer(64, 72)), "outputs are no whole vectors"
+    assert not can_turn(make_layer(64, 80).float())
+    layer = make_layer(64, 80, has_bias=True)
+    layer.bias = torch.nn.Parameter(layer.bias.float(), requires_grad=False)
+    assert not can_turn(layer)
