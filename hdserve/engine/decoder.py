@@ -129,10 +129,10 @@ class SequenceDecoder:
         key = position_key(self._noise_key, position)
         shaped = self._shaped(logits)
         token_id = choose_one(shaped, params, key)
-        if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
+        if not may_be_chosen(token_id, logits, shaped):
             shaped = self._shaped(logits, may_end=self.grammar is not None)
             token_id = choose_one(shaped, params, key)
-            if not may_be_chosen(token_id, logits, shaped):
+            if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
                 raise NoToken
         if self.history is not None:
             self.history.push(token_id)

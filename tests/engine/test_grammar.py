@@ -310,6 +310,19 @@ def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_that_fails_before_the_minimum_says_why(temperature: float) -> None:
+    """It allows nothing but the end then, which may not come yet."""
+    grammars = Grammars(TOKENIZER, 260, {256}, step_fuel=50)
+    exploding = grammar.regex("(a|b)*a(a|b){40}")
+    options: dict[str, Any] = {"temperature": temperature, "min_tokens": 5, "max_tokens": 200}
+    failing = make_sequence("failing", [5, 6, 7], grammar=exploding, **options)
+    outputs = run(make_engine(model=MODEL, tokenizer=TOKENIZER, grammars=grammars), [failing])
+    (error,) = [output.error for output in outputs if output.error is not None]
+    assert isinstance(error, InvalidRequest)
+    assert "too complex" in error.message
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_grammar_wins_over_the_minimum(temperature: float) -> None:
     """Where it allows nothing but tokens that may not come before ``min_tokens``, they come; what
     the answer is does not change."""
