@@ -102,6 +102,16 @@ def test_top_p_of_a_long_tail(vocab_size: int, top_p: float) -> None:
         assert int((found[0] > 0).sum()) > 256
 
 
+@pytest.mark.parametrize("top_p", [1 - 3e-8, 1 - 1e-8, 1 - 1e-9])
+def test_a_filter_that_keeps_all_but_nothing_drops_no_token(top_p: float) -> None:
+    """Rounding can make all tokens together less than the share that is asked for."""
+    params = SamplingParams(top_p=top_p)
+    for row in random_logits(40, 8, spread=0.03):
+        chosen = choose(row.repeat(200, 1), params, [position_key(3, n) for n in range(200)])
+        kept = filtered_probabilities(row[None], params)[0] > 0
+        assert torch.equal(chosen.unique(), kept.nonzero()[:, 0])
+
+
 def test_equally_likely_tokens_are_kept_together() -> None:
     """A filter that would cut between equally likely tokens keeps them all."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])

@@ -128,6 +128,8 @@ def _threshold(
                 if sums[0, bin_index] >= missing:
                     break
                 missing -= sums[0, bin_index]
+        else:  # rounding: all of them are needed, so the least is looked for
+            missing = np.inf
         prefix, above = (prefix << (above - shift)) | chosen, np.int64(shift)
     words[0, 0] = prefix
     return gathered[0, 0]
