@@ -49,6 +49,8 @@ class Tokenizer:
                 f"{type(tokenizer).__name__} has no tokenizer.json; convert it to the format of "
                 "the tokenizers library"
             )
+        backend.no_truncation()  # which a model that was trained further may have saved
+        backend.no_padding()
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self._tokenizer = tokenizer
@@ -213,10 +215,11 @@ class Tokenizer:
             return text.encode()
         if _SPACE in token and text != token:
             return token.replace(_SPACE, " ").encode()
+        fallback = _BYTE_TOKEN.fullmatch(token)
+        if fallback and text != token:
+            return bytes([int(fallback[1], 16)])
         if _REPLACEMENT not in text:
             return text.encode()
-        if fallback := _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(fallback[1], 16)])
         if all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         return text.encode()

@@ -11,10 +11,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers.decoders import ByteFallback, Fuse, Metaspace, Sequence
+from tokenizers.decoders import ByteFallback, Fuse, Metaspace, Sequence, Strip
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Metaspace as MetaspaceSplit
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -57,6 +57,18 @@ def test_fingerprints_tell_tokenizers_apart(tmp_path: Path) -> None:
     changed = copy_of(other, swapped=("a", "b"))
     assert changed.encode("a") != TOKENIZER.encode("a")
     assert changed.fingerprint != TOKENIZER.fingerprint
+
+
+def test_what_a_training_cut_its_texts_to_is_forgotten(tmp_path: Path) -> None:
+    """Truncation and padding are saved with a tokenizer that was called with them."""
+    trained = AutoTokenizer.from_pretrained(bundled_model_path("hdserve-tiny"))
+    trained.pad_token = trained.eos_token
+    trained(["a b c d e f", "x"], truncation=True, max_length=4, padding=True)
+    trained.save_pretrained(tmp_path)
+    assert '"max_length": 4' in (tmp_path / "tokenizer.json").read_text()
+    tokenizer, texts = load_tokenizer(str(tmp_path)), ["one two three four five six", "x"]
+    assert tokenizer.encode_batch(texts) == TOKENIZER.encode_batch(texts)
+    assert tokenizer.fingerprint == TOKENIZER.fingerprint
 
 
 def test_a_conversation_ends_where_the_assistant_speaks() -> None:
@@ -254,14 +266,18 @@ def test_bytes_of_tokens_that_begin_with_a_space() -> None:
     assert tokenizer.token_bytes(3) == b" "
 
 
-def test_bytes_of_byte_fallback_tokens() -> None:
-    """``<0xNN>`` is one byte; special tokens are their names."""
+@pytest.mark.parametrize("drops_space", [False, True])
+def test_bytes_of_byte_fallback_tokens(drops_space: bool) -> None:
+    """``<0xNN>`` is one byte, whatever is decoded of it alone; special tokens are their names."""
     names = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     model = BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
-    backend.decoder = Sequence([ByteFallback(), Fuse()])
+    backend.decoder = Sequence([ByteFallback(), Fuse(), *[Strip(" ", 1, 0)] * drops_space])
     backend.add_special_tokens(["<s>"])
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
     ids = tokenizer.encode("é")
     assert [tokenizer.token_bytes(token_id) for token_id in ids] == [b"\xc3", b"\xa9"]
+    assert [tokenizer.token_bytes(2 + byte) for byte in range(256)] == [
+        bytes([byte]) for byte in range(256)
+    ]
     assert tokenizer.token_bytes(1) == b"<s>"
