@@ -79,7 +79,7 @@ class LLM:
         self._is_in_use = False
         """The engine, by whoever has the lock, who may close an iterator meanwhile: a collection of
         garbage does."""
-        self._left: list[str] = []
+        self._left: deque[str] = deque()
         """Requests nobody asks for any more, which the engine is not told yet."""
 
     def generate(
@@ -173,10 +173,10 @@ class LLM:
         self._is_in_use = True
         try:
             while self._left:
-                request_id = self._left[-1]
+                request_id = self._left[0]  # those who leave meanwhile are behind it
                 self._outputs.pop(request_id, None)
                 self._engine.abort(request_id)
-                self._left.remove(request_id)
+                self._left.popleft()
         finally:
             self._is_in_use = False
 

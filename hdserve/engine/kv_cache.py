@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -182,11 +183,20 @@ class KVCache:
     def has_room(self, num_rows: int, also_free: Iterable[Segment] = ()) -> bool:
         """Whether there is a gap of ``num_rows`` rows, or would be with ``also_free`` free."""
         wanted = align(num_rows)
+        if any(gap.num_rows >= wanted for gap in self._free):
+            return True
         return any(gap.num_rows >= wanted for gap in _merge([*self._free, *also_free]))
 
-    def free(self, segment: Segment) -> None:
-        """Give the rows back; adjacent gaps become one."""
-        self._free = _merge([*self._free, segment])
+    def free(self, segment: Segment) -> Segment:
+        """Give the rows back; adjacent gaps become one.
+
+        Returns:
+            The gap that they are in now.
+        """
+        index = bisect(self._free, segment.start, key=lambda gap: gap.start)
+        around = slice(max(0, index - 1), index + 1)
+        self._free[around] = merged = _merge([*self._free[around], segment])
+        return next(gap for gap in merged if gap.start <= segment.start < gap.end)
 
     def free_all(self) -> None:
         """Give all rows back, whoever has them."""

@@ -82,8 +82,7 @@ class PrefixCache:
             It, and how many tokens its first columns hold already, fewer than the prompt has;
             ``None`` when there is no gap of that size now, and then nothing has changed.
         """
-        idle = [entry.segment for entry in self._idle()]
-        if not self.cache.has_room(num_rows, idle):
+        if not self.cache.has_room(num_rows, (entry.segment for entry in self._idle())):
             return None
         source, num_tokens = self._find(token_ids, namespace)
         segment = self._allocate(num_rows, source, num_tokens, may_take=is_shared)
@@ -108,7 +107,7 @@ class PrefixCache:
         num_more = align(num_rows) - segment.num_rows
         if self.cache.allocate_at(segment.end, num_more) is not None:
             grown = Segment(segment.start, segment.num_rows + num_more)
-        elif self.cache.has_room(num_rows, [entry.segment for entry in self._idle()]):
+        elif self.cache.has_room(num_rows, (entry.segment for entry in self._idle())):
             grown = self._allocate_anywhere(num_rows)
             self.cache.copy(segment.start, grown.start, num_used)
             self.cache.free(segment)
@@ -204,8 +203,9 @@ class PrefixCache:
         """There is room where what ended sequences left goes, the oldest first."""
         segment = self.cache.allocate(num_rows)
         while segment is None:
-            self._evict(next(self._idle()))
-            segment = self.cache.allocate(num_rows)
+            gap = self._evict(next(self._idle()))
+            if gap.num_rows >= align(num_rows):
+                segment = self.cache.allocate_at(gap.start, num_rows)
         return segment
 
     def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
@@ -240,10 +240,11 @@ class PrefixCache:
         for key in entry.keys:
             self._by_key.setdefault(key, {})[start] = entry
 
-    def _evict(self, entry: _Entry) -> None:
+    def _evict(self, entry: _Entry) -> Segment:
+        """The gap that its rows are in then."""
         assert not entry.is_running, "a running sequence would lose its rows"
         self._remove(entry)
-        self.cache.free(entry.segment)
+        return self.cache.free(entry.segment)
 
     def _remove(self, entry: _Entry | None) -> None:
         if entry is None:
