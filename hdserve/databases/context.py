@@ -161,11 +161,9 @@ class ContextDatabase:
         insert_tokens(
             self.table.rows, self.size, self.tokens, begin, end, self._orders, stamp, stamp
         )
-        self._index(max(begin, MATCH_TOKENS - 1), min(end, self.num_tokens - 1))
+        first, last = max(begin, MATCH_TOKENS - 1), min(end, self.num_tokens - 1)
+        index_tokens(self.tokens, self.places, first, last)
         self._num_pending = begin
-
-    def _index(self, begin: int, end: int) -> None:
-        index_tokens(self.tokens, self.places, begin, end)
 
     def continue_prompt(self) -> None:
         """Insert one more piece of a prompt that was too long to be inserted at once."""
@@ -177,15 +175,25 @@ class ContextDatabase:
         return self._num_pending == 0
 
     def enlarge(self, num_new: int) -> None:
-        """Make room for more tokens and more contexts."""
-        while not self.has_room(num_new):
-            self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
-            self.places = new_places(len(self.tokens))
-            self._index(max(self._num_pending, MATCH_TOKENS - 1), self.num_tokens - 1)
-            self.last_positions = new_last_positions(len(self.tokens))
-            note_positions(self.last_positions, self.tokens, self.num_tokens)
+        """Make room for more tokens and more contexts; nothing is replaced where memory is short,
+        since compiled code writes as far as :meth:`has_room` says."""
+        text = self.tokens, self.places, self.last_positions
+        if not self.has_room(num_new):
+            text = self._larger_text(num_new)
         if self.is_table_full:
             self.enlarge_table()
+        self.tokens, self.places, self.last_positions = text
+
+    def _larger_text(self, num_new: int) -> tuple[Tokens, Ints, Tokens]:
+        """What ``tokens``, ``places`` and ``last_positions`` are with more room."""
+        capacity = 1 << (self.num_tokens + num_new - 1).bit_length()
+        tokens: Tokens = np.zeros(capacity, np.int32)
+        tokens[: len(self.tokens)] = self.tokens
+        places = new_places(capacity)
+        index_tokens(tokens, places, max(self._num_pending, MATCH_TOKENS - 1), self.num_tokens - 1)
+        last_positions = new_last_positions(capacity)
+        note_positions(last_positions, tokens, self.num_tokens)
+        return tokens, places, last_positions
 
     def enlarge_table(self) -> None:
         """Move the contexts to a table of twice the size."""

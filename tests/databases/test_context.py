@@ -100,6 +100,32 @@ def test_enlarging_keeps_tokens_and_contexts() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(context, "new_places"), (context, "new_last_positions"), (ContextPool, "take")],
+)
+def test_text_that_could_not_be_enlarged_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    """Whatever memory is missing for, the next call finds that there is no room yet."""
+    database = ContextDatabase(ContextPool(), [1, 2, 3, 4] * 15, ORDERS, 60)
+    database.size[:] = len(database.table.rows) // ngram.BUCKET_ROWS, 1 << 20
+    before = database.tokens, database.places, database.last_positions, database.table
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, _without_memory)
+        with pytest.raises(MemoryError):
+            database.enlarge(100)
+    after = database.tokens, database.places, database.last_positions, database.table
+    assert all(new is old for new, old in zip(after, before, strict=True))
+    assert not database.has_room(100)
+    database.enlarge(100)
+    assert database.has_room(100)
+
+
+def _without_memory(*_: object) -> None:
+    raise MemoryError
+
+
 def test_enlarging_before_the_prompt_is_complete_notes_no_place_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
