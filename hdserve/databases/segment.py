@@ -137,18 +137,28 @@ class Segment:
 
     def split(self, max_bytes: int) -> list[Segment]:
         """Segments in order, each at most ``max_bytes`` or of a single output."""
-        if self.num_bytes <= max_bytes:
+        if len(self) <= 1 or self.num_bytes <= max_bytes:
             return [self] if len(self) else []
-        costs = self.lengths.astype(np.int64) * BYTES_PER_TOKEN + BYTES_PER_OUTPUT
-        part = np.zeros(len(self), np.int64)
-        size = current = 0
-        for index, cost in enumerate(costs.tolist()):
-            if size and size + cost > max_bytes:
-                current += 1
-                size = 0
-            size += cost
-            part[index] = current
-        return [self.select(part == number) for number in range(current + 1)]
+        offsets = self.offsets()
+        ends = offsets * BYTES_PER_TOKEN + BYTES_PER_OUTPUT * np.arange(len(offsets))
+        parts, start = [], 0
+        while start < len(self):
+            stop = int(np.searchsorted(ends, ends[start] + max_bytes, side="right")) - 1
+            stop = max(start + 1, stop)
+            parts.append(self._slice(start, stop, offsets))
+            start = stop
+        return parts
+
+    def _slice(self, start: int, stop: int, offsets: NDArray[np.int64]) -> Segment:
+        """A copy of the outputs from ``start`` to ``stop``."""
+        used, origin_index = np.unique(self.origin_index[start:stop], return_inverse=True)
+        return Segment(
+            origins=tuple(self.origins[index] for index in used.tolist()),
+            origin_index=origin_index.astype(np.uint16),
+            sequence_numbers=self.sequence_numbers[start:stop].copy(),
+            lengths=self.lengths[start:stop].copy(),
+            token_ids=self.token_ids[offsets[start] : offsets[stop]].copy(),
+        )
 
     def to_wire(self) -> dict[str, Any]:
         """What :func:`hdserve.databases.snapshot.pack` takes; small ids as two bytes each."""

@@ -426,6 +426,46 @@ def test_segments_survive_concatenation_wire_and_splitting(parts):
     assert all(piece.num_bytes <= 60 or len(piece) == 1 for piece in pieces)
 
 
+def fields_of(segment: Segment) -> list[object]:
+    arrays = (segment.origin_index, segment.sequence_numbers, segment.lengths, segment.token_ids)
+    return [segment.origins, *((array.dtype, array.tolist()) for array in arrays)]
+
+
+def parts_one_by_one(whole: Segment, max_bytes: int) -> list[list[int]]:
+    """Which outputs are in which part, filled one after the other."""
+    parts: list[list[int]] = []
+    room = 0
+    for index, length in enumerate(whole.lengths.tolist()):
+        cost = 4 * length + BYTES_PER_OUTPUT
+        if not parts or cost > room:
+            parts.append([])
+            room = max_bytes
+        parts[-1].append(index)
+        room -= cost
+    return parts
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), max_size=30),
+    st.integers(0, 400),
+)
+def test_a_segment_is_split_where_the_next_output_would_not_fit(outputs, max_bytes):
+    """Into what selecting each part makes of it, and no part keeps the arrays of the whole."""
+    made = [
+        segment(origin, number, output(*range(number, number + length)))
+        for number, (origin, length) in enumerate(outputs)
+    ]
+    whole = concatenate(made)
+    parts = whole.split(max_bytes)
+    expected = [
+        whole.select(np.isin(np.arange(len(whole)), indices))
+        for indices in parts_one_by_one(whole, max_bytes)
+    ]
+    assert [fields_of(part) for part in parts] == [fields_of(part) for part in expected]
+    for part in parts if len(parts) > 1 else []:
+        assert not np.shares_memory(part.token_ids, whole.token_ids)
+
+
 def test_a_segment_whose_arrays_contradict_one_another_is_refused():
     good = segment("a", 0, output(1, 2), output(3)).to_wire()
     Segment.from_wire(good)
