@@ -168,6 +168,11 @@ class Mirror:
         self.use(namespace)
         self._queue.put_calibration(namespace, calibration, standing)
 
+    def has_calibration(self, namespace: str) -> bool:
+        """Whether calibration state of ``namespace`` has not been sent yet.  One that is taken
+        meanwhile would replace it, and yet count as learned after it."""
+        return self._queue.has_calibration(namespace)
+
     def use(self, namespace: str) -> None:
         """A request of ``namespace`` came: follow it from now on.  Never blocks."""
         is_new = namespace not in self._last_used

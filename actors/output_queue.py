@@ -61,6 +61,11 @@ class OutputQueue:
             self._namespaces.add(namespace)
             self._calibrations[namespace] = calibration, standing
 
+    def has_calibration(self, namespace: str) -> bool:
+        """Whether calibration state of ``namespace`` is queued."""
+        with self._lock:
+            return namespace in self._calibrations
+
     def forget(self, namespace: str) -> bool:
         """Drop what is queued of ``namespace``; whether anything ever was since the last time."""
         with self._lock:

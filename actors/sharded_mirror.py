@@ -45,6 +45,10 @@ class ShardedMirror:
         """See :meth:`Mirror.publish_calibration`."""
         self._of(namespace).publish_calibration(namespace, calibration, standing)
 
+    def has_calibration(self, namespace: str) -> bool:
+        """See :meth:`Mirror.has_calibration`."""
+        return self._of(namespace).has_calibration(namespace)
+
     def wait_until_current(self, timeout_s: float) -> bool:
         """See :meth:`Mirror.wait_until_current`; of all that have begun."""
         until_s = time.monotonic() + timeout_s

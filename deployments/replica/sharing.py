@@ -78,6 +78,8 @@ class ClusterSharing:
             self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 
     def _publish_states(self, engine: Engine, namespace: str, standing: Standing) -> None:
+        if self._mirror.has_calibration(namespace):
+            return
         states = engine.drafter_states(namespace)
         if states is not None:
             self._mirror.publish_calibration(namespace, states, standing)

@@ -59,10 +59,13 @@ def test_the_newest_calibration_replaces_what_was_queued():
     queue = OutputQueue(10**6)
     queue.put_calibration("a", b"one", Standing("e", 1))
     queue.put_calibration("a", b"two", Standing("e", 2))
+    assert not queue.has_calibration("b")
     queue.put_calibration("b", b"three", Standing())
+    assert queue.has_calibration("b")
     batch = queue.take(10**6)
     assert batch.calibrations == {"a": b"two", "b": b"three"}
     assert batch.standings == {"a": ("e", 2), "b": ("", 0)}
+    assert not queue.has_calibration("b")
     assert not queue.take(10**6)
 
 

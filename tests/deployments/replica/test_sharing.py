@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from actors import model_database
+from deployments.replica import sharing
 from deployments.replica.sharing import ClusterSharing
 from hdserve.config import DraftingConfig, ModelConfig, ModelDatabaseConfig
 from hdserve.core import SamplingParams, Sequence
@@ -96,4 +97,31 @@ def test_a_flush_returns_drafting_to_the_prior_everywhere(config: ModelDatabaseC
     finally:
         one.close()
         two.close()
+        model_database.stop(key)
+
+
+def test_what_was_learned_elsewhere_survives_a_replica_whose_messages_wait(
+    config: ModelDatabaseConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it learns last says that it was learned after what it learned first, so both have to
+    reach the actor."""
+    monkeypatch.setattr(sharing, "_STATES_INTERVAL_S", 0.0)
+    waiting = Replica("waiting", config.model_copy(update={"publish_interval_s": 3600.0}))
+    other = Replica("other", config)
+    key = DatabaseKey("shared-model", other.host.tokenizer.fingerprint)
+    try:
+        waiting.generate(1100)
+        num_first = waiting.num_learned_tokens
+        waiting.generate(1100)
+        other.generate(1050)
+        num_other = other.num_learned_tokens
+        actor = model_database.get_or_create(key, config, merge_drafter_states)
+        eventually(lambda: NAMESPACE in ray.get(actor.info.remote())["namespaces"])
+        assert num_first < waiting.num_learned_tokens
+        waiting.sharing.close()
+        eventually(lambda: other.num_learned_tokens > num_other)
+        assert other.num_learned_tokens == num_first + num_other
+    finally:
+        waiting.close()
+        other.close()
         model_database.stop(key)
