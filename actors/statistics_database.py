@@ -93,9 +93,9 @@ class StatisticsDatabaseActor:
         What stood in ``directory`` before is offered no longer.
 
         Raises:
-            DatabaseError: the actor's node has no such database.
+            DatabaseError: the actor's node has no such database of this tokenizer.
         """
-        corpus = describe(fingerprint, Path(directory).absolute())
+        corpus = _of_tokenizer(fingerprint, Path(directory))
         for other in list(self._corpora.values()):
             if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
                 self._forget(other.corpus_id)
@@ -210,7 +210,8 @@ def offer(fingerprint: str, directory: Path) -> None:
     """Register a corpus of this node again, as an actor that was restarted has forgotten it.
 
     Raises:
-        DatabaseError: the actor is out of reach, or its node has no such database.
+        DatabaseError: the actor is out of reach, or its node has no such database of this
+            tokenizer.
     """
     _ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
 
@@ -239,9 +240,9 @@ def ensure_local(
 
     Raises:
         DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
-            or is no statistics database.
+            or is no statistics database of this tokenizer.
     """
-    own = [describe(fingerprint, Path(directory).absolute()) for directory in directories]
+    own = [_of_tokenizer(fingerprint, Path(directory)) for directory in directories]
     for attempt in range(1, _NUM_ATTEMPTS + 1):
         try:
             return _ensure_local(fingerprint, cache_dir, own, is_always_copied)
@@ -311,10 +312,22 @@ def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
     found = {}
     for directory in cache_dir.glob("[!.]*/"):
         with suppress(DatabaseError):
-            corpus = describe(fingerprint, directory)
+            corpus = _of_tokenizer(fingerprint, directory)
             if corpus.corpus_id == directory.name:
                 found[corpus.corpus_id] = corpus
     return found
+
+
+def _of_tokenizer(fingerprint: str, directory: Path) -> Corpus:
+    """The corpus in ``directory`` on this node.
+
+    Raises:
+        DatabaseError: it is no statistics database, or one of another tokenizer.
+    """
+    corpus = describe(fingerprint, directory.absolute())
+    if corpus.info.get("tokenizer") != fingerprint:
+        raise DatabaseError(f"{directory} was made for another tokenizer")
+    return corpus
 
 
 def _tokenizer_of(directory: Path) -> object:

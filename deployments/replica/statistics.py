@@ -43,18 +43,19 @@ def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | N
     try:
         found = ensure_local(fingerprint, _cache_directory(), directories=own)
     except DatabaseError as error:
-        logger.warning("the cluster's statistics databases are out of reach: %s", error)
+        logger.warning("the cluster's statistics databases are not used: %s", error)
         found = []
-    return next(iter([*own, *filter(_is_whole, found)]), None)
+    whole = (directory for directory in found if _is_whole(directory, fingerprint))
+    return next(iter([*own, *whole]), None)
 
 
 def _cache_directory() -> Path:
     return Path(tempfile.gettempdir()) / "hdserve-statistics"
 
 
-def _is_whole(directory: Path) -> bool:
+def _is_whole(directory: Path, fingerprint: str) -> bool:
     try:
-        StatisticsDatabase.open(directory)
+        StatisticsDatabase.open(directory, tokenizer=fingerprint)
     except SnapshotError as error:  # it is damaged, or was replaced meanwhile
         logger.error("not used, and fetched again the next time: %s", error)
         _discard_copy(directory)

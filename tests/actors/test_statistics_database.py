@@ -25,13 +25,14 @@ def fingerprint() -> str:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return make_corpus(tmp_path / "corpus", seed=0)
+def corpus(tmp_path: Path, fingerprint: str) -> Path:
+    return make_corpus(tmp_path / "corpus", fingerprint)
 
 
-def make_corpus(directory: Path, seed: int) -> Path:
+def make_corpus(directory: Path, fingerprint: str, seed: int = 0) -> Path:
     (directory / "tables").mkdir(parents=True)
-    (directory / "info.json").write_text(json.dumps({"name": "a corpus", "seed": seed}))
+    info = {"name": "a corpus", "tokenizer": fingerprint, "seed": seed}
+    (directory / "info.json").write_text(json.dumps(info))
     values = np.random.default_rng(seed).integers(0, 256, NUM_BYTES, np.uint8)
     values.tofile(directory / "tables" / "order-2.bin")
     (directory / "empty.bin").write_bytes(b"")
@@ -124,11 +125,12 @@ def test_choices_of_an_earlier_version() -> None:
     assert found.directory == "d"
 
 
-def test_a_corpus_is_described_by_its_content_not_its_place(corpus, tmp_path):
-    copy = make_corpus(tmp_path / "copy", seed=0)
-    other = make_corpus(tmp_path / "other", seed=1)
+def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", "f")
+    copy = make_corpus(tmp_path / "copy", "f")
+    other = make_corpus(tmp_path / "other", "f", seed=1)
     here = describe("f", corpus)
-    assert here.sizes == {"empty.bin": 0, "info.json": 31, "tables/order-2.bin": NUM_BYTES}
+    assert here.sizes == {"empty.bin": 0, "info.json": 49, "tables/order-2.bin": NUM_BYTES}
     assert here.info["name"] == "a corpus"
     assert describe("f", copy).corpus_id == here.corpus_id
     assert describe("g", corpus).corpus_id != here.corpus_id
@@ -143,20 +145,30 @@ def test_what_is_no_statistics_database_is_refused(tmp_path, description):
         describe("f", tmp_path)
 
 
-def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, tmp_path):
-    other = make_corpus(tmp_path / "other", seed=1)
+def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, fingerprint, tmp_path):
+    other = make_corpus(tmp_path / "other", fingerprint, seed=1)
     actor = StatisticsDatabaseActor()
     for directory in (corpus, other, corpus):
-        actor.register("f", str(directory))
-    assert [item.directory for item in actor.catalogue("f")] == [str(corpus), str(other)]
+        actor.register(fingerprint, str(directory))
+    assert [item.directory for item in actor.catalogue(fingerprint)] == [str(corpus), str(other)]
     assert actor.catalogue("g") == []
     with pytest.raises(DatabaseError, match="no statistics database"):
-        actor.register("f", str(tmp_path / "none"))
+        actor.register(fingerprint, str(tmp_path / "none"))
 
 
-def test_only_registered_files_are_handed_out(corpus):
+def test_a_corpus_of_another_tokenizer_is_not_offered(corpus, tmp_path):
+    """Replicas that have none of their own would fetch it and could not draft from it."""
     actor = StatisticsDatabaseActor()
-    corpus_id = actor.register("f", str(corpus)).corpus_id
+    with pytest.raises(DatabaseError, match="another tokenizer"):
+        actor.register("another", str(corpus))
+    assert actor.catalogue("another") == []
+    with pytest.raises(DatabaseError, match="another tokenizer"):
+        ensure_local("another", tmp_path, directories=[corpus])
+
+
+def test_only_registered_files_are_handed_out(corpus, fingerprint):
+    actor = StatisticsDatabaseActor()
+    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
     assert bytes(actor.read_chunk(corpus_id, "info.json", 5)) == contents(corpus)["info.json"][5:]
     for name in ("../secret", "/etc/passwd", "tables"):
         with pytest.raises(DatabaseError, match="has no file"):
@@ -165,21 +177,21 @@ def test_only_registered_files_are_handed_out(corpus):
         actor.read_chunk("unknown", "info.json", 0)
 
 
-def test_a_corpus_that_changed_is_not_handed_out(corpus):
+def test_a_corpus_that_changed_is_not_handed_out(corpus, fingerprint):
     actor = StatisticsDatabaseActor()
-    corpus_id = actor.register("f", str(corpus)).corpus_id
+    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
     (corpus / "empty.bin").write_bytes(b"x")
     with pytest.raises(DatabaseError, match="has changed"):
         actor.checksums(corpus_id)
 
 
-def test_a_directory_is_offered_as_it_was_registered_last(corpus):
+def test_a_directory_is_offered_as_it_was_registered_last(corpus, fingerprint):
     actor = StatisticsDatabaseActor()
-    before = actor.register("f", str(corpus))
+    before = actor.register(fingerprint, str(corpus))
     actor.checksums(before.corpus_id)
     (corpus / "empty.bin").write_bytes(b"x")
-    after = actor.register("f", str(corpus))
-    assert actor.catalogue("f") == [after]
+    after = actor.register(fingerprint, str(corpus))
+    assert actor.catalogue(fingerprint) == [after]
     assert actor.checksums(after.corpus_id).keys() == after.sizes.keys()
     with pytest.raises(DatabaseError, match="no corpus"):
         actor.checksums(before.corpus_id)
@@ -235,19 +247,21 @@ class TestInRay:
         self, corpus, fingerprint, tmp_path, caplog
     ):
         """One that was rebuilt in its place and not registered again."""
-        other = make_corpus(tmp_path / "other", seed=1)
-        assert ensure_local(fingerprint, tmp_path, directories=[corpus, other]) == [corpus, other]
+        other = make_corpus(tmp_path / "other", fingerprint, seed=1)
+        cache, both = tmp_path / "cache", [corpus, other]
+        assert ensure_local(fingerprint, cache, directories=both) == both
         (corpus / "empty.bin").write_bytes(b"x")
-        assert ensure_local(fingerprint, tmp_path / "cache") == [other]
+        assert ensure_local(fingerprint, cache) == [other]
         assert f"done without the corpus {corpus}" in caplog.text
 
     def test_a_corpus_that_was_rebuilt_in_its_place_is_fetched_by_other_nodes(
         self, corpus, fingerprint, tmp_path
     ):
-        assert ensure_local(fingerprint, tmp_path, directories=[corpus]) == [corpus]
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
         (corpus / "empty.bin").write_bytes(b"x")
-        assert ensure_local(fingerprint, tmp_path, directories=[corpus]) == [corpus]
-        (copy,) = ensure_local(fingerprint, tmp_path / "cache", is_always_copied=True)
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        (copy,) = ensure_local(fingerprint, cache, is_always_copied=True)
         assert contents(copy) == contents(corpus)
 
     def test_a_damaged_copy_is_fetched_again(self, corpus, fingerprint, tmp_path):
@@ -261,7 +275,7 @@ class TestInRay:
     def test_copies_of_what_is_offered_no_longer_are_deleted(self, corpus, fingerprint, tmp_path):
         """Of this tokenizer, and nobody else's."""
         cache = tmp_path / "cache"
-        others = make_corpus(cache / "others", seed=1)
+        others = make_corpus(cache / "others", "others")
         usual = {"directories": [corpus], "is_always_copied": True}
         copies = []
         for seed in range(3):
@@ -273,12 +287,13 @@ class TestInRay:
 
     def test_what_a_killed_process_had_fetched_is_deleted(self, corpus, fingerprint, tmp_path):
         """Not what one that lives is fetching."""
-        left, fetched = tmp_path / ".left.partial", tmp_path / ".fetched.partial"
+        cache = tmp_path / "cache"
+        left, fetched = cache / ".left.partial", cache / ".fetched.partial"
         for directory in (left, fetched):
-            directory.mkdir()
+            directory.mkdir(parents=True)
             (directory / "info.json").write_text("half")
-        with FileLock(tmp_path / "fetched.lock"):
-            ensure_local(fingerprint, tmp_path, directories=[corpus])
+        with FileLock(cache / "fetched.lock"):
+            ensure_local(fingerprint, cache, directories=[corpus])
         assert not left.exists()
         assert fetched.exists()
 
