@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -28,21 +31,34 @@ from hdserve.databases.statistics_info import STATISTICS_ORDERS, StatisticsInfo,
 from hdserve.errors import SnapshotError
 
 _SAMPLE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 24
 
 
 class StatisticsDatabase:
     """A statistics database that is open for reading.
+
+    Args:
+        file: what ``rows`` are a mapping of; closed with the database.
 
     Attributes:
         rows, size: the n-gram table, see ``ngram``.
         info: what is inside.
     """
 
-    def __init__(self, rows: Rows, info: StatisticsInfo, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        info: StatisticsInfo,
+        directory: Path | None = None,
+        file: BinaryIO | None = None,
+    ) -> None:
         self.rows = rows
         self.info = info
         self.directory = directory
         self.size: Ints = new_size(info.num_buckets)
+        self._file = file
+        if file is not None:
+            weakref.finalize(self, file.close)
 
     @classmethod
     def open(
@@ -72,17 +88,19 @@ class StatisticsDatabase:
         path = directory / info.table
         expected = (info.num_buckets + 1) * BUCKET_BYTES
         try:
-            found = path.stat().st_size
-            if found != expected:
-                raise SnapshotError(f"{path}: has {found} bytes, {expected} were written")
-            with path.open("rb") as file:
+            with ExitStack() as stack:
+                file = stack.enter_context(path.open("rb"))
+                found = os.fstat(file.fileno()).st_size
+                if found != expected:
+                    raise SnapshotError(f"{path}: has {found} bytes, {expected} were written")
                 if ends_crc32(file.fileno(), found) != info.sample_crc32:
                     raise SnapshotError(f"{path}: is corrupt (checksum)")
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                stack.pop_all()
         except OSError as error:
             raise SnapshotError(f"{path}: cannot be read: {error}") from error
         words = np.frombuffer(mapping, np.uint32)
-        return cls(words[BUCKET_BYTES // 4 :].reshape(-1, ROW_WORDS), info, directory)
+        return cls(words[BUCKET_BYTES // 4 :].reshape(-1, ROW_WORDS), info, directory, file)
 
     @property
     def num_bytes(self) -> int:
@@ -90,7 +108,8 @@ class StatisticsDatabase:
         return self.info.num_buckets * BUCKET_BYTES
 
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
-        """Read the whole table and compare its checksum.
+        """Read the whole table and compare its checksum: of the file that is mapped, whatever has
+        replaced it since, and not through the mapping, where an error of the disk ends the process.
 
         Args:
             progress: told of the bytes read since the last call.
@@ -98,25 +117,24 @@ class StatisticsDatabase:
         Raises:
             SnapshotError: the table is not what was written, or cannot be read.
         """
-        if self.directory is None:
+        if self._file is None:
             return
-        path = self.directory / self.info.table
         try:
-            found = file_crc32(path, progress)
+            found = file_crc32(self._file.fileno(), progress)
         except OSError as error:
-            raise SnapshotError(f"{path}: cannot be read: {error}") from error
+            raise SnapshotError(f"{self._file.name}: cannot be read: {error}") from error
         if found != self.info.crc32:
-            raise SnapshotError(f"{path}: is corrupt (checksum)")
+            raise SnapshotError(f"{self._file.name}: is corrupt (checksum)")
 
 
-def file_crc32(path: Path, progress: Callable[[int], None] | None = None) -> int:
+def file_crc32(file: int, progress: Callable[[int], None] | None = None) -> int:
     """The CRC-32 of a file, read in pieces."""
-    value = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            value = zlib.crc32(piece, value)
-            if progress:
-                progress(len(piece))
+    value = offset = 0
+    while piece := os.pread(file, _PIECE_BYTES, offset):
+        value = zlib.crc32(piece, value)
+        offset += len(piece)
+        if progress:
+            progress(len(piece))
     return value
 
 

@@ -224,8 +224,8 @@ class StatisticsBuilder:
         """What is written beside the table at ``path``; without one the checksums are 0."""
         sample = checksum = 0
         if path is not None:
-            checksum = file_crc32(path)
             with path.open("rb") as file:
+                checksum = file_crc32(file.fileno())
                 sample = ends_crc32(file.fileno(), path.stat().st_size)
         return StatisticsInfo(
             format_version=FORMAT_VERSION,

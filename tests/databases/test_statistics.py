@@ -199,6 +199,16 @@ def test_what_is_mapped_stays_when_it_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         _build(tmp_path / "s", [1, 2])
     assert _next(database, [5, 6]) == [(7, 2), (8, 1)]
+    database.verify()
+
+
+def test_the_file_is_closed_with_the_database(tmp_path: Path) -> None:
+    database = _build(tmp_path / "s", TEXT)
+    file = database._file
+    assert file is not None
+    assert not file.closed
+    del database
+    assert file.closed
 
 
 def test_rows_age_however_much_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,17 @@ def test_a_source_that_is_not_what_was_written_is_refused(tmp_path: Path) -> Non
     assert not (tmp_path / "m" / INFO_NAME).exists()
 
 
+def test_sources_are_merged_as_they_were_opened(tmp_path: Path) -> None:
+    """Also where one was replaced before its turn came."""
+    sources = _sources(tmp_path, 2)
+    StatisticsMerge(tmp_path / "whole", sources).run()
+    merge = StatisticsMerge(tmp_path / "m", sources)
+    for _ in range(2):
+        _build(sources[1], TEXT)
+    merge.run()
+    assert _content(tmp_path / "m") == _content(tmp_path / "whole")
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     a, b = _build(tmp_path / "a", TEXT), _build(tmp_path / "b", TEXT, tokenizer="other")
     with pytest.raises(DatabaseError, match="cannot be merged"):
