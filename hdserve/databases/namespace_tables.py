@@ -18,7 +18,10 @@ from hdserve.databases.ngram_table import NgramTable
 MODEL_ORDERS = (0, 1, 2, 4)
 """Context lengths in tokens, ascending."""
 
-MIN_RESERVE_BYTES = 1 << 15
+MIN_RESERVE_BYTES = 1 << 14
+"""Most namespaces stay small, and all of a reserve that is not mapped by itself may be resident,
+though only what is in use is counted."""
+
 LOG_SHARE = 6
 """One part in so many of a partition's bytes is for its log and the index of it."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import ModelDatabase
-from hdserve.databases.ngram import grow, most_frequent, put
+from hdserve.databases.ngram import BUCKET_BYTES, grow, most_frequent, put
 
 
 def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
@@ -30,6 +30,16 @@ def test_empty_database_costs_nothing() -> None:
     database = ModelDatabase()
     assert (database.num_bytes, database.num_tokens, database.num_entries) == (0, 0, 0)
     assert database.partition("default") is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 20])
+def test_a_small_namespace_reserves_little_that_is_not_counted(num_tokens: int) -> None:
+    database = ModelDatabase()
+    database.insert("a", range(num_tokens))
+    partition = database.partition("a")
+    assert partition is not None
+    num_free = partition.table.num_reserved - partition.table.num_buckets
+    assert num_free * BUCKET_BYTES <= 1 << 13
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, list])
