@@ -115,9 +115,13 @@ class ModelDatabase:
         """What the model thought likely in a namespace; ``None`` while nothing was kept."""
         return self._recycled.get(namespace)
 
-    def recycling(self, namespace: str) -> RecycledDatabase:
-        """The same, made if there is none, to be fed; its rows may be another array now."""
+    def recycling(self, namespace: str, num_new: int) -> RecycledDatabase:
+        """The same, made if there is none, to be fed ``num_new`` contexts at most; its rows may be
+        another array now."""
         found = self._recycled.use(namespace, RecycledDatabase)
+        while found.table.is_reserve_low(num_new):
+            self._note_change()
+            found.reserve_more()
         self._recycled.note(namespace)
         return found
 

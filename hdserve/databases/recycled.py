@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.databases.compiled import inlined
+from hdserve.databases.namespace_tables import MIN_RESERVE_BYTES
 from hdserve.databases.ngram import (
     BUCKET_ROWS,
     COUNT_SHIFT,
@@ -68,13 +69,13 @@ class RecycledDatabase:
     """The rows of one namespace.
 
     Attributes:
-        table: grows up to ``max_bytes``; the address space is taken at once.
-        version: changes whenever the rows are another array.
+        table: grows up to ``max_bytes``.
+        version: changes before the rows become another array.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.table = NgramTable(max_bytes, max_bytes)
+        self.table = NgramTable(max_bytes, MIN_RESERVE_BYTES)
         self.version = 0
 
     @property
@@ -86,6 +87,11 @@ class RecycledDatabase:
     def num_entries(self) -> int:
         """Contexts held, counted as they come; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
+
+    def reserve_more(self) -> None:
+        """Let the table grow further, see :meth:`NgramTable.is_reserve_low`."""
+        self.version += 1
+        self.table.reserve_more()
 
     def limit(self, max_bytes: int) -> int:
         """Take no more than ``max_bytes`` from now on; returns how many contexts were given up."""

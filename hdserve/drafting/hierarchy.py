@@ -21,7 +21,7 @@ from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import ModelDatabase, TokenIds
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
-from hdserve.databases.recycled import NUM_TOP, RecycledDatabase
+from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
@@ -375,7 +375,8 @@ class Hierarchy(Drafter):
         if len(self._contexts) > 1:
             database.record_running(seq)
         if forward is not None and tree.capacity and self.options.recycled:
-            self._recycle(request, seq, tree, database.recycling(seq.namespace), forward, num_new)
+            recycled = database.recycling(seq.namespace, len(tree) * len(RECYCLED_ORDERS))
+            self._recycle(request, seq, tree, recycled, forward, num_new)
 
     def _database_fed_by(self, seq: Sequence) -> ModelDatabase | None:
         """Where others may find what the model makes of ``seq``."""

@@ -210,12 +210,12 @@ def test_a_busy_namespace_takes_no_recycled_contexts_from_quiet_ones() -> None:
     database = ModelDatabase(4 << 20)
     rng = np.random.default_rng(0)
     for name in ("quiet", *["busy"] * 400):
-        table = database.recycling(name).table
+        table = database.recycling(name, 40).table
         for context in rng.integers(0, 1 << 62, 40):
             put(table.rows, table.size, np.uint64(context), 1, table.stamp, 0)
             grow(table.rows, table.size, 0)
     assert database.recycled("quiet") is not None
-    assert database.recycling("busy").num_bytes > 1 << 17
+    assert database.recycling("busy", 0).num_bytes > 1 << 17
     assert database.num_recycled_bytes <= (4 << 20) / 16
 
 

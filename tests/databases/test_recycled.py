@@ -30,6 +30,8 @@ def put(database: RecycledDatabase, context: list[int], top: list[tuple[int, flo
         tokens[index], shares[index] = token, share
     newest_first: Tokens = np.array(context[::-1], np.int32)
     table = database.table
+    while table.is_reserve_low(1):
+        database.reserve_more()
     write(table.rows, table.size, newest_first, tokens, shares, table.stamp)
     table.advance_stamp()
 
@@ -70,3 +72,15 @@ def test_memory_is_bounded_and_the_newest_contexts_stay() -> None:
     oldest = [context for context in range(0, 10000) if held(database, [context])]
     assert len(newest) > 90
     assert not oldest
+
+
+def test_rows_are_reserved_little_by_little() -> None:
+    """All that is reserved may be resident, and there may be thousands of namespaces."""
+    database = RecycledDatabase(1 << 20)
+    assert database.table.rows.nbytes <= 1 << 14
+    version = database.version
+    for context in range(200):
+        put(database, [context], [(context, 1.0)])
+    assert database.version > version
+    assert database.table.rows.nbytes <= 1 << 18
+    assert sum(bool(held(database, [context])) for context in range(200)) > 190

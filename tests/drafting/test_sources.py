@@ -12,7 +12,7 @@ from hdserve.drafting.base import DraftResources
 from hdserve.drafting.sources import DraftSources
 
 NAMESPACES = ("a", "b")
-ACTIONS = ("insert", "insert much", "recycle", "clear", "clear all", "other")
+ACTIONS = ("insert", "insert much", "recycle", "recycle much", "clear", "clear all", "other")
 
 
 @settings(max_examples=150, deadline=None)
@@ -29,7 +29,9 @@ def test_the_version_tells_of_every_change(actions: list[tuple[str, str]]) -> No
         elif action == "insert much":
             database.insert(name, [token % 61 for token in range(1500)])
         elif action == "recycle":
-            database.recycling(name)
+            database.recycling(name, 0)
+        elif action == "recycle much":
+            database.recycling(name, 1000)
         elif action == "other":
             other.insert(name, range(16))
         else:
