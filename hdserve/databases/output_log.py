@@ -305,6 +305,7 @@ class OutputLog:
         for name, partition in list(self._partitions.items()):
             if partition.is_forgettable:
                 self._first_version = max(self._first_version, partition.next_version)
+                partition.forget_names()
                 del self._partitions[name]
         self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
 

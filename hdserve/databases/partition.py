@@ -115,7 +115,13 @@ class Partition:
 
     def restore_evicted(self, ranges: OriginRanges) -> None:
         """Know what was evicted before a restart, so that it never comes back as something new."""
+        self.forget_names()
         self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
+
+    def forget_names(self) -> None:
+        """Have no output count as one that was here, so that other namespaces may know more."""
+        for names in (self.evicted, self._seen, self._seen_since_flush):
+            names.clear()
 
     def _add_seen(self, segment: Segment) -> Segment:
         """The outputs of ``segment`` that were not seen before."""
@@ -158,8 +164,8 @@ class Partition:
         self.seal()
         self.next_version = self._tail_version = self.next_version + 1
         self.chunks.clear()
-        self.evicted = SeenOutputs(limit=self._limit)
-        self._seen_since_flush = SeenOutputs(limit=self._limit)
+        self.evicted.clear()
+        self._seen_since_flush.clear()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
 

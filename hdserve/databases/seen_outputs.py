@@ -22,7 +22,7 @@ MAX_TOTAL_ORIGINS = 2**14
 """Of all namespaces of a log together, about; a kilobyte each."""
 
 MIN_ORIGINS = 64
-"""Of a namespace, however many there are."""
+"""Of a namespace, however many there are and whatever the others know."""
 
 MAX_INTERVALS = 1024
 """Beyond this the two lowest intervals are joined: old gaps count as seen."""
@@ -87,19 +87,26 @@ class SequenceRanges:
 
 
 class OriginLimit:
-    """How many origins each of the namespaces of a log may know.
+    """How many origins the namespaces of a log may know.
 
     Attributes:
-        num_origins: the more namespaces there are the fewer.
+        num_known: all together.
     """
 
     def __init__(self) -> None:
-        self.num_origins = MAX_ORIGINS
+        self.num_known = 0
+        self._share = MAX_ORIGINS
 
     def share(self, num_namespaces: int) -> None:
         """So many namespaces are there now."""
         share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
-        self.num_origins = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
+        self._share = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
+
+    def is_reached(self, num_origins: int) -> bool:
+        """Whether one that knows so many must forget one to know another: it has more than its
+        share only where others have less."""
+        is_full = self.num_known >= MAX_TOTAL_ORIGINS
+        return num_origins >= (self._share if is_full else MAX_ORIGINS)
 
 
 class SeenOutputs:
@@ -114,6 +121,12 @@ class SeenOutputs:
         self._origins = {
             origin: SequenceRanges(intervals) for origin, intervals in (ranges or {}).items()
         }
+        self._limit.num_known += len(self._origins)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._limit.num_known -= len(self._origins)
+        self._origins.clear()
 
     def ranges(self) -> OriginRanges:
         return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
@@ -134,9 +147,11 @@ class SeenOutputs:
     def _ranges_of(self, origin: str) -> SequenceRanges:
         ranges = self._origins.pop(origin, None)
         if ranges is None:
-            while len(self._origins) >= self._limit.num_origins:
+            while self._limit.is_reached(len(self._origins)):
                 del self._origins[next(iter(self._origins))]
+                self._limit.num_known -= 1
             ranges = SequenceRanges()
+            self._limit.num_known += 1
         self._origins[origin] = ranges
         return ranges
 

@@ -377,6 +377,18 @@ def test_the_origins_of_all_namespaces_together_are_bounded(monkeypatch):
     assert all(log.partition(name).seen().keys() == last for name in "abcdefghij")
 
 
+def test_a_namespace_knows_more_origins_where_others_know_few(monkeypatch):
+    """What is sent again then counts once, however many namespaces and replicas there are."""
+    monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 1000)
+    log = OutputLog(2**16, 2**16)
+    for number in range(300):
+        log.append(str(number), segment("r0", 0, output(1)))
+    for _ in range(2):
+        for number in range(500):
+            log.append("0", segment(f"r{number}", 0, output(1)))
+    assert log.partition("0").num_outputs == 500
+
+
 def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():
     """Not those that were flushed, or have calibration; readers go on behind what they had."""
     log = OutputLog(10**6, 400_000)
@@ -392,6 +404,13 @@ def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_
     assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
     assert {"learned", "flushed"} <= set(log.namespaces())
     assert "n" not in log.namespaces()
+    partitions = [log.partition(name) for name in log.namespaces()]
+    known = [
+        len(names.ranges())
+        for each in partitions
+        for names in (each.evicted, each._seen, each._seen_since_flush)
+    ]
+    assert log._origin_limit.num_known == sum(known)
     log.append("n", segment("a", 2, output(3)))
     change = log.changes_since({"n": cursor}, max_bytes=1000)["n"]
     assert (texts(change.segment), change.is_flushed) == ([(3,)], False)
