@@ -47,6 +47,10 @@ _SCHEMAS = (
 _MAX_DIVISOR_STATES = 40_000
 """Compiled in at most some 0.2 s, and 20 MB."""
 
+_MAX_INT = 2**63 - 1
+_NEXT = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
+"""By the keywords of bounds, how far from a whole one the first number is that it allows."""
+
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
@@ -54,7 +58,8 @@ def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON texts that ``schema`` (JSON Schema) allows, their keys in the schema's order.
 
     Raises:
-        ValueError: the schema is too deep, or its numbers are to be multiples of too much.
+        ValueError: the schema is too deep, its numbers are to be multiples of too much, or a number
+            in it has too many digits.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -132,9 +137,11 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     forbids nothing and llguidance does not know.
 
     Raises:
-        ValueError: its numbers are to be multiples of too much.
+        ValueError: its numbers are to be multiples of too much, or a number in it has too many
+            digits.
     """
     _check_divisors([*_divisors(schema)])
+    _check_numbers(schema)
     return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
 
 
@@ -160,6 +167,59 @@ def _divisors(schema: Any) -> Iterator[int]:
                 yield max(1, value)
             elif isinstance(value, float) and isfinite(value):
                 yield max(1, Fraction(str(value)).numerator)
+
+
+def _check_numbers(schema: Any) -> None:
+    """What texts are compared with is kept as a floating-point number."""
+    for key, number in _numbers(schema):
+        first = number if number % 1 else int(number) + _NEXT.get(key, 0)
+        if not _is_held(number) or not _is_held(first):
+            raise ValueError(f"{key}: a number has more digits than can be held")
+
+
+def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
+    """Of values and bounds in a schema, with their keywords."""
+    if isinstance(schema, (list, tuple)):
+        for item in schema:
+            yield from _numbers(item)
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                yield from _numbers([*value.values()])
+            elif key in ("const", "enum"):
+                yield from ((key, number) for number in _numbers_in(value))
+            elif key in _NEXT and isinstance(value, (int, float)):
+                yield key, value
+            else:
+                yield from _numbers(value)
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers_in(item)
+    elif isinstance(value, Mapping):
+        yield from _numbers_in([*value.values()])
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def _is_held(number: int | float) -> bool:
+    """Whether llguidance keeps it as it is: a whole number in 64 bits, too."""
+    if isinstance(number, float):
+        if not isfinite(number):
+            return True  # it will be said to be wrong
+        if not number.is_integer():
+            return _as_read(number) == number
+    whole = int(number)
+    return -_MAX_INT <= whole <= _MAX_INT and min(int(float(whole)), _MAX_INT) == whole
+
+
+def _as_read(number: float) -> float:
+    """The digits as one integer, rounded, and then their point moved, and rounded again."""
+    digits, _, exponent = repr(number).partition("e")
+    whole, _, places = digits.partition(".")
+    return int(whole + places) / float(f"1e{len(places) - int(exponent or 0)}")
 
 
 def _without_notes(schema: Any) -> Any:

@@ -280,6 +280,54 @@ def test_multiples_of_common_numbers_are_held(schema: dict[str, Any]) -> None:
     assert json.loads(grammar.json_schema(schema))["grammars"]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53 + 1},
+        {"enum": ["a", -(2**53) - 1]},
+        {"const": {"a": [{"b": 2**60 + 1}]}},
+        {"const": 2**64},
+        {"const": 10**400},
+        {"const": 123456789.12345679},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"type": "integer", "maximum": 2**64 - 1},
+        {"type": "integer", "exclusiveMinimum": 2**53},
+        {"type": "integer", "exclusiveMaximum": -(2**53)},
+        {"type": "integer", "exclusiveMaximum": 1e18},
+        {"$defs": {"a": {"items": {"enum": [2**53 + 1]}}}, "$ref": "#/$defs/a"},
+        {"properties": {"enum": {"maximum": 2**53 + 1}}},
+    ],
+    ids=str,
+)
+def test_numbers_that_would_become_others_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a number has more digits than can be held"):
+        grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "number", [0, -1, 2**53, 2**53 + 2, -(2**53), 2**63 - 1, 0.1, 1e-7, -1.5e-9, 0.1 + 0.2]
+)
+def test_numbers_are_held(number: float) -> None:
+    """A constant is written as the number it is."""
+    _, texts = answers((), grammar.json_schema({"const": number}))
+    assert [json.loads(text) for text in texts] == [number] * 4
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 1 - 2**53, "maximum": 2**53 - 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        {"type": "integer", "exclusiveMaximum": 2**53},
+        {"type": "number", "exclusiveMinimum": 123456789.1},
+        {"properties": {"const": {"type": "integer"}, "maximum": {"default": 2**53 + 1}}},
+    ],
+    ids=str,
+)
+def test_bounds_of_common_numbers_are_held(schema: dict[str, Any]) -> None:
+    GRAMMARS.check(grammar.json_schema(schema))
+
+
 def test_a_grammar_that_would_take_hours_to_compile_is_refused() -> None:
     """Once; what everybody else asks for is compiled after it."""
     patterns = [{"type": "string", "pattern": f".*{letter}.*"} for letter in ascii_lowercase]
