@@ -12,6 +12,9 @@ from deployments.parsers.tool_parser import Function, Part, ToolParser, num_held
 from deployments.parsers.xml_call_reader import XmlCallReader
 from hdserve import grammar
 
+_MAX_MENTIONS = 100
+"""Of the mark that begins calls, in a text without one: what follows is read again after each."""
+
 
 class _MarkedToolParser(ToolParser):
     """Calls that are JSON objects behind a mark.
@@ -28,16 +31,18 @@ class _MarkedToolParser(ToolParser):
         self._buffer = ""
         self._calls: CallReader | None = None
         self._has_called = False
+        self._num_mentions = 0
 
     def push(self, text: str) -> list[Part]:
         self._buffer += text
         return list(self._take())
 
     def finish(self) -> list[Part]:
-        if self._calls is not None:
-            return list(self._end(self._calls, ""))
+        parts: list[Part] = []
+        while self._calls is not None:
+            parts += [*self._end(self._calls, ""), *self._take()]
         rest, self._buffer = self._buffer, ""
-        return [rest] if rest and not (self._has_called and rest.isspace()) else []
+        return [*parts, rest] if rest and not (self._has_called and rest.isspace()) else parts
 
     def _reader(self) -> CallReader:
         return CallReader(self.CLOSE)
@@ -70,10 +75,19 @@ class _MarkedToolParser(ToolParser):
         self._calls = None
         yield from calls.end()
         self._has_called |= calls.num_calls > 0
-        if not calls.num_calls:
+        if self._is_mention(calls):
+            self._num_mentions += 1
+            self._buffer = f"{calls.kept}{closing}{self._buffer}"
+            yield self.OPEN
+        elif not calls.num_calls:
             yield f"{self.OPEN}{calls.kept}{closing}"
         elif calls.kept:
             yield calls.kept.removeprefix("]")  # of a list of calls
+
+    def _is_mention(self, calls: CallReader) -> bool:
+        """Whether what was read begins no call, and another mark in it may."""
+        is_none = not calls.num_calls and self.OPEN in calls.kept
+        return is_none and self._num_mentions < _MAX_MENTIONS
 
 
 class HermesToolParser(_MarkedToolParser):

@@ -62,6 +62,12 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
         [ToolCall("f", "{}")],
     ),
     ("<tool_call></tool_call>", "<tool_call></tool_call>", []),
+    # A mark that is text hides none that is not.
+    (f"In `<tool_call>` tags: {CALL} so", "In `<tool_call>` tags: so", [READ]),
+    (f"`<tool_call>`: {CALL[:-4]}", "`<tool_call>`:", [READ]),
+    (f"<tool_call>{{broken\n{CALL}\n{CALL}", "<tool_call>{broken", [READ, READ]),
+    ("<tool_call><tool_call> <tool", "<tool_call><tool_call> <tool", []),
+    ("<tool_call>" * 200 + CALL, "<tool_call>" * 200 + CALL, []),
     *(
         (text, text, [])  # half of a surrogate pair, which cannot be sent
         for text in (
@@ -70,6 +76,7 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
         )
     ),
 ]
+F = ToolCall("f", "{}")
 LLAMA: list[tuple[str, str, list[ToolCall]]] = [
     ("plain text", "plain text", []),
     ('{"name": "f", "parameters": {"a": 1}}', "", [ToolCall("f", '{"a": 1}')]),
@@ -99,6 +106,7 @@ MISTRAL: list[tuple[str, str, list[ToolCall]]] = [
     ('[TOOL_CALLS][{"name": "f", "arg', '[TOOL_CALLS][{"name": "f", "arg', []),
     ("[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
     ("[TOOL_CALLS]f", "[TOOL_CALLS]f", []),
+    ('`[TOOL_CALLS]`: [TOOL_CALLS][{"name": "f", "arguments": {}}]', "`[TOOL_CALLS]`:", [F]),
 ]
 HARMONY_CALL = "<|channel|>commentary to=functions."
 HARMONY: list[tuple[str, str, list[ToolCall]]] = [
