@@ -13,6 +13,10 @@ from deployments.parsers.tool_parser import Function
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>")
 _PARAMETER = "<parameter="
 _PARAMETER_END, _FUNCTION_END = "</parameter>", "</function>"
+_VALUE_ENDS = (_PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
+"""The first is often forgotten; a value may quote the others, in a line."""
+
+_HELD_ENDS = tuple(f"{line}{mark}" for line in ("", "\n") for mark in _VALUE_ENDS)
 _WORDS = {"True": True, "False": False, "None": None}
 """As templates write them."""
 
@@ -101,7 +105,7 @@ class _OpenFunction:
         while text and not self.is_over:
             piece, rest = self._value(text) if self._is_inside else self._between(text)
             found += piece
-            if rest == text:
+            if not piece and rest == text:
                 break
             text = rest
         return found, text
@@ -130,20 +134,27 @@ class _OpenFunction:
         return opening + ('"' if self._is_string else "")
 
     def _value(self, text: str) -> tuple[str, str]:
-        if self._is_first:
-            self._is_first = False
-            text = text.removeprefix("\n")
-        value, mark, rest = text.partition(_PARAMETER_END)
-        if mark:
+        ends = [end for mark in _VALUE_ENDS if (end := text.find(mark)) >= 0]
+        if ends:
             self._is_inside = False
-            value = value.removesuffix("\n")
-            if self._is_string:
-                return _escaped(value) + '"', rest
-            return json.dumps(value_of(value, self._types), ensure_ascii=False), rest
+            value, rest = text[: min(ends)].removesuffix("\n"), text[min(ends) :]
+            return self._last(self._begun(value)), rest.removeprefix(_PARAMETER_END)
         if not self._is_string:
             return "", text
         shown = _without_end(text)
-        return _escaped(shown), text[len(shown) :]
+        return _escaped(self._begun(shown)), text[len(shown) :]
+
+    def _begun(self, value: str) -> str:
+        """A piece of a value without the line break before the first."""
+        if value and self._is_first:
+            self._is_first = False
+            return value.removeprefix("\n")
+        return value
+
+    def _last(self, value: str) -> str:
+        if self._is_string:
+            return _escaped(value) + '"'
+        return json.dumps(value_of(value, self._types), ensure_ascii=False)
 
 
 def types_of(schema: Any) -> frozenset[str] | None:
@@ -185,10 +196,9 @@ def _escaped(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """``text`` without what may belong to the mark that ends a parameter."""
-    mark = f"\n{_PARAMETER_END}"
-    for number in range(min(len(text), len(mark) - 1), 0, -1):
-        end = text[-number:]
-        if mark.startswith(end) or _PARAMETER_END.startswith(end):
+    """``text`` without what may belong to a mark that ends a parameter."""
+    longest = max(map(len, _HELD_ENDS))
+    for number in range(min(len(text), longest - 1), 0, -1):
+        if any(mark.startswith(text[-number:]) for mark in _HELD_ENDS):
             return text[:-number]
     return text

@@ -49,7 +49,10 @@ VALUES: list[tuple[str, str, Any]] = [
     ("city", 'a\n"b"\n  é \\', 'a\n"b"\n  é \\'),
     ("city", "a</para", "a</para"),
     ("city", "</tool_call></function>", "</tool_call></function>"),
+    ("city", "a <parameter=city>\n </function>", "a <parameter=city>\n </function>"),
     ("city", "", ""),
+    ("city", "\n", "\n"),
+    ("city", "\na\n", "\na\n"),
     ("guests", "5", 5),
     ("guests", "five", "five"),
     ("price", "5", 5),
@@ -101,6 +104,18 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         '<tool_call>{"name": "g", "arguments": {"a": "<function=h>"}}</tool_call>',
         "",
         [("g", {"a": "<function=h>"})],
+    ),
+    (
+        "<tool_call><function=book>\n<parameter=city>\na\n\n<parameter=guests>\n2\n</function>"
+        "</tool_call>.",
+        ".",
+        [("book", {"city": "a", "guests": 2})],
+    ),
+    (
+        "<tool_call><function=book><parameter=guests>\n<parameter=city>\n</function></tool_call>"
+        f"\n{call(name='g')}",
+        "",
+        [("book", {"guests": "", "city": ""}), ("g", {})],
     ),
     ("<tool_call>\n<function=g", "<tool_call>\n<function=g", []),
     ("<function=g></function>", "<function=g></function>", []),
