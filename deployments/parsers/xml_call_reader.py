@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 from deployments.parsers.tool_parser import Function
@@ -17,6 +18,8 @@ _VALUE_ENDS = (_PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
 """The first is often forgotten; a value may quote the others, in a line."""
 
 _HELD_ENDS = tuple(f"{line}{mark}" for line in ("", "\n") for mark in _VALUE_ENDS)
+_TypesByRef = dict[str, frozenset[str] | None]
+
 _WORDS = {"True": True, "False": False, "None": None}
 """As templates write them."""
 
@@ -126,7 +129,7 @@ class _OpenFunction:
     def _open(self, name: str) -> str:
         properties = self._root.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
-        self._types = types_of(schema)
+        self._types = types_of(schema, self._root)
         self._is_string = self._types is not None and self._types == {"string"}
         self._is_inside = self._is_first = True
         opening = f"{self._separator}{json.dumps(name, ensure_ascii=False)}: "
@@ -157,24 +160,73 @@ class _OpenFunction:
         return json.dumps(value_of(value, self._types), ensure_ascii=False)
 
 
-def types_of(schema: Any) -> frozenset[str] | None:
-    """The JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text."""
+def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> frozenset[str] | None:
+    """The JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text.
+
+    Args:
+        root: what references in ``schema`` begin at.
+    """
     if schema is None:
         return frozenset({"string"})
+    try:
+        return _types_of(schema, root or {}, {})
+    except RecursionError:
+        return None
+
+
+def _types_of(schema: Any, root: Mapping[str, Any], found: _TypesByRef) -> frozenset[str] | None:
     if not isinstance(schema, Mapping):
         return None
+    allowed = [_declared(schema), _of_values(schema), _of_reference(schema, root, found)]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), (list, tuple)):
+            types = [_types_of(item, root, found) for item in schema[key]]
+            if key == "allOf":
+                allowed += types
+            elif None not in types:
+                allowed.append(frozenset().union(*filter(None, types)))
+    known = [types for types in allowed if types is not None]
+    return frozenset.intersection(*known) if known else None
+
+
+def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
     declared = schema.get("type")
     if isinstance(declared, str):
-        return frozenset({declared})
-    if isinstance(declared, (list, tuple)):
-        return frozenset(map(str, declared))
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), (list, tuple)):
-            found = [types_of(item) for item in schema[key]]
-            return None if None in found else frozenset().union(*filter(None, found))
+        declared = [declared]
+    if not isinstance(declared, (list, tuple)):
+        return None
+    types = frozenset(map(str, declared))
+    return types | {"integer"} if "number" in types else types
+
+
+def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """Those of a list of texts."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     is_text = isinstance(values, (list, tuple)) and values
     return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
+
+
+def _of_reference(
+    schema: Mapping[str, Any], root: Mapping[str, Any], found: _TypesByRef
+) -> frozenset[str] | None:
+    """Each is followed once; in what it refers to it allows nothing more."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
+        return None
+    if reference not in found:
+        found[reference] = frozenset()
+        found[reference] = _types_of(_at(root, reference), root, found)
+    return found[reference]
+
+
+def _at(root: Mapping[str, Any], reference: str) -> Any:
+    """What a JSON pointer in ``root`` points to, if it is there."""
+    schema: Any = root
+    for part in unquote(reference).split("/")[1:]:
+        if not isinstance(schema, Mapping):
+            return None
+        schema = schema.get(part.replace("~1", "/").replace("~0", "~"))
+    return schema
 
 
 def value_of(text: str, types: frozenset[str] | None) -> Any:

@@ -173,6 +173,58 @@ def test_types_of_schemas() -> None:
     assert types_of({"type": ["integer", "null"]}) == {"integer", "null"}
     assert types_of({"oneOf": [{"type": "string"}, {}]}) is None
     assert types_of({"const": "a"}) == {"string"}
-    assert types_of({"$ref": "#/$defs/a"}) is None
     assert types_of(True) is None
     assert value_of("[" * 100_000, None) == "[" * 100_000
+
+
+REFERENCES: list[tuple[Any, set[str] | None]] = [
+    ("#/$defs/zip", {"string"}),
+    ("#/$defs/a~1b c", {"string"}),
+    ("#/$defs/a~1b%20c", {"string"}),
+    ("#/$defs/list", {"string", "null"}),
+    ("#/$defs/loop", {"integer"}),
+    ("#/$defs/self", set()),
+    ("#/$defs/long0", None),
+    ("#/$defs/wide0", {"boolean"}),
+    ("#/$defs/none", None),
+    ("#/$defs/zip/enum/0", None),
+    ("#anchor", None),
+    ("#", {"object"}),
+    ("other.json#/a", None),
+    (5, None),
+]
+
+
+@pytest.mark.parametrize(("reference", "types"), REFERENCES)
+def test_references_are_followed(reference: Any, types: set[str] | None) -> None:
+    """Within a schema, each of them once."""
+    definitions: dict[str, Any] = {
+        "zip": {"enum": ["10115"]},
+        "a/b c": {"$ref": "#/$defs/zip"},
+        "list": {"anyOf": [{"$ref": "#/$defs/zip"}, {"type": "null"}]},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}]},
+        "self": {"$ref": "#/$defs/self"},
+        "wide40": {"type": "boolean"},
+    }
+    for index in range(2000):
+        definitions[f"long{index}"] = {"$ref": f"#/$defs/long{index + 1}"}
+    for index in range(40):
+        definitions[f"wide{index}"] = {"oneOf": [{"$ref": f"#/$defs/wide{index + 1}"}] * 2}
+    root = {"type": "object", "$defs": definitions}
+    assert types_of({"$ref": reference}, root) == types
+
+
+def test_types_are_those_of_all_schemas() -> None:
+    both = [{"type": ["number", "string"]}, {"type": ["integer", "null"]}, {}]
+    assert types_of({"allOf": both}) == {"integer"}
+    assert types_of({"allOf": [{}]}) is None
+    assert types_of({"type": "string", "anyOf": [{}, {"type": "null"}]}) == {"string"}
+
+
+def test_arguments_of_referenced_types() -> None:
+    properties = {"zip": {"$ref": "#/$defs/zip"}, "n": {"allOf": [{"$ref": "#/$defs/n"}]}}
+    definitions = {"zip": {"enum": ["10115"]}, "n": {"type": "integer"}}
+    parser = Qwen3CoderToolParser([Function("f", {"properties": properties, "$defs": definitions})])
+    text = call(("zip", "10115"), ("n", "2"), name="f")
+    _, (found,) = joined([*parser.push(text), *parser.finish()])
+    assert json.loads(found.arguments) == {"zip": "10115", "n": 2}
