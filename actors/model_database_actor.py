@@ -200,7 +200,7 @@ class ModelDatabaseActor:
             return is_complete
 
     def info(self) -> dict[str, Any]:
-        """What is kept, for tools and metrics."""
+        """What is kept, for tools and metrics; nothing of namespaces that were flushed."""
         with self._lock:
             self._forget_silent_readers()
             partitions = {name: self._log.partition(name) for name in self._log.namespaces()}
@@ -225,6 +225,7 @@ class ModelDatabaseActor:
                         "next_version": partition.next_version,
                     }
                     for name, partition in partitions.items()
+                    if partition.num_outputs or partition.calibration
                 },
             }
 

@@ -21,10 +21,11 @@ from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.errors import ConfigError, Unauthorized
 
 MIN_KEY_CHARACTERS = 16
+NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Those that keys may have."""
 
 _ADMIN_KEY = "access.admin_key or HDSERVE_ADMIN_KEY"
 _ADMIN_KEY_FILE = "access.admin_key_file or HDSERVE_ADMIN_KEY_FILE"
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
     if len(words) > 2:
         raise ConfigError(f"{where}: a key and its namespace are expected")
     _check_key(key, where)
-    if not _NAMESPACE.fullmatch(namespace):
+    if not NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"{where}: a namespace consists of letters, digits, '_', '.' and '-'")
     return ApiKey(_digest(key), namespace)
 

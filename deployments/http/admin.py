@@ -22,6 +22,7 @@ from deployments.http.json_body import read_json
 from deployments.openai.objects import error_body
 from deployments.openai.request_body import parse_body
 from deployments.replica.statistics_state import choice_key
+from hdserve.access import NAMESPACE
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.messages import Publish
@@ -118,9 +119,23 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
         where none was called so."""
         if not namespace:
             raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
-        num_outputs = await (await _existing(gateway, model)).flush(namespace)
+        database = await _existing(gateway, model)
+        if not NAMESPACE.fullmatch(namespace):
+            await _check_kept(database, namespace)
+        num_outputs = await database.flush(namespace)
         name = gateway.model(model).name
         return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
+
+
+async def _check_kept(database: _Database, namespace: str) -> None:
+    """
+    Raises:
+        InvalidRequest: nothing is kept under a name that no key has; an archive may have brought
+            it.
+    """
+    if namespace not in (await database.info())["namespaces"]:
+        reason = "a namespace consists of up to 64 letters, digits, '_', '.' and '-'"
+        raise InvalidRequest(reason, "namespace")
 
 
 def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:

@@ -111,7 +111,7 @@ def test_a_flush_in_the_middle_of_a_refill_holds(actor, num_calls):
     assert calls.count("publish") >= num_calls
     assert replica.forgotten == ["n"]
     assert replica.kept.partition("n").num_outputs == 0
-    assert replica.link.actor.info()["namespaces"]["n"]["num_outputs"] == 0
+    assert "n" not in replica.link.actor.info()["namespaces"]
 
 
 def test_a_refill_without_a_flush_arrives(actor):
@@ -282,7 +282,7 @@ def test_a_message_from_before_a_flush_counts_for_nothing(actor, num_polls):
     assert actor.publish(message.encode(KEY)) == 3
     replica.poll()
     assert actor.publish(message.encode(KEY)) == 0
-    assert actor.info()["namespaces"]["n"]["num_outputs"] == 0
+    assert "n" not in actor.info()["namespaces"]
     replica.publish(7)
     assert replica.count(7) == 1
 

@@ -24,7 +24,7 @@ from deployments.http.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, ModelDatabaseConfig, default_config
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_record
-from hdserve.databases.messages import Publish
+from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -43,12 +43,16 @@ class Handle:
         self.info = SimpleNamespace(remote=self._info)
         self.import_ = SimpleNamespace(remote=self._import)
         self.export = SimpleNamespace(remote=self._export)
+        self.flush = SimpleNamespace(remote=self._flush)
 
     async def _info(self) -> Any:
         return self._actor.info()
 
     async def _import(self, message: bytes) -> int:
         return self._actor.import_(message)
+
+    async def _flush(self, namespace: str) -> int:
+        return self._actor.flush(namespace)
 
     async def _export(self, namespace: str, cursor: int) -> Any:
         if not self._num_records:
@@ -145,10 +149,12 @@ def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
 
 
 def ask(
-    method: str, path: str, num_records: int, monkeypatch: pytest.MonkeyPatch
+    method: str, path: str, num_records: int, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> httpx.Response:
-    """The answer of a route about :func:`database`."""
-    _, found = database(num_records)
+    """The answer of a route about :func:`database`, with more namespaces."""
+    actor, found = database(num_records)
+    for namespace in more:
+        actor.import_(archive_of(namespace).encode(KEY))
 
     async def opened(*_: Any) -> _Database:
         return found
@@ -204,6 +210,31 @@ def test_an_export_of_an_unknown_namespace(namespace: str, monkeypatch: pytest.M
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (404, "namespace_not_found")
     assert error["param"] == "namespace"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "status"),
+    [("a", 200), ("nobody", 200), ("kept / nowhere else", 200), ("a b", 400), ("a" * 65, 400)],
+)
+def test_names_that_can_be_forgotten(
+    namespace: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that keys may have, and others that an archive brought."""
+    answer = ask("DELETE", f"?namespace={namespace}", 1000, monkeypatch, "kept / nowhere else")
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"]["param"] == "namespace"
+
+
+def test_what_was_forgotten_is_not_listed() -> None:
+    """Of it, and of a namespace that never was, only the mark for replicas stays."""
+    actor, found = database()
+    for namespace in ("a", "nobody"):
+        asyncio.run(found.flush(namespace))
+    assert list(asyncio.run(found.info())["namespaces"]) == ["b"]
+    poll = Poll("r", "", {}, idle={"a": 1, "nobody": 1})
+    reply = Reply.decode(actor.changes_since(poll.encode(KEY)), KEY)
+    assert all(reply.changes[name].is_flushed for name in ("a", "nobody"))
 
 
 def test_an_export_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
