@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from hdserve.databases.output_files import databases_root
 from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError
 
@@ -50,9 +51,22 @@ def test_databases_of_shards_are_named(tmp_path: Path) -> None:
     assert run("import", str(archive), str(shard))["num_new_outputs"] == 4
     with pytest.raises(DatabaseError, match=r"/shard-1-of-2 is one of a shard"):
         run("info", str(tmp_path))
-    assert run("import", str(archive), str(tmp_path))["num_new_outputs"] == 4
+    assert run("import", str(archive), str(tmp_path / "before"))["num_new_outputs"] == 4
+    databases_root(tmp_path / "before").rename(databases_root(tmp_path))
     told = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
     assert f"{shard} is not read: it is one of a shard" in told.stdout
+
+
+def test_nothing_is_written_beside_the_databases_of_shards(tmp_path: Path, prompts: Path) -> None:
+    """Where no server would read it."""
+    root = tmp_path / "databases"
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    run("import", str(archive), str(root / "shard-2-of-2"))
+    build = ("build", str(root), "--prompts", str(prompts), "--model", "hdserve-mini")
+    for command in (("import", str(archive), str(root)), build):
+        with pytest.raises(DatabaseError, match=r"databases of shards \(shard-2-of-2\).*/import"):
+            run(*command)
+    assert not databases_root(root).exists()
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

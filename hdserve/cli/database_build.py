@@ -17,6 +17,7 @@ from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import Limit, Model, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.databases.archive import check_unsharded
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -61,6 +62,7 @@ def build(options: BuildOptions) -> None:
     from hdserve.engine.tokenizer import load_tokenizer
 
     output = JsonOutput(options.json_path)
+    check_unsharded(options.root)
     rows = read_prompts(options.prompts, options.limit)
     key = DatabaseKey(options.name or options.model, load_tokenizer(options.model).fingerprint)
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)

@@ -89,6 +89,19 @@ def shard_directories(root: Path) -> list[Path]:
     return sorted(root.glob("shard-*-of-*"))
 
 
+def check_unsharded(root: Path) -> None:
+    """
+    Raises:
+        DatabaseError: databases below ``root`` are of shards, and nobody reads what is beside them.
+    """
+    for path in shard_directories(root)[:1]:
+        raise DatabaseError(
+            f"{root} holds databases of shards ({path.name}), beside which a server reads nothing: "
+            "have it import an archive (POST /v1/speculation/databases/MODEL/import), or move them "
+            "away if model_database.num_shards is 1 now"
+        )
+
+
 def _key_of(generation: Path) -> DatabaseKey:
     """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
 
@@ -220,9 +233,10 @@ def import_archive(
 
     Raises:
         SnapshotError: the archive is corrupt or of another tokenizer; nothing was added.
-        DatabaseError: a calibration in it is too large, and nothing was added; or the database is
-            in use, or cannot be written.
+        DatabaseError: a calibration in it is too large, or ``root`` is one of shards, and nothing
+            was added; or the database is in use, or cannot be written.
     """
+    check_unsharded(root)
     total = 0
     for message in _imported(archive, key):
         _check_calibrations(message)
