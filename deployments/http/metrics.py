@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from deployments.http.errors import CLIENT_CLOSED_REQUEST
 from deployments.metrics.samples import Histogram, Observations, Sample
@@ -110,9 +111,20 @@ class MeasuredRequests:
             raise
         finally:
             if status:
-                route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
                 whole_s = time.monotonic() - started_s
+                route = _route_of(scope, status)
                 self._metrics.observe(route, status, first_byte_s or whole_s, whole_s)
+
+
+def _route_of(scope: Scope, status: int) -> str:
+    """Where a request went, or would have gone had it not been refused before, if it is declared
+    that this may be the answer there."""
+    found = scope.get("route")
+    if found is None and "app" in scope:
+        routes = (route for route in scope["app"].routes if isinstance(route, APIRoute))
+        meant = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
+        found = meant if meant and status in map(int, meant.responses) else None
+    return getattr(found, "path", _UNKNOWN_ROUTE)
 
 
 def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:

@@ -122,6 +122,32 @@ def test_head_is_get_without_the_body(path: str) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "route"),
+    [
+        ("POST", "/v1/chat/completions", 401, "/v1/chat/completions"),
+        ("GET", "/v1/models/a/b", 401, "/v1/models/{name:path}"),
+        ("GET", "/v1/chat/completions", 401, "unknown"),
+        ("POST", "/v1/nothing", 401, "unknown"),
+        ("POST", "/tokenize", 413, "/tokenize"),
+        ("GET", "/health", 413, "unknown"),
+    ],
+)
+def test_what_is_refused_before_its_route_is_found_is_counted_there(
+    method: str, path: str, status: int, route: str
+) -> None:
+    """If that is among the answers of the route."""
+    access = Access(keys=(ApiKey(b"digest", "default"),)) if status == 401 else Access()
+    gateway = Gateway(default_config(), {}, access)
+    with TestClient(build_api(gateway)) as client:
+        before = {item.labels for item in gateway.http_metrics.samples()}
+        answer = client.request(method, path, headers={"content-length": "999999999"})
+    assert answer.status_code == status
+    counts = {item.labels: item.value for item in gateway.http_metrics.samples()}
+    assert counts[route, str(status)] == 1
+    assert (route, str(status)) in before
+
+
 @pytest.mark.parametrize("cancellation", [None, TaskCancelledError, asyncio.CancelledError])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
 def test_who_hangs_up_in_the_middle_of_a_request_is_no_fault_of_ours(
