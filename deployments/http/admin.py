@@ -90,13 +90,16 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 def _check_query(request: Request) -> None:
     """
     Raises:
-        InvalidRequest: a parameter is none of the route's: without one, it is about more.
+        InvalidRequest: a parameter is none of the route's: without one, it is about more; or is
+            there twice, of which it would be about one.
     """
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
             told = f"only {', '.join(known)} is known" if known else "none is known here"
             raise InvalidRequest(f"unknown query parameter {name[:100]!r}: {told}", name[:100])
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidRequest(f"the query parameter {name!r} is there more than once", name)
 
 
 def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:

@@ -203,6 +203,17 @@ def test_an_unknown_query_parameter(
     assert answer.json()["error"]["message"].endswith(known)
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/export"), ("DELETE", "")])
+def test_a_query_parameter_that_is_there_twice(
+    method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused: it would be about one of two tenants."""
+    answer = ask(method, f"{path}?namespace=a&namespace=b", 1000, monkeypatch)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "namespace")
+    assert error["message"].endswith("more than once")
+
+
 @pytest.mark.parametrize("namespace", ["nobody", ""])
 def test_an_export_of_an_unknown_namespace(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is no archive: neither an empty one nor one of all."""
