@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ray.serve._private.constants import (
     SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+    SERVE_HTTP_REQUEST_ID_HEADER,
     SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
 )
 from starlette.middleware import Middleware
@@ -23,6 +24,8 @@ _DROPPED = frozenset(
     )
 )
 
+_REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
+
 
 def middlewares() -> list[Middleware]:
     """Called by Ray Serve in processes whose environment says so
@@ -31,15 +34,19 @@ def middlewares() -> list[Middleware]:
 
 
 class ProxyHeaders:
-    """Takes the headers away that Ray Serve would obey, and escapes bytes that are no UTF-8."""
+    """Takes the headers away that Ray Serve would obey, and an id of a request that is empty, which
+    it would not make up; escapes bytes that are no UTF-8."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "headers" in scope:
-            kept = [(name, value) for name, value in scope["headers"] if name not in _DROPPED]
-            scope["headers"] = [(name, _readable(value)) for name, value in kept]
+            scope["headers"] = [
+                (name, _readable(value))
+                for name, value in scope["headers"]
+                if name not in _DROPPED and (value or name != _REQUEST_ID)
+            ]
         await self._app(scope, receive, send)
 
 

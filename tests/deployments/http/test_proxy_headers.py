@@ -50,3 +50,10 @@ def test_what_cuts_an_answer_off_or_has_it_go_on_is_dropped() -> None:
 )
 def test_bytes_that_are_no_utf_8_are_escaped(sent: bytes, seen: str) -> None:
     assert asyncio.run(ask({b"x-request-id": sent}))["x-request-id"] == seen
+
+
+def test_an_empty_id_is_none() -> None:
+    """Ray Serve then makes one up; of other headers an empty value is one."""
+    found = asyncio.run(ask({b"x-request-id": b"", b"x-session-id": b""}))
+    assert "x-request-id" not in found
+    assert found["x-session-id"] == ""
