@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_SEPARATORS = "; \n\r\t"
+_SEPARATORS = ",; \n\r\t"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 """Models write either, whatever their template says."""
 
@@ -176,7 +176,7 @@ def _whole_calls(text: str, separators: str) -> list[CallPart]:
     try:
         while text:
             data, end = decoder.raw_decode(text)
-            written = json.dumps(_arguments(data), ensure_ascii=False)
+            written = json.dumps(_arguments(data), ensure_ascii=False, allow_nan=False)
             (data["name"] + written).encode()  # half of a surrogate pair is no text
             found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
             text = text[end:].lstrip(separators)

@@ -56,6 +56,13 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
         " so",
         [ToolCall("f", "{}"), ToolCall("g", "{}")],
     ),
+    *(
+        (f"<tool_call>{calls}</tool_call>", "", [ToolCall("f", "{}"), ToolCall("g", "{}")])
+        for calls in (
+            '{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}',
+            '{"arguments": {}, "name": "f"}, {"arguments": {}, "name": "g"}',
+        )
+    ),
     (
         '<tool_call>{"name": "f", "arguments": {}</tool_call>\n<tool_call>',
         "<tool_call>",
@@ -69,8 +76,10 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
     ("<tool_call><tool_call> <tool", "<tool_call><tool_call> <tool", []),
     ("<tool_call>" * 200 + CALL, "<tool_call>" * 200 + CALL, []),
     *(
-        (text, text, [])  # half of a surrogate pair, which cannot be sent
+        (text, text, [])  # half of a surrogate pair, which cannot be sent, and what no JSON has
         for text in (
+            '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>',
+            '<tool_call>{"arguments": {"a": 1e999}, "name": "f"}</tool_call>',
             '<tool_call>{"arguments": {"q": "\\ud83d"}, "name": "f"}</tool_call>',
             '<tool_call>{"arguments": {}, "name": "\\ud83d"}</tool_call>',
         )
