@@ -126,7 +126,9 @@ def multiply_rows(
     """
     rows = rows.contiguous()
     if _are_paired(rows, weight, bias):
-        return _multiply_pairs(rows, weight, workers, bias)
+        return multiply_pairs(
+            multiply_pairs_at, rows, weight, bias, len(weight), workers, OUTPUTS_AT_ONCE
+        )
     num_outputs, num_inputs = weight.shape
     num_rows = rows.numel() // num_inputs
     products = torch.empty((*rows.shape[:-1], num_outputs))
@@ -140,7 +142,7 @@ def multiply_rows(
         num_outputs,
         int(weight.dtype == torch.bfloat16),
     )
-    share_product(partial(multiply_at, *arguments), weight, num_rows, workers, OUTPUTS_AT_ONCE)
+    _share(partial(multiply_at, *arguments), weight, num_rows, workers, OUTPUTS_AT_ONCE)
     if bias is not None:
         products += bias
     return products if products.dtype == rows.dtype else products.to(rows.dtype)
@@ -156,27 +158,35 @@ def _are_paired(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     )
 
 
-def _multiply_pairs(
-    rows: torch.Tensor, weight: torch.Tensor, workers: Workers, bias: torch.Tensor | None
+def multiply_pairs(
+    kernel: Callable[..., None],
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_outputs: int,
+    workers: Workers,
+    step: int,
 ) -> torch.Tensor:
-    num_outputs, num_inputs = weight.shape
+    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` as ``kernel`` takes them, shared among
+    the workers as :func:`_share` does."""
+    rows = rows.contiguous()
+    num_inputs = rows.shape[-1]
     num_rows = rows.numel() // num_inputs
     products = rows.new_empty((*rows.shape[:-1], num_outputs))
     arguments = (
         rows.data_ptr(),
-        weight.data_ptr(),
+        weights.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         products.data_ptr(),
         num_rows,
         num_inputs,
         num_outputs,
     )
-    multiply = partial(multiply_pairs_at, *arguments)
-    share_product(multiply, weight, num_rows, workers, OUTPUTS_AT_ONCE)
+    _share(partial(kernel, *arguments), weights, num_rows, workers, step)
     return products
 
 
-def share_product(
+def _share(
     multiply: Callable[[int, int], None],
     weight: torch.Tensor,
     num_rows: int,

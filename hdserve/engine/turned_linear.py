@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
 
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.kernels.turned_linear import (
-    OUTPUTS_PER_BLOCK,
-    multiply_turned_at,
-    turn,
-    turn_back,
-)
+from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
 from hdserve.engine.python_operator import define_operator
-from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, share_product
+from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, multiply_pairs
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
+
+_PAIR: Final = 2
 
 
 class TurnedLinear(RowLinear):
@@ -43,9 +39,28 @@ class TurnedLinear(RowLinear):
             )
             return cast("torch.Tensor", found)
         plan = current_plan()
-        if plan is None or not input.numel():
+        if plan is None:
             return F.linear(input, self.weight, self.bias)
         return multiply_turned(input, self.turned, self.bias, self.out_features, plan.workers)
+
+
+def turn(weights: torch.Tensor) -> torch.Tensor:
+    """Weights for the kernel.
+
+    Args:
+        weights: bfloat16 ``[num_outputs, num_inputs]``, the outputs a multiple of ``NUM_LANES`` and
+            at least :data:`OUTPUTS_PER_BLOCK`, the inputs an even number.
+
+    Returns:
+        ``[num_blocks, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK]``.  The last block has the last
+        outputs, some of which the one before it may have, too.
+    """
+    num_outputs, num_inputs = weights.shape
+    starts = range(0, num_outputs, OUTPUTS_PER_BLOCK)
+    last = num_outputs - OUTPUTS_PER_BLOCK
+    blocks = [weights[min(n, last) :][:OUTPUTS_PER_BLOCK] for n in starts]
+    pairs = torch.stack(blocks).view(-1, OUTPUTS_PER_BLOCK, num_inputs // _PAIR, _PAIR)
+    return pairs.transpose(1, 2).flatten(2)
 
 
 def can_turn(layer: torch.nn.Linear) -> bool:
@@ -70,30 +85,15 @@ def multiply_turned(
     workers: Workers,
 ) -> torch.Tensor:
     """``rows [..., num_inputs]`` times turned weights: bfloat16 ``[..., num_outputs]``."""
-    rows = rows.contiguous()
-    num_inputs = rows.shape[-1]
-    num_rows = rows.numel() // num_inputs
-    products = rows.new_empty((*rows.shape[:-1], num_outputs))
-    arguments = (
-        rows.data_ptr(),
-        turned.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        products.data_ptr(),
-        num_rows,
-        num_inputs,
-        num_outputs,
-    )
-    share_product(partial(multiply_turned_at, *arguments), turned, num_rows, workers, step=1)
-    return products
+    return multiply_pairs(multiply_turned_at, rows, turned, bias, num_outputs, workers, step=1)
 
 
 def multiply_turned_by_plan(
     rows: torch.Tensor, turned: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
 ) -> torch.Tensor:
-    """What the operator does in Python."""
+    """What the operator does in Python: compiled models run within a step."""
     plan = current_plan()
-    if plan is None or not rows.numel():
-        return F.linear(rows, turn_back(turned, num_outputs), bias)
+    assert plan is not None, "a compiled model was called outside of a step"
     return multiply_turned(rows, turned, bias, num_outputs, plan.workers)
 
 

@@ -10,6 +10,8 @@ the same bits whatever else is in the product.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
@@ -21,7 +23,7 @@ from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; a matrix has a multiple of it."""
 
-ROWS_PER_PANEL = 8 * NUM_ROWS
+_ROWS_PER_PANEL = 8 * NUM_ROWS
 """Rows that are multiplied while the processor's cache holds them."""
 
 
@@ -39,6 +41,37 @@ class Vectors(NamedTuple):
     load: Any
     with_products: Any
     store_totals: Any
+
+
+def multiplier_of(tile: Callable[[int], Any], outputs_at_once: int) -> Any:
+    """The product for compiled code: in tiles of ``NUM_ROWS`` rows, and a last one of fewer.
+
+    Args:
+        tile: makes the product of so many rows and ``outputs_at_once`` outputs for compiled code:
+            a function of the rows, the weights, the bias, the products, the first row, and the
+            first output and that behind the last one of the whole call.
+    """
+    multiply_several, multiply_three = tile(NUM_ROWS), tile(3)
+    multiply_two, multiply_one = tile(2), tile(1)
+
+    @inlined
+    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+        num_rows = rows.shape[0]
+        for panel in range(0, num_rows, _ROWS_PER_PANEL):
+            end = min(panel + _ROWS_PER_PANEL, num_rows)
+            num_left = (end - panel) % NUM_ROWS
+            whole = end - num_left
+            for n in range(first, stop, outputs_at_once):
+                for m in range(panel, whole, NUM_ROWS):
+                    multiply_several(rows, weights, bias, products, m, n, stop)
+                if num_left == 1:
+                    multiply_one(rows, weights, bias, products, whole, n, stop)
+                elif num_left == 2:
+                    multiply_two(rows, weights, bias, products, whole, n, stop)
+                elif num_left == 3:
+                    multiply_three(rows, weights, bias, products, whole, n, stop)
+
+    return multiply
 
 
 def _tile(num_rows: int, vectors: Vectors) -> Any:
@@ -63,10 +96,13 @@ def _tile(num_rows: int, vectors: Vectors) -> Any:
 
     @inlined
     def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, ahead: int
+        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, stop: int
     ) -> None:
-        """Meanwhile weights of the outputs ``ahead`` are read: of all four beside one row, else of
-        two, since other rows ask for the rest."""
+        """Meanwhile weights of the next outputs are read: of all four beside one row, else of two,
+        since other rows ask for the rest."""
+        ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
+        if num_rows == NUM_ROWS:
+            ahead += m // NUM_ROWS % OUTPUTS_AT_ONCE
         block = zero_block()
         for k in range(0, rows.shape[1], num_lanes):
             outputs = load_outputs((weights, n, k))
@@ -82,30 +118,8 @@ def _tile(num_rows: int, vectors: Vectors) -> Any:
 
 
 def multiplier(vectors: Vectors) -> Any:
-    """The product for compiled code: in tiles of ``NUM_ROWS`` rows, and a last one of fewer."""
-    multiply_several, multiply_three = _tile(NUM_ROWS, vectors), _tile(3, vectors)
-    multiply_two, multiply_one = _tile(2, vectors), _tile(1, vectors)
-
-    @inlined
-    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
-        num_rows = rows.shape[0]
-        for panel in range(0, num_rows, ROWS_PER_PANEL):
-            end = min(panel + ROWS_PER_PANEL, num_rows)
-            num_left = (end - panel) % NUM_ROWS
-            whole = end - num_left
-            for n in range(first, stop, OUTPUTS_AT_ONCE):
-                ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
-                for m in range(panel, whole, NUM_ROWS):
-                    turn = m // NUM_ROWS % OUTPUTS_AT_ONCE
-                    multiply_several(rows, weights, bias, products, m, n, ahead + turn)
-                if num_left == 1:
-                    multiply_one(rows, weights, bias, products, whole, n, ahead)
-                elif num_left == 2:
-                    multiply_two(rows, weights, bias, products, whole, n, ahead)
-                elif num_left == 3:
-                    multiply_three(rows, weights, bias, products, whole, n, ahead)
-
-    return multiply
+    """That of numbers of one kind, across whose lanes each output is summed up."""
+    return multiplier_of(partial(_tile, vectors=vectors), OUTPUTS_AT_ONCE)
 
 
 @inlined

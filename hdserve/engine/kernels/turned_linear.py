@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
-
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.linear import ROWS_PER_PANEL
+from hdserve.engine.kernels.linear import multiplier_of
 from hdserve.engine.kernels.memory import bfloats_at
 from hdserve.engine.kernels.pairs import (
     NUM_PAIRED,
@@ -29,40 +27,13 @@ from hdserve.engine.kernels.pairs import (
     spread_pair,
     store_halves,
 )
-from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import added, load
 
 OUTPUTS_PER_BLOCK: Final = NUM_COLUMNS * NUM_LANES
 """Outputs that lie together; a matrix has at least as many."""
 
 _PAIR = 2
-
-
-def turn(weights: torch.Tensor) -> torch.Tensor:
-    """Weights for :func:`multiply_turned_at`.
-
-    Args:
-        weights: bfloat16 ``[num_outputs, num_inputs]``, the outputs a multiple of ``NUM_LANES`` and
-            at least :data:`OUTPUTS_PER_BLOCK`, the inputs an even number.
-
-    Returns:
-        ``[num_blocks, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK]``.  The last block has the last
-        outputs, some of which the one before it may have, too.
-    """
-    num_outputs, num_inputs = weights.shape
-    starts = range(0, num_outputs, OUTPUTS_PER_BLOCK)
-    last = num_outputs - OUTPUTS_PER_BLOCK
-    blocks = [weights[min(n, last) :][:OUTPUTS_PER_BLOCK] for n in starts]
-    pairs = torch.stack(blocks).view(-1, OUTPUTS_PER_BLOCK, num_inputs // _PAIR, _PAIR)
-    return pairs.transpose(1, 2).flatten(2)
-
-
-def turn_back(turned: torch.Tensor, num_outputs: int) -> torch.Tensor:
-    """The weights ``[num_outputs, num_inputs]`` that :func:`turn` was given."""
-    pairs = turned.view(*turned.shape[:2], OUTPUTS_PER_BLOCK, _PAIR)
-    *others, last = pairs.transpose(1, 2).flatten(2)
-    num_before = num_outputs - OUTPUTS_PER_BLOCK
-    return torch.cat([torch.cat(others)[:num_before], last]) if others else last
 
 
 @inlined
@@ -91,14 +62,16 @@ _load_all_outputs = repeated(_load_outputs, NUM_COLUMNS)
 
 
 def _tile(num_rows: int) -> Any:
-    """The product of so many rows and a block of outputs."""
+    """The product of so many rows and a block of outputs, which counts as one."""
     zero_block, load_rows = zeros(num_rows), repeated(_load_pair, num_rows)
     store_all = repeated(_store_sums, num_rows * NUM_COLUMNS)
 
     @inlined
     def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, first_line: int
+        rows: Any, weights: Any, bias: Any, products: Any, m: int, block: int, _stop: int
     ) -> None:
+        n = min(block * OUTPUTS_PER_BLOCK, products.shape[1] - OUTPUTS_PER_BLOCK)
+        first_line = block * rows.shape[1] // _PAIR
         sums = zero_block()
         for k in range(0, rows.shape[1], _PAIR):
             outputs = _load_all_outputs((weights, first_line + k // _PAIR))
@@ -108,28 +81,7 @@ def _tile(num_rows: int) -> Any:
     return multiply_tile
 
 
-_multiply_several, _multiply_three = _tile(NUM_ROWS), _tile(3)
-_multiply_two, _multiply_one = _tile(2), _tile(1)
-
-
-@inlined
-def _multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
-    num_rows, num_lines = rows.shape[0], rows.shape[1] // _PAIR
-    for panel in range(0, num_rows, ROWS_PER_PANEL):
-        end = min(panel + ROWS_PER_PANEL, num_rows)
-        num_left = (end - panel) % NUM_ROWS
-        whole = end - num_left
-        for block in range(first, stop):
-            n = min(block * OUTPUTS_PER_BLOCK, products.shape[1] - OUTPUTS_PER_BLOCK)
-            line = block * num_lines
-            for m in range(panel, whole, NUM_ROWS):
-                _multiply_several(rows, weights, bias, products, m, n, line)
-            if num_left == 1:
-                _multiply_one(rows, weights, bias, products, whole, n, line)
-            elif num_left == 2:
-                _multiply_two(rows, weights, bias, products, whole, n, line)
-            elif num_left == 3:
-                _multiply_three(rows, weights, bias, products, whole, n, line)
+_multiply = multiplier_of(_tile, 1)
 
 
 @entry_point
@@ -148,7 +100,7 @@ def multiply_turned_at(
 
     Args:
         rows_at: bfloat16 ``[num_rows, num_inputs]``.
-        weights_at: what :func:`turn` made of the weights.
+        weights_at: what :func:`~hdserve.engine.turned_linear.turn` made of the weights.
         bias_at: bfloat16 ``[num_outputs]``, or 0 for none.
         products_at: bfloat16 ``[num_rows, num_outputs]``, to be filled.
     """
