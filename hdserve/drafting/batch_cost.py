@@ -93,6 +93,28 @@ class BatchCost:
             seconds = seconds + num_more * of_column(num_sequences, num_drafts)
         return seconds
 
+    def of_cheapest_draft(
+        self,
+        max_drafts: int,
+        num_sequences: int,
+        *,
+        num_columns: int = 0,
+        num_other_rows: int = 0,
+    ) -> float:
+        """No draft makes a step longer by less, in seconds: the least that :meth:`of_drafts` has
+        between two numbers of drafts, or something less than that.
+
+        Args:
+            max_drafts: one at least.
+            num_columns, num_other_rows: as there.
+        """
+        of_rows, of_column = self._tables_of(num_sequences)
+        row_s = of_rows.least_more(num_sequences + num_other_rows, max_drafts)
+        num_more = num_columns - num_sequences * self._num_columns
+        if of_column is None or num_more <= 0:
+            return row_s
+        return row_s + num_more * of_column.least_more(num_sequences, max_drafts)
+
     def of_plain(self, num_sequences: int, num_columns: int = 0) -> float:
         """Seconds for one row each of ``num_sequences``."""
         if num_sequences not in self._plain_s:
@@ -128,9 +150,20 @@ class _Table:
     def __init__(self, function: Callable[[FloatArray], FloatArray]) -> None:
         self._function = function
         self._values: FloatArray = np.empty(0)
+        self._differences: FloatArray = np.empty(0)
+        self._asked, self._least_more = (0, 0), 0.0
 
     def __call__(self, first: int, number: int) -> FloatArray:
         """For ``first`` rows and up to ``number`` more; not to be written to."""
         if len(self._values) <= first + number:
             self._values = self._function(np.arange(2.0 * (first + number + 1)))
+            self._differences = np.diff(self._values)
         return self._values[first : first + number + 1]
+
+    def least_more(self, first: int, number: int) -> float:
+        """The least that one of the ``number`` rows after ``first`` adds to those before it."""
+        if (first, number) != self._asked:
+            self(first, number)
+            self._least_more = float(self._differences[first : first + number].min())
+            self._asked = first, number
+        return self._least_more

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
+from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, SIZE, find_cut
 from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
@@ -57,6 +57,12 @@ class DraftBudget:
         self._expected = [_PRIOR_WEIGHT] * len(Source)
         self._accepted = [_PRIOR_WEIGHT] * len(Source)
 
+    def warm_up(self) -> None:
+        """Compile, or load what an earlier run of this machine compiled."""
+        tree = DraftTree(0, 1)
+        tree.add_node(0, 0, Source.OTHER)
+        self._cut([tree], np.ones(2))
+
     @property
     def affords_reading(self) -> bool:
         """Whether drafters may read the forwards they learn from.
@@ -99,12 +105,12 @@ class DraftBudget:
         """
         if not (max_drafts and num_sequences):
             return 0.0
-        seconds = self._cost.of_drafts(
+        least_more_s = self._cost.of_cheapest_draft(
             max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
         )
+        plain_s = self._cost.of_plain(num_sequences, num_columns)
         looking_s = max(0.0, self._patience_with(num_sequences).looking_s * num_sequences)
-        least_rate = num_sequences / (float(seconds[0]) + looking_s)
-        least_worth = least_rate * float(np.diff(seconds).min())
+        least_worth = num_sequences / (plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
@@ -151,19 +157,22 @@ class DraftBudget:
         )
         tokens, num_kept = float(number), 0
         if num_proposed:
-            tokens, num_kept = self._cut(trees, (seconds + looking_s).tolist())
-        as_plain_s = tokens / number * (seconds[0] + beside_plain_s)
-        patience.weigh(float(as_plain_s - seconds[num_kept] - looking_s) / number)
+            tokens, num_kept = self._cut(trees, seconds + looking_s)
+        as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
+        forward_s = float(seconds[num_kept])
+        patience.weigh((as_plain_s - forward_s - looking_s) / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        self._expect(patience, number, float(seconds[num_kept]), num_other_rows)
+        self._expect(patience, number, forward_s, num_other_rows)
 
     def _expect(
         self, patience: Patience, num_sequences: int, forward_s: float, num_other_rows: int
     ) -> None:
         self._last = patience, num_sequences, None if num_other_rows else forward_s
 
-    def _cut(self, trees: Sequence[DraftTree], seconds: Sequence[float]) -> tuple[float, int]:
+    def _cut(
+        self, trees: Sequence[DraftTree], seconds: npt.NDArray[np.float64]
+    ) -> tuple[float, int]:
         """Truncate to the best number of nodes.
 
         Args:
@@ -172,35 +181,27 @@ class DraftBudget:
         Returns:
             Tokens to be expected, and the number of nodes.
         """
-        worths, owners = self._worths(trees)
-        order = sorted(range(len(worths)), key=worths.__getitem__, reverse=True)
-        tokens = float(len(trees))
-        best = tokens, 0
-        best_rate = tokens / seconds[0]
-        for num_kept, node in enumerate(order, 1):
-            tokens += worths[node]
-            if tokens > best_rate * seconds[num_kept]:
-                best, best_rate = (tokens, num_kept), tokens / seconds[num_kept]
-        proposed = _sources(trees)
-        sizes = Counter(owners[node] for node in order[: best[1]])
-        for index, tree in enumerate(trees):
-            tree.truncate(sizes[index])
-        self._fade(proposed - _sources(trees))
-        return best
-
-    def _worths(self, trees: Sequence[DraftTree]) -> tuple[list[float], list[int]]:
-        """Per drafted node of all trees its corrected score, never above that of a node before it,
-        so that cutting keeps the nodes a tree named first; and the index of its tree."""
-        corrections = self.corrections()
-        worths: list[float] = []
-        owners: list[int] = []
-        for index, tree in enumerate(trees):
-            lowest = math.inf
-            for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
-                lowest = min(lowest, score * corrections[source])
-                worths.append(lowest)
-            owners += [index] * tree.num_draft_tokens
-        return worths, owners
+        scores, sources = list[float](), list[Source]()
+        for tree in trees:
+            scores += tree.scores[1:]
+            sources += tree.sources[1:]
+        fields = np.zeros((len(trees), NUM_TREE_FIELDS), np.int64)
+        fields[:, SIZE] = [tree.num_draft_tokens for tree in trees]
+        by_source, tokens = np.zeros((2, len(Source)), np.int64), np.empty(1)
+        num_kept = find_cut(
+            np.array(scores),
+            np.frombuffer(bytearray(sources), np.uint8),
+            np.array(self.corrections()),
+            seconds,
+            fields,
+            by_source,
+            tokens,
+        )
+        for tree, size in zip(trees, fields[:, KEPT].tolist(), strict=True):
+            tree.truncate(size)
+        numbers = enumerate(zip(*by_source.tolist(), strict=True))
+        self._fade(source for source, (proposed, kept) in numbers if proposed and not kept)
+        return float(tokens[0]), num_kept
 
     def corrections(self) -> list[float]:
         """What scores were worth, by source."""
@@ -218,17 +219,13 @@ class DraftBudget:
         """Learn what the scores of ``tree`` were worth."""
         if not tree.num_draft_tokens:
             return
-        self._fade(_sources([tree]))
+        self._fade({*tree.sources[1:]})
         for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
             self._expected[source] += score
         for node in acceptance.path[1:]:
             self._accepted[tree.sources[node]] += 1.0
 
-    def _fade(self, sources: Iterable[Source]) -> None:
+    def _fade(self, sources: Iterable[int]) -> None:
         for source in sources:
             for sums in (self._expected, self._accepted):
                 sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
-
-
-def _sources(trees: Iterable[DraftTree]) -> set[Source]:
-    return {source for tree in trees for source in tree.sources[1:]}

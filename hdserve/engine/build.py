@@ -101,6 +101,7 @@ def build_engine(
         budget = DraftBudget(
             measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
         )
+        budget.warm_up()
     logger.info(
         "%s: %s on %s, %d threads, %d slots, %d KV tokens",
         config.name,

@@ -359,8 +359,7 @@ class Engine:
         seq.num_cached_tokens = len(seq.token_ids) - 1
         self._scheduler.offer(work.slot)
         if acceptance.token_ids:
-            count_draft(seq.counts, tree, acceptance)
-            count_draft(self._stats.drafts, tree, acceptance)
+            count_draft(tree, acceptance, seq.counts, self._stats.drafts)
             self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
             self._drafts.observe(seq, tree, acceptance, outputs)
         return output

@@ -8,22 +8,25 @@ from hdserve.core import DraftCounts, Source
 from hdserve.tree import Acceptance, DraftTree
 
 
-def count_draft(counts: DraftCounts, tree: DraftTree, acceptance: Acceptance) -> None:
-    """Add one verified tree to ``counts``; a tree without drafts counts as a step only."""
-    counts.num_steps += 1
-    if not tree.num_draft_tokens:
-        return
-    num_accepted, sources = acceptance.num_accepted_tokens, tree.sources
-    counts.num_drafts += 1
-    counts.num_draft_tokens += tree.num_draft_tokens
-    counts.num_accepted_tokens += num_accepted
-    _add_at(counts.num_drafts_by_accepted, num_accepted, 1)
-    for source in sources[1:]:
-        _increment(counts.draft_tokens_by_source, source)
-    for source in {*sources[1:]}:
-        _increment(counts.drafts_by_source, source)
-    for depth, node in enumerate(acceptance.path[1:]):
-        _add_at(counts.accepted_by_depth.setdefault(sources[node], []), depth, 1)
+def count_draft(tree: DraftTree, acceptance: Acceptance, *counters: DraftCounts) -> None:
+    """Add one verified tree to each of ``counters``; a tree without drafts counts as a step
+    only."""
+    drafted, num_accepted = tree.sources[1:], acceptance.num_accepted_tokens
+    numbers = [(source, drafted.count(source)) for source in {*drafted}]
+    accepted = [tree.sources[node] for node in acceptance.path[1:]]
+    for counts in counters:
+        counts.num_steps += 1
+        if not drafted:
+            continue
+        counts.num_drafts += 1
+        counts.num_draft_tokens += len(drafted)
+        counts.num_accepted_tokens += num_accepted
+        _add_at(counts.num_drafts_by_accepted, num_accepted, 1)
+        for source, number in numbers:
+            _increment(counts.draft_tokens_by_source, source, number)
+            _increment(counts.drafts_by_source, source)
+        for depth, source in enumerate(accepted):
+            _add_at(counts.accepted_by_depth.setdefault(source, []), depth, 1)
 
 
 def add_counts(total: DraftCounts, other: DraftCounts) -> None:
@@ -49,7 +52,8 @@ def _increment(counts: dict[Source, int], source: Source, count: int = 1) -> Non
 
 
 def _add_at(counts: list[int], index: int, count: int) -> None:
-    counts.extend([0] * (index + 1 - len(counts)))
+    if index >= len(counts):
+        counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += count
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,35 @@ def test_columns_cost_what_the_rows_of_their_sequence_make_them_cost() -> None:
     two_sequences = cost.of_drafts(2, 2, num_columns=220)
     assert two_sequences.tolist() == pytest.approx([1.5 + 0.2, 2.0 + 0.4, 2.5 + 0.6])
     assert cost.of_plain(2, 220) == pytest.approx(1.7)
+
+
+@given(POINTS, POINTS, st.integers(1, 5), st.integers(1, 30), st.integers(0, 20))
+def test_no_draft_is_cheaper_than_the_cheapest(
+    points: dict[int, float],
+    of_column: dict[int, float],
+    num_sequences: int,
+    max_drafts: int,
+    num_other_rows: int,
+) -> None:
+    """Whatever was asked before; and where sequences are no longer than what was measured, one
+    draft is as cheap."""
+    cost = BatchCost({1: ForwardCost(points)}, num_columns=64, column_cost=ForwardCost(of_column))
+    for num_columns in (0, 500 * num_sequences, 0):
+        more_s = np.diff(
+            cost.of_drafts(
+                max_drafts,
+                num_sequences,
+                num_columns=num_columns,
+                num_other_rows=num_other_rows,
+            )
+        )
+        least_s = cost.of_cheapest_draft(
+            max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
+        )
+        slack = 1e-9 * max(1.0, float(more_s.max()))
+        assert least_s <= more_s.min() + slack
+        if not num_columns:
+            assert least_s == pytest.approx(more_s.min(), abs=slack)
 
 
 @given(POINTS, POINTS, st.integers(1, 5), st.integers(0, 30), st.integers(0, 5000))

@@ -274,3 +274,10 @@ def test_another_cost_changes_the_choice() -> None:
         budget.trim([tree])
         assert tree.num_draft_tokens == num_kept
         budget.change_cost(BatchCost({1: LINEAR}))
+
+
+def test_warming_up_teaches_nothing() -> None:
+    budget, fresh = make_budget(FREE), make_budget(FREE)
+    budget.warm_up()
+    assert budget.corrections() == fresh.corrections()
+    assert budget.num_proposed_tokens == budget.num_kept_tokens == 0

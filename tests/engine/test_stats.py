@@ -28,7 +28,7 @@ def test_counts_are_what_happened(verdicts: list[tuple[list[Source], int]]) -> N
     counts = DraftCounts()
     made = [verdict(*item) for item in verdicts]
     for tree, acceptance in made:
-        count_draft(counts, tree, acceptance)
+        count_draft(tree, acceptance, counts)
     drafted = [(tree, found) for tree, found in made if tree.num_draft_tokens]
     accepted = [tree.sources[node] for tree, acceptance in drafted for node in acceptance.path[1:]]
     proposed = [source for tree, _ in drafted for source in tree.sources[1:]]
@@ -51,7 +51,7 @@ def test_sums_equal_counting_everything(
     counters = [DraftCounts() for _ in range(3)]
     for number, verdicts in enumerate((first, second, [*first, *second])):
         for item in verdicts:
-            count_draft(counters[number], *verdict(*item))
+            count_draft(*verdict(*item), counters[number])
     one, other, both = counters
     add_counts(one, other)
     assert one == both

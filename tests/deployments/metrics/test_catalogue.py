@@ -159,8 +159,8 @@ def test_positions_are_told_by_source() -> None:
         tree.add_node(node, node, source)
     drafts = DraftCounts()
     for _ in range(2):
-        count_draft(drafts, tree, Acceptance(range(21), range(21)))
-    count_draft(drafts, tree, Acceptance([0], [7]))
+        count_draft(tree, Acceptance(range(21), range(21)), drafts)
+    count_draft(tree, Acceptance([0], [7]), drafts)
     found = {(item.name, *item.labels): item.value for item in draft_samples(drafts, 16)}
     assert found["hdserve_drafts", "model"] == found["hdserve_drafts", "context"] == 3
     name = "hdserve_accepted_tokens_per_pos"
