@@ -50,14 +50,27 @@ class CallReader:
         closing: what ends the calls where it is not in a string; by default nothing does.
         separators: the characters that may stand before, between and behind calls.
         head: a regular expression for what comes before the arguments, its one group the name.
+        ending: what may be left behind the last call.
+        is_enclosed: whether a call is an object that has the arguments in it; else it ends with
+            them, or with ``closing``.
 
     Attributes:
         kept: what is not given out; after the end, what is no call.
         rest: what came after ``closing``.
     """
 
-    def __init__(self, closing: str = "", separators: str = _SEPARATORS, head: str = _HEAD) -> None:
+    def __init__(
+        self,
+        closing: str = "",
+        separators: str = _SEPARATORS,
+        head: str = _HEAD,
+        *,
+        ending: str = "",
+        is_enclosed: bool = True,
+    ) -> None:
         self._closing = closing
+        self._ending = ending
+        self._is_enclosed = is_enclosed
         self._separators = separators
         self._head = re.compile(f"[{re.escape(separators)}]*{head}")
         self._call: _OpenCall | None = None
@@ -74,8 +87,9 @@ class CallReader:
     def end(self) -> list[CallPart]:
         """The calls in what was kept; no more comes."""
         left = self.kept.strip(self._separators)
-        if self._call is not None or (self.num_calls and self._closing.startswith(left)):
-            self.kept = ""  # at most the beginning of ``closing``
+        is_mark = self._ending.startswith(left) or self._closing.startswith(left)
+        if self._call is not None or (self.num_calls and is_mark):
+            self.kept = ""  # at most the beginning of a mark
             return []
         calls = _whole_calls(left, self._separators)
         if calls:
@@ -90,12 +104,15 @@ class CallReader:
                 if self._call is not None:
                     return
             elif head := self._head.match(self.kept):
-                self._call, self.kept = _OpenCall(self._closing), self.kept[head.end() :]
+                self._call, self.kept = self._open(), self.kept[head.end() :]
                 self.num_calls += 1
                 yield CallBegin(head[1])
             else:
                 self._close()
                 return
+
+    def _open(self) -> _OpenCall:
+        return _OpenCall(self._closing, is_enclosed=self._is_enclosed)
 
     def _read_on(self, call: _OpenCall) -> Iterator[CallPart]:
         piece, num_read = call.read(self.kept)
@@ -121,8 +138,9 @@ class _OpenCall:
         has_arguments: whether the arguments are complete.
     """
 
-    def __init__(self, closing: str) -> None:
+    def __init__(self, closing: str, *, is_enclosed: bool = True) -> None:
         self._closing = closing
+        self._is_enclosed = is_enclosed
         self._depth = 1
         self._is_string = False
         self._is_torn = False
@@ -131,7 +149,7 @@ class _OpenCall:
 
     @property
     def is_over(self) -> bool:
-        return self._depth < 1
+        return self._depth < 1 or (self.has_arguments and not self._is_enclosed)
 
     def read(self, text: str) -> tuple[str, int]:
         """The arguments ``text`` begins with, and how many of its characters belong to the call:

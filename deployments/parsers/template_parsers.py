@@ -18,10 +18,14 @@ def tool_parser_of(template: str) -> str | None:
         return "mistral_args" if "[ARGS]" in template else "mistral"
     if _HARMONY in template:
         return "harmony"
+    if "<｜tool▁call▁begin｜>" in template:
+        return "deepseek_v3" if "```json" in template else "deepseek_v31"
+    if "<|tool_call|>" in template:
+        return "granite"
     if "<tool_call>" in template:
         if "<function=" in template and "<parameter=" in template:
             return "qwen3_coder"
-        return None if "<arg_key>" in template else "hermes"
+        return "glm" if "<arg_key>" in template else "hermes"
     if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
         return "llama3_json"
     return None

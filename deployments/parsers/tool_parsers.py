@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 from uuid import uuid4
 
+from deployments.parsers.call_elements import GLM
 from deployments.parsers.call_reader import CallReader
 from deployments.parsers.call_schema import json_rules, named_rules
 from deployments.parsers.tool_parser import Function, Part, ToolParser, num_held
@@ -14,6 +15,10 @@ from hdserve import grammar
 
 _MAX_MENTIONS = 100
 """Of the mark that begins calls, in a text without one: what follows is read again after each."""
+
+_CALL_BEGIN, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_CALL_END = "<｜tool▁call▁end｜>"
+"""Of DeepSeek's models."""
 
 
 class _MarkedToolParser(ToolParser):
@@ -114,6 +119,14 @@ class Qwen3CoderToolParser(HermesToolParser):
         return XmlCallReader(self.CLOSE, self._functions)
 
 
+class GlmToolParser(HermesToolParser):
+    """``<tool_call>NAME<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>``, as GLM-4.5
+    and later ones write it.  A call that is required is one as Hermes has it."""
+
+    def _reader(self) -> CallReader:
+        return XmlCallReader(self.CLOSE, self._functions, GLM)
+
+
 class MistralToolParser(_MarkedToolParser):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, as Mistral writes it."""
 
@@ -134,6 +147,16 @@ class MistralToolParser(_MarkedToolParser):
     def call_id(cls) -> str:
         """Mistral's templates refuse others than of nine characters."""
         return uuid4().hex[:9]
+
+
+class GraniteToolParser(MistralToolParser):
+    """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``, as Granite 3 writes it."""
+
+    OPEN = "<|tool_call|>"
+
+    @classmethod
+    def call_id(cls) -> str:
+        return ToolParser.call_id()
 
 
 class MistralArgsToolParser(MistralToolParser):
@@ -157,6 +180,48 @@ class MistralArgsToolParser(MistralToolParser):
             *named_rules(functions, "", "args"),
         ]
         return grammar.lark("\n".join(rules), {"opening": cls.OPEN, "args": "[ARGS]"})
+
+
+class DeepSeekV31ToolParser(_MarkedToolParser):
+    """Calls ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`` between two further
+    marks, as DeepSeek-V3.1 writes them."""
+
+    OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    _HEAD = rf"(?:{_CALL_END})?\s*{_CALL_BEGIN}([\w.-]{{1,64}}){_CALL_SEPARATOR}\s*(?={{)"
+    _ENDING = _CALL_END
+    _MORE = "one*"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, head=self._HEAD, ending=self._ENDING, is_enclosed=False)
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        more = "" if is_one else cls._MORE
+        rules = [f"start: opening one {more} closing", *cls._rules(functions)]
+        marks = {"begin": _CALL_BEGIN, "separator": _CALL_SEPARATOR, "end": _CALL_END}
+        return grammar.lark("\n".join(rules), {"opening": cls.OPEN, "closing": cls.CLOSE, **marks})
+
+    @classmethod
+    def _rules(cls, functions: Sequence[Function]) -> Iterator[str]:
+        yield "one: begin call end"
+        yield from named_rules(functions, "", "separator")
+
+
+class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
+    """The same with ``function<｜tool▁sep｜>NAME`` and, on lines of their own, the arguments as a
+    ``json`` block of Markdown, as DeepSeek-V3 and DeepSeek-R1 write calls."""
+
+    _HEAD = (
+        rf"(?:(?:```)?\s*{_CALL_END})?\s*{_CALL_BEGIN}function{_CALL_SEPARATOR}"
+        r"([\w.-]{1,64})\s*```json\s*(?={)"
+    )
+    _ENDING = f"```{_CALL_END}"
+    _MORE = '("\\n" one)*'
+
+    @classmethod
+    def _rules(cls, functions: Sequence[Function]) -> Iterator[str]:
+        yield 'one: begin "function" separator call "\\n```" end'
+        yield from named_rules(functions, "", '"\\n```json\\n"')
 
 
 class HarmonyToolParser(_MarkedToolParser):
@@ -227,7 +292,11 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonToolParser,
     "mistral": MistralToolParser,
     "mistral_args": MistralArgsToolParser,
+    "granite": GraniteToolParser,
+    "deepseek_v3": DeepSeekV3ToolParser,
+    "deepseek_v31": DeepSeekV31ToolParser,
     "harmony": HarmonyToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
+    "glm": GlmToolParser,
 }
 """By the names of ``tool_parser`` in the configuration."""

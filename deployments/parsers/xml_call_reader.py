@@ -1,23 +1,16 @@
-"""Reading tool calls whose arguments are elements of their own, as Qwen3-Coder writes them."""
+"""Reading tool calls whose arguments are elements, as Qwen3-Coder and GLM write them."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from deployments.parsers.call_elements import QWEN, Elements
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 from deployments.parsers.tool_parser import Function
 
-_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>")
-_PARAMETER = "<parameter="
-_PARAMETER_END, _FUNCTION_END = "</parameter>", "</function>"
-_VALUE_ENDS = (_PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
-"""The first is often forgotten; a value may quote the others, in a line."""
-
-_HELD_ENDS = tuple(f"{line}{mark}" for line in ("", "\n") for mark in _VALUE_ENDS)
 _TypesByRef = dict[str, frozenset[str] | None]
 
 _WORDS = {"True": True, "False": False, "None": None}
@@ -35,13 +28,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 
 
 class XmlCallReader(CallReader):
-    """Reads calls of elements, or such as :class:`CallReader` does::
-
-        <function=f>
-        <parameter=city>
-        San Jose
-        </parameter>
-        </function>
+    """Reads calls of elements, or such as :class:`CallReader` does.
 
     An argument that is a text is given out as it comes, others when they are complete.
 
@@ -49,9 +36,12 @@ class XmlCallReader(CallReader):
         functions: which say of what type arguments are.
     """
 
-    def __init__(self, closing: str, functions: Iterable[Function]) -> None:
+    def __init__(
+        self, closing: str, functions: Iterable[Function], elements: Elements = QWEN
+    ) -> None:
         super().__init__(closing)
         self._closing_mark = closing
+        self._elements = elements
         self._schemas = {item.name: item.parameters for item in functions}
         self._function: _OpenFunction | None = None
         self._is_json = False
@@ -72,11 +62,11 @@ class XmlCallReader(CallReader):
                 if not is_last:
                     return
                 self._function = None
-            elif not self._is_json and (head := _FUNCTION.match(self.kept)):
+            elif not self._is_json and (head := self._elements.head.match(self.kept)):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 schema = self._schemas.get(head[1], {})
-                self._function = _OpenFunction(schema, self._closing_mark)
+                self._function = _OpenFunction(schema, self._closing_mark, self._elements)
                 yield CallBegin(head[1])
             else:
                 num_calls = self.num_calls
@@ -92,9 +82,10 @@ class _OpenFunction:
         is_over: whether it is complete.
     """
 
-    def __init__(self, schema: Mapping[str, Any], closing: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], closing: str, elements: Elements) -> None:
         self._root = schema
-        self._closing = closing
+        self._elements = elements
+        self._ends = tuple(filter(None, (elements.function_end, closing)))
         self._separator = "{"
         self._types: frozenset[str] | None = None
         self._is_inside = False
@@ -115,15 +106,17 @@ class _OpenFunction:
 
     def _between(self, text: str) -> tuple[str, str]:
         text = text.lstrip()
-        if text.startswith(_PARAMETER):
-            name, mark, rest = text.removeprefix(_PARAMETER).partition(">")
-            return (self._open(name), rest) if mark else ("", text)
-        ends = (_FUNCTION_END, self._closing)
-        if text.startswith(ends):
+        argument = self._elements.argument
+        if text.startswith(argument):
+            named = self._elements.named.search(text)
+            if named is None:
+                return "", text
+            return self._open(text[len(argument) : named.start()]), text[named.end() :]
+        if text.startswith(self._ends):
             self.is_over = True
             closing = "{}" if self._separator == "{" else "}"
-            return closing, text.removeprefix(_FUNCTION_END)
-        may_be_more = any(mark.startswith(text) for mark in (_PARAMETER, *ends))
+            return closing, text.removeprefix(self._elements.function_end)
+        may_be_more = any(mark.startswith(text) for mark in (argument, *self._ends))
         return "", text if may_be_more else text[1:]
 
     def _open(self, name: str) -> str:
@@ -137,21 +130,24 @@ class _OpenFunction:
         return opening + ('"' if self._is_string else "")
 
     def _value(self, text: str) -> tuple[str, str]:
-        ends = [end for mark in _VALUE_ENDS if (end := text.find(mark)) >= 0]
+        marks = self._elements.value_ends
+        ends = [end for mark in marks if (end := text.find(mark)) >= 0]
         if ends:
             self._is_inside = False
-            value, rest = text[: min(ends)].removesuffix("\n"), text[min(ends) :]
-            return self._last(self._begun(value)), rest.removeprefix(_PARAMETER_END)
+            value, rest = text[: min(ends)], text[min(ends) :]
+            if self._elements.has_lines:
+                value = value.removesuffix("\n")
+            return self._last(self._begun(value)), rest.removeprefix(marks[0])
         if not self._is_string:
             return "", text
-        shown = _without_end(text)
+        shown = self._elements.without_end(text)
         return _escaped(self._begun(shown)), text[len(shown) :]
 
     def _begun(self, value: str) -> str:
         """A piece of a value without the line break before the first."""
         if value and self._is_first:
             self._is_first = False
-            return value.removeprefix("\n")
+            return value.removeprefix("\n") if self._elements.has_lines else value
         return value
 
     def _last(self, value: str) -> str:
@@ -245,12 +241,3 @@ def value_of(text: str, types: frozenset[str] | None) -> Any:
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _without_end(text: str) -> str:
-    """``text`` without what may belong to a mark that ends a parameter."""
-    longest = max(map(len, _HELD_ENDS))
-    for number in range(min(len(text), longest - 1), 0, -1):
-        if any(mark.startswith(text[-number:]) for mark in _HELD_ENDS):
-            return text[:-number]
-    return text

@@ -16,7 +16,17 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 
 ToolParserName = Literal[
-    "auto", "hermes", "llama3_json", "mistral", "mistral_args", "harmony", "qwen3_coder"
+    "auto",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "granite",
+    "deepseek_v3",
+    "deepseek_v31",
+    "harmony",
+    "qwen3_coder",
+    "glm",
 ]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

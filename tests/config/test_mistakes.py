@@ -77,8 +77,8 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         ("revision: 7", "revision: a text is expected, not 7; in quotes it is one"),
         (
             "tool_parser: xml",
-            "tool_parser: auto, hermes, llama3_json, mistral, mistral_args, harmony, qwen3_coder "
-            "or null is expected, not 'xml'",
+            "tool_parser: auto, hermes, llama3_json, mistral, mistral_args, granite, deepseek_v3, "
+            "deepseek_v31, harmony, qwen3_coder, glm or null is expected, not 'xml'",
         ),
         (
             "engine: {dtype: fp8}",

@@ -14,6 +14,10 @@ from deployments.parsers.call_reader import Arguments, CallBegin
 from deployments.parsers.tool_parser import Function, Part, ToolCall, ToolParser, joined
 from deployments.parsers.tool_parsers import (
     TOOL_PARSERS,
+    DeepSeekV3ToolParser,
+    DeepSeekV31ToolParser,
+    GlmToolParser,
+    GraniteToolParser,
     HarmonyToolParser,
     HermesToolParser,
     Llama3JsonToolParser,
@@ -144,19 +148,53 @@ MISTRAL_ARGS: list[tuple[str, str, list[ToolCall]]] = [
     ('[TOOL_CALLS]f[ARGS]{"a": [', "", [ToolCall("f", '{"a": ')]),
     ("[TOOL_CALLS]f[AR", "[TOOL_CALLS]f[AR", []),
 ]
+GRANITE = [
+    tuple(part.replace("[TOOL_CALLS]", "<|tool_call|>") for part in case[:2]) + case[2:]
+    for case in MISTRAL
+    if "[TOOL_text" not in case[0]
+]
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+V31 = f'{BEGIN}f{SEPARATOR}{{"a": "{END}{CALLS_END}"}}{END}'
+V31_F = ToolCall("f", f'{{"a": "{END}{CALLS_END}"}}')
+DEEPSEEK_V31: list[tuple[str, str, list[ToolCall]]] = [
+    (f"plain text {CALLS_BEGIN[:8]}", f"plain text {CALLS_BEGIN[:8]}", []),
+    (f"So:\n{CALLS_BEGIN}{V31}{CALLS_END}", "So:", [V31_F]),
+    (f"{CALLS_BEGIN}{V31}{V31}{CALLS_END} so", " so", [V31_F, V31_F]),
+    (f"{CALLS_BEGIN}{V31}", "", [V31_F]),
+    (f"{CALLS_BEGIN}{V31}"[: -len(END) + 3], "", [V31_F]),
+    (f'{CALLS_BEGIN}{BEGIN}f{SEPARATOR}{{"a": [', "", [ToolCall("f", '{"a": [')]),
+    (f"{CALLS_BEGIN}{BEGIN}f{SEPARATOR}x{END}", f"{CALLS_BEGIN}{BEGIN}f{SEPARATOR}x{END}", []),
+    (f"{CALLS_BEGIN}{BEGIN}f", f"{CALLS_BEGIN}{BEGIN}f", []),
+]
+V3 = f'{BEGIN}function{SEPARATOR}f\n```json\n{{"a": "```"}}\n```{END}'
+V3_F = ToolCall("f", '{"a": "```"}')
+DEEPSEEK_V3: list[tuple[str, str, list[ToolCall]]] = [
+    (f"I will.{CALLS_BEGIN}{V3}{CALLS_END}", "I will.", [V3_F]),
+    (f"{CALLS_BEGIN}{V3}\n{V3}{CALLS_END}", "", [V3_F, V3_F]),
+    *((f"{CALLS_BEGIN}{V3}"[:-cut], "", [V3_F]) for cut in (1, len(END), len(END) + 2)),
+    (f"{CALLS_BEGIN}{V3}"[: -len(END) - 7], "", [ToolCall("f", '{"a": "``')]),
+    (f"{CALLS_BEGIN}{V31}{CALLS_END}", f"{CALLS_BEGIN}{V31}{CALLS_END}", []),
+]
 CASES = [
     *((HermesToolParser, *case) for case in HERMES),
     *((Qwen3CoderToolParser, *case) for case in HERMES),
+    *((GlmToolParser, *case) for case in HERMES),
     *((Llama3JsonToolParser, *case) for case in LLAMA),
     *((MistralToolParser, *case) for case in MISTRAL),
     *((MistralArgsToolParser, *case) for case in MISTRAL_ARGS),
     *((HarmonyToolParser, *case) for case in HARMONY),
+    *((GraniteToolParser, *case) for case in GRANITE),
+    *((DeepSeekV31ToolParser, *case) for case in DEEPSEEK_V31),
+    *((DeepSeekV3ToolParser, *case) for case in DEEPSEEK_V3),
 ]
 JSON_PARSERS = (
     HermesToolParser,
     Llama3JsonToolParser,
     MistralToolParser,
+    GraniteToolParser,
     Qwen3CoderToolParser,
+    GlmToolParser,
 )
 
 
@@ -261,15 +299,11 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
     """The name as soon as it is certain, then each character, but what belongs to no argument."""
     opening, closing = MARKS.get(parser, ("", ""))
     made = parser()
-    named = f'{{"name": "f", "{parser.arguments_key}": '
-    if parser is HarmonyToolParser:
-        named = f"{HARMONY_CALL}f<|message|>"
-    if parser is MistralArgsToolParser:
-        named = "[TOOL_CALLS]f[ARGS]"
+    named = NAMED.get(parser, f'{{"name": "f", "{parser.arguments_key}": ')
     assert made.push(f"{opening}{named}") == []
     assert made.push("{") == [CallBegin("f"), Arguments("{", is_last=False)]
     assert made.push('"a": "<') == [Arguments('"a": "<', is_last=False)]
-    ending = '"}' if named.endswith((">", "]")) else '"}}'
+    ending = '"}' if parser in NAMED else '"}}'
     assert made.push(ending) == [Arguments('"}', is_last=True)]
     assert made.push(closing) == []
     assert made.finish() == []
@@ -278,8 +312,19 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
 MARKS = {
     HermesToolParser: ("<tool_call>\n", "\n</tool_call>"),
     Qwen3CoderToolParser: ("<tool_call>\n", "\n</tool_call>"),
+    GlmToolParser: ("<tool_call>\n", "\n</tool_call>"),
     MistralToolParser: ("[TOOL_CALLS] [", "]"),
+    GraniteToolParser: ("<|tool_call|>[", "]"),
+    DeepSeekV31ToolParser: (CALLS_BEGIN, f"{END}{CALLS_END}"),
+    DeepSeekV3ToolParser: (CALLS_BEGIN, f"\n```{END}{CALLS_END}"),
 }
+NAMED = {
+    HarmonyToolParser: f"{HARMONY_CALL}f<|message|>",
+    MistralArgsToolParser: "[TOOL_CALLS]f[ARGS]",
+    DeepSeekV31ToolParser: f"{BEGIN}f{SEPARATOR}",
+    DeepSeekV3ToolParser: f"{BEGIN}function{SEPARATOR}f\n```json\n",
+}
+"""What comes before the arguments where they are not in an object."""
 
 
 def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> str:
@@ -291,12 +336,21 @@ def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> s
         )
     if parser is MistralArgsToolParser:
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{call.arguments}" for call in calls)
+    if parser is DeepSeekV31ToolParser:
+        items = [f"{BEGIN}{call.name}{SEPARATOR}{call.arguments}{END}" for call in calls]
+        return "".join([CALLS_BEGIN, *items, CALLS_END])
+    if parser is DeepSeekV3ToolParser:
+        blocks = [f"{call.name}\n```json\n{call.arguments}\n```" for call in calls]
+        items = [f"{BEGIN}function{SEPARATOR}{block}{END}" for block in blocks]
+        return CALLS_BEGIN + "\n".join(items) + CALLS_END
     texts = [
         f'{{"name": "{call.name}", "{key or parser.arguments_key}": {call.arguments}}}'
         for call in calls
     ]
     if parser is MistralToolParser:
         return f"[TOOL_CALLS] [{', '.join(texts)}]"
+    if parser is GraniteToolParser:
+        return f"<|tool_call|>[{', '.join(texts)}]"
     if issubclass(parser, HermesToolParser):
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
     return "; ".join(texts)

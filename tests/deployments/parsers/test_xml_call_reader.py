@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.parsers.call_reader import Arguments, CallBegin
-from deployments.parsers.tool_parser import Function, Part, ToolCall, joined
-from deployments.parsers.tool_parsers import Qwen3CoderToolParser
+from deployments.parsers.tool_parser import Function, Part, ToolCall, ToolParser, joined
+from deployments.parsers.tool_parsers import GlmToolParser, Qwen3CoderToolParser
 from deployments.parsers.xml_call_reader import types_of, value_of
 
 PROPERTIES: dict[str, Any] = {
@@ -32,11 +33,24 @@ def call(*parameters: tuple[str, str], name: str = "book") -> str:
     return f"<tool_call>\n<function={name}>\n{''.join(elements)}</function>\n</tool_call>"
 
 
+def glm_call(*arguments: tuple[str, str], name: str = "book") -> str:
+    elements = [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments
+    ]
+    return f"<tool_call>{name}\n{''.join(elements)}</tool_call>"
+
+
 SIZES = (1, 3, 1000)
+FAMILIES: list[tuple[type[ToolParser], Callable[..., str]]] = [
+    (Qwen3CoderToolParser, call),
+    (GlmToolParser, glm_call),
+]
 
 
-def read(text: str, size: int) -> tuple[str, list[ToolCall]]:
-    parser = Qwen3CoderToolParser(FUNCTIONS)
+def read(
+    text: str, size: int, family: type[ToolParser] = Qwen3CoderToolParser
+) -> tuple[str, list[ToolCall]]:
+    parser = family(FUNCTIONS)
     parts: list[Part] = []
     for start in range(0, len(text), size):
         parts += parser.push(text[start : start + size])
@@ -73,12 +87,18 @@ VALUES: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("family", "call_of"), FAMILIES)
 @pytest.mark.parametrize(("name", "written", "value"), VALUES)
 def test_values_are_of_the_type_of_their_parameter(
-    name: str, written: str, value: Any, size: int
+    name: str,
+    written: str,
+    value: Any,
+    family: type[ToolParser],
+    call_of: Callable[..., str],
+    size: int,
 ) -> None:
     """Where they can be; else they are the text they are."""
-    plain, (found,) = read(f"Well. {call((name, written))}", size)
+    plain, (found,) = read(f"Well. {call_of((name, written))}", size, family)
     assert (plain, found.name) == ("Well.", "book")
     arguments = json.loads(found.arguments)
     assert arguments == {name: value}
@@ -138,22 +158,55 @@ def test_calls_are_read(
     assert [(item.name, json.loads(item.arguments)) for item in found] == calls
 
 
-TEXTS = st.lists(
-    st.sampled_from(
-        [
-            *("<tool_call>", "</tool_call>", "<function=book>", "</function>", "</parameter>"),
-            *("<parameter=city>", "<parameter=guests>", "\n", "5", "a", "<", "</", '"', " ", "é"),
-            '{"name": "g", "arguments": {}}',
-        ]
-    ),
-    max_size=16,
-).map("".join)
+GLM_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (glm_call(), "", [("book", {})]),
+    ("<tool_call>g</tool_call>", "", [("g", {})]),
+    (glm_call(("city", "a"), ("guests", "2")), "", [("book", {"city": "a", "guests": 2})]),
+    (glm_call(("city", "a")).replace("\n", "") + " so", " so", [("book", {"city": "a"})]),
+    (f"{glm_call()}\n{glm_call(name='g')}", "", [("book", {}), ("g", {})]),
+    (glm_call(("city", "</tool_call>")), "", [("book", {"city": "</tool_call>"})]),
+    ('<tool_call>{"name": "g", "arguments": {}}</tool_call>', "", [("g", {})]),
+    ("<tool_call>book\n", "<tool_call>book\n", []),
+    ("<tool_call> is a mark.", "<tool_call> is a mark.", []),
+]
 
 
-@given(text=TEXTS, size=st.integers(1, 20))
-def test_cuts_change_nothing(text: str, size: int) -> None:
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("text", "plain", "calls"), GLM_CALLS)
+def test_calls_of_glm_are_read(
+    text: str, plain: str, calls: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    """With line breaks between their elements and without."""
+    found_plain, found = read(text, size, GlmToolParser)
+    assert found_plain == plain
+    assert [(item.name, json.loads(item.arguments)) for item in found] == calls
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "\n", "5", "a", "<", "</", '"', " ", "é"),
+    '{"name": "g", "arguments": {}}',
+]
+QWEN_PIECES = [
+    *PIECES,
+    *("<function=book>", "</function>", "</parameter>", "<parameter=city>", "<parameter=guests>"),
+]
+GLM_PIECES = [
+    *PIECES,
+    *("book", "city", "guests", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "pieces"), [(Qwen3CoderToolParser, QWEN_PIECES), (GlmToolParser, GLM_PIECES)]
+)
+@given(data=st.data())
+def test_cuts_change_nothing(
+    family: type[ToolParser], pieces: list[str], data: st.DataObject
+) -> None:
     """A stream gives what the whole answer gives."""
-    assert read(f"<tool_call>{text}", size) == read(f"<tool_call>{text}", 1000)
+    text = "<tool_call>" + "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=16)))
+    size = data.draw(st.integers(1, 20))
+    assert read(text, size, family) == read(text, 1000, family)
 
 
 def test_texts_are_streamed_as_they_come() -> None:

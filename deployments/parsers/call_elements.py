@@ -1,0 +1,67 @@
+"""The elements that calls are made of, as families of models write them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Elements(NamedTuple):
+    """How a family of models writes a call.
+
+    Attributes:
+        head: what comes before the first argument, its one group the name of the function.
+        argument: what comes before the name of one.
+        named: what comes between that and its value.
+        value_ends: what ends a value; the first does in any case, the others where it was
+            forgotten, and a value may quote them in a line.
+        function_end: what ends a call, if anything but the mark that closes all calls does.
+        has_lines: whether a value has lines of its own.
+    """
+
+    head: re.Pattern[str]
+    argument: str
+    named: re.Pattern[str]
+    value_ends: tuple[str, ...]
+    function_end: str = ""
+    has_lines: bool = False
+
+    def without_end(self, text: str) -> str:
+        """``text`` without what may belong to a mark that ends a value."""
+        lines = ("", "\n") if self.has_lines else ("",)
+        held = [f"{line}{mark}" for line in lines for mark in self.value_ends]
+        for number in range(min(len(text), max(map(len, held)) - 1), 0, -1):
+            if any(mark.startswith(text[-number:]) for mark in held):
+                return text[:-number]
+        return text
+
+
+QWEN = Elements(
+    head=re.compile(r"\s*<function=([\w.-]{1,64})>"),
+    argument="<parameter=",
+    named=re.compile(">"),
+    value_ends=("</parameter>", "\n<parameter=", "\n</function>"),
+    function_end="</function>",
+    has_lines=True,
+)
+"""::
+
+    <function=f>
+    <parameter=city>
+    San Jose
+    </parameter>
+    </function>
+"""
+
+GLM = Elements(
+    head=re.compile(r"\s*([\w.-]{1,64})\s*(?=<arg_key>|</tool_call>)"),
+    argument="<arg_key>",
+    named=re.compile(r"</arg_key>\s*<arg_value>"),
+    value_ends=("</arg_value>",),
+)
+"""::
+
+    f
+    <arg_key>city</arg_key>
+    <arg_value>San Jose</arg_value>
+"""
