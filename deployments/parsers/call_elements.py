@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from deployments.parsers.tool_parser import without_part
+
 
 class Elements(NamedTuple):
     """How a family of models writes a call.
@@ -29,11 +31,7 @@ class Elements(NamedTuple):
     def without_end(self, text: str) -> str:
         """``text`` without what may belong to a mark that ends a value."""
         lines = ("", "\n") if self.has_lines else ("",)
-        held = [f"{line}{mark}" for line in lines for mark in self.value_ends]
-        for number in range(min(len(text), max(map(len, held)) - 1), 0, -1):
-            if any(mark.startswith(text[-number:]) for mark in held):
-                return text[:-number]
-        return text
+        return without_part(text, *(f"{line}{mark}" for line in lines for mark in self.value_ends))
 
 
 QWEN = Elements(

@@ -94,9 +94,16 @@ class MistralThinkParser(ThinkParser):
     OPEN, CLOSE = "[THINK]", "[/THINK]"
 
 
+class GemmaThinkParser(ThinkParser):
+    """The same with the marks of Gemma 4, which writes them around nothing, too."""
+
+    OPEN, CLOSE = "<|channel>thought", "<channel|>"
+
+
 REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "think": ThinkParser,
     "mistral": MistralThinkParser,
+    "gemma": GemmaThinkParser,
     "harmony": HarmonyParser,
 }
 """By the names of ``reasoning_parser`` in the configuration."""

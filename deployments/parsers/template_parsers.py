@@ -20,6 +20,8 @@ def tool_parser_of(template: str) -> str | None:
         return "harmony"
     if "<｜tool▁call▁begin｜>" in template:
         return "deepseek_v3" if "```json" in template else "deepseek_v31"
+    if "<|tool_call>" in template:
+        return "gemma"
     if "<|tool_call|>" in template:
         return "granite"
     if "<tool_call>" in template:
@@ -37,4 +39,6 @@ def reasoning_parser_of(template: str) -> str | None:
         return "harmony"
     if "[THINK]" in template:
         return "mistral"
+    if "<|channel>" in template:
+        return "gemma"
     return "think" if "<think>" in template or "</think>" in template else None

@@ -70,9 +70,15 @@ class ToolParser(ABC):
 
 def num_held(text: str, tag: str) -> int:
     """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
-    num_tag = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
-    before = text[: len(text) - num_tag]
-    return len(text) - len(before.rstrip())
+    return len(text) - len(without_part(text, tag).rstrip())
+
+
+def without_part(text: str, *marks: str) -> str:
+    """``text`` without what may be the beginning of one of ``marks`` at its end."""
+    for number in range(min(len(text), max(map(len, marks)) - 1), 0, -1):
+        if any(mark.startswith(text[-number:]) for mark in marks):
+            return text[:-number]
+    return text
 
 
 def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:

@@ -9,6 +9,7 @@ from uuid import uuid4
 from deployments.parsers.call_elements import GLM
 from deployments.parsers.call_reader import CallReader
 from deployments.parsers.call_schema import json_rules, named_rules
+from deployments.parsers.gemma_call_reader import GemmaCallReader
 from deployments.parsers.tool_parser import Function, Part, ToolParser, num_held
 from deployments.parsers.xml_call_reader import XmlCallReader
 from hdserve import grammar
@@ -224,6 +225,24 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
         yield from named_rules(functions, "", '"\\n```json\\n"')
 
 
+class GemmaToolParser(_MarkedToolParser):
+    """``<|tool_call>call:NAME{...}<tool_call|>``, as Gemma 4 writes it.  The arguments of a call
+    that is required are JSON."""
+
+    OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
+
+    def _reader(self) -> CallReader:
+        return GemmaCallReader(self.CLOSE)
+
+    @classmethod
+    def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
+        rules = [f"start: one{'' if is_one else '+'}", "one: opening call closing"]
+        return grammar.lark(
+            "\n".join([*rules, *named_rules(functions, "call:", "")]),
+            {"opening": cls.OPEN, "closing": cls.CLOSE},
+        )
+
+
 class HarmonyToolParser(_MarkedToolParser):
     """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
     gpt-oss writes it, one in an answer; what its channels are
@@ -298,5 +317,6 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "harmony": HarmonyToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
     "glm": GlmToolParser,
+    "gemma": GemmaToolParser,
 }
 """By the names of ``tool_parser`` in the configuration."""

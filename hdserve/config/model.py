@@ -27,6 +27,7 @@ ToolParserName = Literal[
     "harmony",
     "qwen3_coder",
     "glm",
+    "gemma",
 ]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -230,7 +231,7 @@ class ModelConfig(StrictModel):
     """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
     parser reads that, or with ``None``, tools are refused."""
 
-    reasoning_parser: Literal["auto", "think", "mistral", "harmony"] | None = None
+    reasoning_parser: Literal["auto", "think", "mistral", "gemma", "harmony"] | None = None
     """How the model marks what it thinks before it answers a chat, which is then given apart;
     ``auto``: as its chat template does; ``None`` leaves it in the text."""
 

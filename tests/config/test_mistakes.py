@@ -78,7 +78,7 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         (
             "tool_parser: xml",
             "tool_parser: auto, hermes, llama3_json, mistral, mistral_args, granite, deepseek_v3, "
-            "deepseek_v31, harmony, qwen3_coder, glm or null is expected, not 'xml'",
+            "deepseek_v31, harmony, qwen3_coder, glm, gemma or null is expected, not 'xml'",
         ),
         (
             "engine: {dtype: fp8}",

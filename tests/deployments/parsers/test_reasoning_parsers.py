@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.parsers.reasoning_parser import Split
-from deployments.parsers.reasoning_parsers import MistralThinkParser, ThinkParser
+from deployments.parsers.reasoning_parsers import (
+    GemmaThinkParser,
+    MistralThinkParser,
+    ThinkParser,
+)
 
 CLOSED: list[tuple[str, str, str]] = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),
@@ -124,3 +128,13 @@ def test_marks_of_mistral() -> None:
     parser = MistralThinkParser(is_open=False)
     assert parser.push("[THINK]Two and two.[/THI") == ("Two and two.", "")
     assert parser.push("NK]Four.") == ("", "Four.")
+
+
+def test_marks_of_gemma() -> None:
+    """Are read in the same way, also around nothing."""
+    parser = GemmaThinkParser(is_open=False)
+    assert parser.push("<|channel>tho") == ("", "")
+    assert parser.push("ught\nTwo and two.\n<channel") == ("Two and two.", "")
+    assert parser.push("|>Four.") == ("", "Four.")
+    parser = GemmaThinkParser(is_open=False)
+    assert parser.push("<|channel>thought\n<channel|>Four.") == ("", "Four.")

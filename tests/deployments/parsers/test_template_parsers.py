@@ -17,6 +17,7 @@ TEMPLATES = [
     ("{{ '[TOOL_CALLS] [' }}{{ call.function | tojson }}", "mistral"),
     ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", "mistral_args"),
     ("{{ '<|channel|>commentary json<|message|>' }}", "harmony"),
+    ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma"),
     ("{{ '<|python_tag|>' + call.name }}", "llama3_json"),
     ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
     (
@@ -44,6 +45,7 @@ def test_the_way_a_template_asks_for_calls(template: str, name: str | None) -> N
     [
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("{{ content.split('</think>')[-1] }}", "think"),
+        ("{{- '<|channel>thought\\n<channel|>' -}}", "gemma"),
         ("{{ '[THINK]' + block.thinking + '[/THINK]' }}", "mistral"),
         ("{{ message.content }}", None),
         ("", None),

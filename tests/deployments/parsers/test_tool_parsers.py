@@ -16,6 +16,7 @@ from deployments.parsers.tool_parsers import (
     TOOL_PARSERS,
     DeepSeekV3ToolParser,
     DeepSeekV31ToolParser,
+    GemmaToolParser,
     GlmToolParser,
     GraniteToolParser,
     HarmonyToolParser,
@@ -315,12 +316,14 @@ MARKS = {
     GlmToolParser: ("<tool_call>\n", "\n</tool_call>"),
     MistralToolParser: ("[TOOL_CALLS] [", "]"),
     GraniteToolParser: ("<|tool_call|>[", "]"),
+    GemmaToolParser: ("<|tool_call>", "<tool_call|>"),
     DeepSeekV31ToolParser: (CALLS_BEGIN, f"{END}{CALLS_END}"),
     DeepSeekV3ToolParser: (CALLS_BEGIN, f"\n```{END}{CALLS_END}"),
 }
 NAMED = {
     HarmonyToolParser: f"{HARMONY_CALL}f<|message|>",
     MistralArgsToolParser: "[TOOL_CALLS]f[ARGS]",
+    GemmaToolParser: "call:f",
     DeepSeekV31ToolParser: f"{BEGIN}f{SEPARATOR}",
     DeepSeekV3ToolParser: f"{BEGIN}function{SEPARATOR}f\n```json\n",
 }
@@ -336,6 +339,9 @@ def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> s
         )
     if parser is MistralArgsToolParser:
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{call.arguments}" for call in calls)
+    if parser is GemmaToolParser:
+        items = [f"call:{call.name}{call.arguments}" for call in calls]
+        return "".join(f"<|tool_call>{item}<tool_call|>" for item in items)
     if parser is DeepSeekV31ToolParser:
         items = [f"{BEGIN}{call.name}{SEPARATOR}{call.arguments}{END}" for call in calls]
         return "".join([CALLS_BEGIN, *items, CALLS_END])

@@ -1,0 +1,138 @@
+"""Reading tool calls whose arguments are nearly JSON, as Gemma 4 writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
+from deployments.parsers.tool_parser import without_part
+from deployments.parsers.xml_call_reader import value_of
+
+_HEAD = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*(?={)")
+_QUOTE = '<|"|>'
+_IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+_SEPARATORS = {",": ", ", ":": ": "}
+
+
+class GemmaCallReader(CallReader):
+    """Reads such calls, or such as :class:`CallReader` does::
+
+        call:f{city:<|"|>San Jose<|"|>,guests:2,tags:[<|"|>a<|"|>],at:{hour:7}}
+
+    Keys have no quotes, and texts a mark of their own, between which nothing is escaped; where they
+    are as in JSON, that is read, too.  Texts are given out as they come.
+    """
+
+    def __init__(self, closing: str) -> None:
+        super().__init__(closing)
+        self._closing_mark = closing
+        self._arguments: _OpenArguments | None = None
+
+    def end(self) -> list[CallPart]:
+        if self._arguments is None:
+            return super().end()
+        self.kept = ""
+        return []
+
+    def _take(self) -> Iterator[CallPart]:
+        while not self.is_closed:
+            if self._arguments is not None:
+                text, self.kept = self._arguments.read(self.kept)
+                if text:
+                    yield Arguments(text, self._arguments.are_complete)
+                if not self._arguments.is_over:
+                    return
+                self._arguments = None
+            elif head := _HEAD.match(self.kept):
+                self.kept = self.kept[head.end() :]
+                self.num_calls += 1
+                self._arguments = _OpenArguments(self._closing_mark)
+                yield CallBegin(head[1])
+            else:
+                yield from super()._take()
+                return
+
+
+class _OpenArguments:
+    """The arguments of a call from their opening brace on, as JSON.
+
+    Attributes:
+        are_complete: whether they have ended.
+        is_over: whether nothing of what follows belongs to them, as after ``closing``.
+    """
+
+    def __init__(self, closing: str) -> None:
+        self._closing = closing
+        mark = f"{re.escape(_QUOTE)}|{re.escape(closing)}"
+        self._word_pattern = re.compile(rf"(?:(?!{mark})[^,:{{}}\[\]])+")
+        self._brackets: list[str] = []
+        self._is_key = False
+        self._end_of_text = ""
+        self.are_complete = False
+        self.is_over = False
+
+    def read(self, text: str) -> tuple[str, str]:
+        """The next of them, and what is left of ``text``."""
+        found = ""
+        while text and not self.is_over:
+            read = self._between if not self._end_of_text else self._inside
+            piece, rest = read(text)
+            found += piece
+            if rest == text:
+                break
+            text = rest
+        return found, text
+
+    def _inside(self, text: str) -> tuple[str, str]:
+        """Of a text in quotes of either kind."""
+        if self._end_of_text == '"':
+            read = _IN_STRING.match(text)
+            assert read is not None, "the pattern matches nothing, too"
+            said, rest = read[0], text[read.end() :]
+        else:
+            shown, mark, _ = text.partition(_QUOTE)
+            shown = shown if mark else without_part(shown, _QUOTE)
+            said, rest = json.dumps(shown, ensure_ascii=False)[1:-1], text[len(shown) :]
+        if not rest.startswith(self._end_of_text):
+            return said, rest
+        rest, self._end_of_text = rest.removeprefix(self._end_of_text), ""
+        return f'{said}"', rest
+
+    def _between(self, text: str) -> tuple[str, str]:
+        text = text.lstrip()
+        if text.startswith(self._closing):
+            self.is_over = True
+            return "", text
+        for quote in ('"', _QUOTE):
+            if text.startswith(quote):
+                self._end_of_text = quote
+                return '"', text.removeprefix(quote)
+        if not text or any(mark.startswith(text) for mark in (self._closing, _QUOTE)):
+            return "", text
+        if text[0] in ",:{}[]":
+            return self._mark(text[0]), text[1:]
+        return self._word(text)
+
+    def _mark(self, mark: str) -> str:
+        if mark in "{[":
+            self._brackets.append(mark)
+        elif mark in "}]":
+            self._brackets.pop()
+            self.are_complete = self.is_over = not self._brackets
+        if mark != ":":
+            self._is_key = mark in "{," and self._brackets[-1:] == ["{"]
+        else:
+            self._is_key = False
+        return _SEPARATORS.get(mark, mark)
+
+    def _word(self, text: str) -> tuple[str, str]:
+        """A key, or a value that is no text; whole, so that something has to follow."""
+        word = self._word_pattern.match(text)
+        assert word is not None, "a text that begins with a mark has been read"
+        if word.end() == len(text):
+            return "", text
+        written = word[0].rstrip()
+        value = written if self._is_key else value_of(written, None)
+        return json.dumps(value, ensure_ascii=False), text[word.end() :]
