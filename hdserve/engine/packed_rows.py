@@ -65,18 +65,17 @@ def pack_rows(chunks: Sequence[Chunk], shapes: Shapes, scratch_row: int) -> Pack
             num_nodes += len(chunk.tree)
         logit_slices.append(slice(first_node, num_nodes))
     num_rows = shapes.pad_rows(len(token_ids))
-    all_token_ids, position_ids = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
-    all_token_ids[: len(token_ids)] = token_ids
-    kv_rows = np.full(num_rows, scratch_row, np.int64)
+    token_ids += [0] * (num_rows - len(token_ids))
+    position_ids, kv_rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
     scored = _scored_rows(placed)
     num_logits = num_nodes + sum(map(len, scored.values()))
     if num_logits:  # the head is a linear layer like the others
         num_logits = shapes.pad_rows(num_logits)
     logit_rows = np.zeros(num_logits, np.int64)
     found = PlacedChunks.of(placed)
-    lay_out_rows(found.numbers, found.depths, position_ids, kv_rows, logit_rows)
+    lay_out_rows(found.numbers, found.depths, scratch_row, position_ids, kv_rows, logit_rows)
     return PackedRows(
-        all_token_ids,
+        np.array(token_ids, np.int64),
         position_ids,
         kv_rows,
         logit_rows,

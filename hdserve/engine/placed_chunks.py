@@ -23,12 +23,14 @@ class PlacedChunks:
         numbers: ``[num_chunks, NUM_CHUNK_FIELDS]``, see :mod:`hdserve.engine.kernels.rows`.
         parents, depths: ``[num_drafts]``, of the drafted nodes of all trees; a parent is a node of
             its own tree, 0 the root.
+        num_ancestors: that all drafts have below their roots, themselves included.
     """
 
     placed: list[tuple[int, Chunk]]
     numbers: IntArray
     parents: IntArray
     depths: IntArray
+    num_ancestors: int
 
     @classmethod
     def of(cls, placed: Iterable[tuple[int, Chunk]]) -> PlacedChunks:
@@ -49,4 +51,5 @@ class PlacedChunks:
             np.array(numbers, np.int64).reshape(-1, NUM_CHUNK_FIELDS),
             np.array(parents, np.int64),
             np.array(depths, np.int64),
+            sum(depths),
         )

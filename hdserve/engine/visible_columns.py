@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.rows import list_visible
 from hdserve.engine.placed_chunks import IntArray, PlacedChunks
 
@@ -34,20 +33,15 @@ class VisibleColumns:
     most_visible: int
     num_visible: int
     num_shared: int
-    addresses: IntArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        arrays = (self.spans, self.rows, self.tails)
-        found = [number for array in arrays for number in (address_of(array), len(array))]
-        object.__setattr__(self, "addresses", np.array(found, np.int64))
+    addresses: IntArray
 
 
 def list_columns(chunks: PlacedChunks, num_rows: int) -> VisibleColumns:
     """List what the rows of ``chunks`` see, which are some of ``num_rows``."""
     spans = np.empty((len(chunks.placed), 3), np.int64)
     rows = np.zeros((num_rows, 3), np.int64)
-    tails = np.zeros(max(1, int(chunks.depths.sum())), np.int64)
-    totals = np.zeros(3, np.int64)
-    list_visible(chunks.numbers, chunks.parents, spans, rows, tails, totals)
+    tails = np.empty(max(1, chunks.num_ancestors), np.int64)
+    addresses, totals = np.empty(6, np.int64), np.zeros(3, np.int64)
+    list_visible(chunks.numbers, chunks.parents, spans, rows, tails, addresses, totals)
     most_visible, num_visible, num_shared = totals.tolist()
-    return VisibleColumns(spans, rows, tails, most_visible, num_visible, num_shared)
+    return VisibleColumns(spans, rows, tails, most_visible, num_visible, num_shared, addresses)

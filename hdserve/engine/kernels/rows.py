@@ -27,7 +27,12 @@ MOST_VISIBLE, NUM_VISIBLE, NUM_SHARED = range(3)
 
 @entry_point
 def lay_out_rows(
-    chunks: Ints, depths: Ints, position_ids: Ints, kv_rows: Ints, logit_rows: Ints
+    chunks: Ints,
+    depths: Ints,
+    scratch_row: int,
+    position_ids: Ints,
+    kv_rows: Ints,
+    logit_rows: Ints,
 ) -> None:
     """Fill what is known of the rows of ``chunks``, an entry a row, but for ``logit_rows``, an
     entry a node.
@@ -35,8 +40,9 @@ def lay_out_rows(
     Args:
         chunks: ``[num_chunks, NUM_CHUNK_FIELDS]``.
         depths: of the drafts of all trees.
+        scratch_row: of the cache, where rows that are padding are written; their position is 0.
     """
-    num_nodes = 0
+    num_nodes = num_filled = 0
     for chunk in range(len(chunks)):
         row, column = chunks[chunk, FIRST_ROW], chunks[chunk, FIRST_COLUMN]
         num_decided, num_rows = chunks[chunk, NUM_DECIDED], chunks[chunk, NUM_ROWS]
@@ -52,11 +58,20 @@ def lay_out_rows(
             for index in range(num_decided - 1, num_rows):
                 logit_rows[num_nodes] = row + index
                 num_nodes += 1
+        num_filled = row + num_rows
+    for row in range(num_filled, len(kv_rows)):
+        kv_rows[row], position_ids[row] = scratch_row, 0
 
 
 @entry_point
 def list_visible(
-    chunks: Ints, parents: Ints, spans: Ints, rows: Ints, tails: Ints, totals: Ints
+    chunks: Ints,
+    parents: Ints,
+    spans: Ints,
+    rows: Ints,
+    tails: Ints,
+    addresses: Ints,
+    totals: Ints,
 ) -> None:
     """Fill the arrays of :class:`~hdserve.engine.visible_columns.VisibleColumns`.
 
@@ -65,6 +80,9 @@ def list_visible(
         parents: of the drafts of all trees; 0 is the root.
         totals: zeros, for ``MOST_VISIBLE``, ``NUM_VISIBLE`` and ``NUM_SHARED``.
     """
+    addresses[0], addresses[1] = spans.ctypes.data, len(spans)
+    addresses[2], addresses[3] = rows.ctypes.data, len(rows)
+    addresses[4], addresses[5] = tails.ctypes.data, len(tails)
     num_tails = 0
     for chunk in range(len(chunks)):
         first_row, num_decided = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_DECIDED]
