@@ -13,7 +13,7 @@ import torch.fx.experimental._config
 
 from hdserve.engine.batch import ForwardBatch
 from hdserve.engine.devices import multiplies_tiles
-from hdserve.engine.few_rows_linear import MultiplyTogether
+from hdserve.engine.multiply_together import MultiplyTogether
 from hdserve.engine.native.compiler import find_compiler
 from hdserve.engine.native.operators import load_operators
 from hdserve.engine.row_linear import call_natively, is_plain

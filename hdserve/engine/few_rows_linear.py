@@ -3,21 +3,15 @@ some microseconds more: those of the same input are multiplied together (docs/ad
 
 from __future__ import annotations
 
-import operator
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from hdserve.engine.python_operator import define_operator
 from hdserve.engine.row_linear import is_plain, replace_layers
 from hdserve.engine.step_context import current_plan
-
-_MAX_TOGETHER: Final = 3
-"""Layers of the same input."""
 
 
 class FewRowsLinear(torch.nn.Linear):
@@ -81,41 +75,3 @@ define_operator(
     multiply_together_by_plan,
     _like_products_together,
 )
-
-
-class MultiplyTogether(CustomGraphPass):
-    """Has compiled code multiply the same rows by the weights of several layers in one call.
-
-    Not by weights that are computed, which may not be there when the first of the layers is called.
-    """
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        groups: dict[tuple[Any, bool], list[torch.fx.Node]] = defaultdict(list)
-        for node in graph.nodes:
-            if node.target is torch.ops.hdserve.few_rows_linear.default:
-                rows, *others = node.args
-                if all(each is None or each.op in ("placeholder", "get_attr") for each in others):
-                    groups[rows, others[1] is None].append(node)
-        for group in groups.values():
-            for first in range(0, len(group), _MAX_TOGETHER):
-                nodes = group[first : first + _MAX_TOGETHER]
-                if len(nodes) > 1:
-                    _merge(graph, nodes)
-
-    def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
-
-
-def _merge(graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]) -> None:
-    rows = nodes[0].args[0]
-    weights, biases = ([node.args[index] for node in nodes] for index in (1, 2))
-    with graph.inserting_before(nodes[0]):
-        together = graph.call_function(
-            torch.ops.hdserve.few_rows_linears.default, (rows, weights, biases)
-        )
-        parts = [graph.call_function(operator.getitem, (together, i)) for i in range(len(nodes))]
-    together.meta["val"] = [node.meta["val"] for node in nodes]
-    for node, part in zip(nodes, parts, strict=True):
-        part.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(part)
-        graph.erase_node(node)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -109,4 +110,40 @@ define_operator(
     "(Tensor rows, Tensor turned, Tensor? bias, int num_outputs) -> Tensor",
     multiply_turned_by_plan,
     _like_products,
+)
+
+
+def _multiply_several_by_plan(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    """The products by the weights of several layers.
+
+    Args:
+        arguments: the weights of all, then their biases, then their numbers of outputs.
+    """
+    return [multiply_turned_by_plan(rows, *each) for each in _by_layer(arguments)]
+
+
+def _like_several_products(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    return [_like_products(rows, *each) for each in _by_layer(arguments)]
+
+
+def _by_layer(arguments: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    number = len(arguments) // 3
+    parts = (arguments[first : first + number] for first in range(0, len(arguments), number))
+    return zip(*parts, strict=True)
+
+
+define_operator(
+    "two_turned_linears",
+    "(Tensor rows, Tensor first, Tensor second, Tensor? first_bias, Tensor? second_bias, "
+    "int first_outputs, int second_outputs) -> (Tensor, Tensor)",
+    _multiply_several_by_plan,
+    _like_several_products,
+)
+define_operator(
+    "three_turned_linears",
+    "(Tensor rows, Tensor first, Tensor second, Tensor third, Tensor? first_bias, "
+    "Tensor? second_bias, Tensor? third_bias, int first_outputs, int second_outputs, "
+    "int third_outputs) -> (Tensor, Tensor, Tensor)",
+    _multiply_several_by_plan,
+    _like_several_products,
 )

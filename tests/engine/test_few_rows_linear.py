@@ -13,7 +13,7 @@ from hdserve.config import EngineConfig
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.compiled_forward import can_compile
-from hdserve.engine.few_rows_linear import FewRowsLinear, MultiplyTogether, use_few_rows_linear
+from hdserve.engine.few_rows_linear import FewRowsLinear, use_few_rows_linear
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, prepare_model
 from hdserve.engine.model_runner import ModelRunner, rounded
@@ -89,50 +89,3 @@ def test_compiled_code_multiplies_layers_of_the_same_input_together(
         assert recorder.numbers == [3, 1, 2, 1] * _NUM_LAYERS + [1]
         assert sum(recorder.numbers) == num_layers(loaded)
         recorder.numbers.clear()
-
-
-def graph_of(*calls: tuple[str, str]) -> torch.fx.Graph:
-    """One that multiplies, ``rows`` by weights each, both inputs of the graph but for ``computed``
-    weights."""
-    graph = torch.fx.Graph()
-    names = dict.fromkeys(name for call in calls for name in call if name != "computed")
-    nodes = {name: graph.placeholder(name) for name in names}
-    for node in nodes.values():
-        node.meta["val"] = torch.empty(4, 4)
-    products = []
-    for rows, weight in calls:
-        if weight == "computed":
-            given = graph.call_function(torch.ops.aten.neg.default, (nodes[rows],))
-        else:
-            given = nodes[weight]
-        multiply = torch.ops.hdserve.few_rows_linear.default
-        products.append(graph.call_function(multiply, (nodes[rows], given, None)))
-        products[-1].meta["val"] = torch.empty(4, 4)
-    graph.output(tuple(products))
-    return graph
-
-
-@pytest.mark.parametrize(
-    ("calls", "numbers"),
-    [
-        ([("x", "a"), ("y", "b")], []),
-        ([("x", "a"), ("y", "b"), ("x", "c")], [2]),
-        ([("x", name) for name in "abcde"], [3, 2]),
-        ([("x", name) for name in "abcd"], [3]),
-        ([("x", "a"), ("x", "computed"), ("x", "b")], [2]),
-    ],
-    ids=str,
-)
-def test_calls_of_the_same_rows_are_merged(
-    calls: list[tuple[str, str]], numbers: list[int]
-) -> None:
-    """Three at most, and not those by weights that are computed after the first of them."""
-    graph, merged = graph_of(*calls), graph_of(*calls)
-    MultiplyTogether()(merged)
-    merged.lint()
-    together = torch.ops.hdserve.few_rows_linears.default
-    found = [len(node.args[1]) for node in merged.nodes if node.target is together]
-    assert found == numbers
-    inputs = [torch.randn(4, 4) for node in graph.nodes if node.op == "placeholder"]
-    wanted = torch.fx.GraphModule({}, graph)(*inputs)
-    torch.testing.assert_close(torch.fx.GraphModule({}, merged)(*inputs), wanted)

@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -159,25 +161,84 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
   return products.to(rows.scalar_type());
 }
 
+// A layer of turned weights.
+struct Turned {
+  const at::Tensor &weights;
+  const std::optional<at::Tensor> &bias;
+  int64_t num_outputs;
+};
+
+// The products of the same rows by one layer or several, whose blocks are shared as one loop.
+template <std::size_t num_layers>
+std::array<at::Tensor, num_layers> multiply_turned(const at::Tensor &rows,
+                                                   const std::array<Turned, num_layers> &layers) {
+  const int64_t num_inputs = rows.size(-1), num_rows = rows.numel() / num_inputs;
+  const at::Tensor inputs = rows.contiguous();
+  auto sizes = rows.sizes().vec();
+  std::array<at::Tensor, num_layers> products;
+  int64_t num_blocks = 0;
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    sizes.back() = layers[i].num_outputs;
+    products[i] = at::empty(sizes, inputs.options());
+    num_blocks += layers[i].weights.size(0);
+  }
+  const auto multiply = [&](int64_t first, int64_t stop) {
+    for (std::size_t i = 0; i < num_layers; ++i) {
+      const auto &[weights, bias, num_outputs] = layers[i];
+      const int64_t own_blocks = weights.size(0);
+      if (first < own_blocks && stop > 0)
+        kernels->multiply_turned(address(inputs), address(weights), bias ? address(*bias) : 0,
+                                 address(products[i]), num_rows, num_inputs, num_outputs,
+                                 std::max<int64_t>(first, 0), std::min(stop, own_blocks));
+      first -= own_blocks, stop -= own_blocks;
+    }
+  };
+  const int64_t block_size = layers[0].weights.stride(0);
+  const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
+  share(multiply, num_blocks, num_blocks * block_size * num_passes,
+        kernels->min_weights_per_thread);
+  return products;
+}
+
 at::Tensor turned_linear(const at::Tensor &rows, const at::Tensor &turned,
                          const std::optional<at::Tensor> &bias, int64_t num_outputs) {
-  const int64_t num_inputs = rows.size(-1), num_rows = rows.numel() / num_inputs;
-  if (!step || !num_rows) {
+  if (!step || !rows.numel()) {
     static const auto found =
         in_python<decltype(turned_linear)>("hdserve::turned_linear_in_python");
     return found.call(rows, turned, bias, num_outputs);
   }
-  const at::Tensor inputs = rows.contiguous();
-  auto sizes = rows.sizes().vec();
-  sizes.back() = num_outputs;
-  at::Tensor products = at::empty(sizes, inputs.options());
-  const auto multiply = [&](int64_t first, int64_t stop) {
-    kernels->multiply_turned(address(inputs), address(turned), bias ? address(*bias) : 0,
-                             address(products), num_rows, num_inputs, num_outputs, first, stop);
-  };
-  const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
-  share(multiply, turned.size(0), turned.numel() * num_passes, kernels->min_weights_per_thread);
-  return products;
+  return std::move(multiply_turned<1>(rows, {{{turned, bias, num_outputs}}})[0]);
+}
+
+std::tuple<at::Tensor, at::Tensor> two_turned_linears(
+    const at::Tensor &rows, const at::Tensor &first, const at::Tensor &second,
+    const std::optional<at::Tensor> &first_bias, const std::optional<at::Tensor> &second_bias,
+    int64_t first_outputs, int64_t second_outputs) {
+  if (!step || !rows.numel()) {
+    static const auto found =
+        in_python<decltype(two_turned_linears)>("hdserve::two_turned_linears_in_python");
+    return found.call(rows, first, second, first_bias, second_bias, first_outputs, second_outputs);
+  }
+  auto [a, b] = multiply_turned<2>(
+      rows, {{{first, first_bias, first_outputs}, {second, second_bias, second_outputs}}});
+  return {std::move(a), std::move(b)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> three_turned_linears(
+    const at::Tensor &rows, const at::Tensor &first, const at::Tensor &second,
+    const at::Tensor &third, const std::optional<at::Tensor> &first_bias,
+    const std::optional<at::Tensor> &second_bias, const std::optional<at::Tensor> &third_bias,
+    int64_t first_outputs, int64_t second_outputs, int64_t third_outputs) {
+  if (!step || !rows.numel()) {
+    static const auto found =
+        in_python<decltype(three_turned_linears)>("hdserve::three_turned_linears_in_python");
+    return found.call(rows, first, second, third, first_bias, second_bias, third_bias,
+                      first_outputs, second_outputs, third_outputs);
+  }
+  auto [a, b, c] = multiply_turned<3>(rows, {{{first, first_bias, first_outputs},
+                                              {second, second_bias, second_outputs},
+                                              {third, third_bias, third_outputs}}});
+  return {std::move(a), std::move(b), std::move(c)};
 }
 
 // What a thread keeps scores in, and whatever else the kernel needs behind them.
@@ -272,5 +333,7 @@ extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
 TORCH_LIBRARY_IMPL(hdserve, CPU, library) {
   library.impl("row_linear", &row_linear);
   library.impl("turned_linear", &turned_linear);
+  library.impl("two_turned_linears", &two_turned_linears);
+  library.impl("three_turned_linears", &three_turned_linears);
   library.impl("packed_attention", &packed_attention);
 }

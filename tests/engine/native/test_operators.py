@@ -140,6 +140,33 @@ def test_layers_of_turned_weights(
     assert torch.equal(found, wanted)
 
 
+@needs_pairs
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("all_outputs", [(64, 80), (1_040, 64), (80, 1_040, 64), (64, 64, 64)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (5,), (1, 0), (1, 300)])
+@torch.inference_mode()
+def test_layers_of_turned_weights_together(
+    operators: NativeOperators, all_outputs: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    """Each gives what it gives alone, wherever the threads divide their blocks."""
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randn(*size, 512, generator=generator).bfloat16()
+    weights, biases = [], list[torch.Tensor | None]()
+    for index, num_outputs in enumerate(all_outputs):
+        weights.append(torch.randn(num_outputs, 512, generator=generator).bfloat16())
+        biases.append(torch.randn(num_outputs).bfloat16() if index else None)
+    turned = [turn(each) for each in weights]
+    found = torch.ops.hdserve
+    together = found.two_turned_linears if len(turned) == 2 else found.three_turned_linears
+    with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
+        wanted = [
+            multiply_turned_by_plan(rows, *each)
+            for each in zip(turned, biases, all_outputs, strict=True)
+        ]
+        products = together(rows, *turned, *biases, *all_outputs)
+    assert all(map(torch.equal, products, wanted))
+
+
 @pytest.mark.usefixtures("operators")
 @torch.inference_mode()
 def test_outside_a_step_layers_are_those_of_pytorch() -> None:
