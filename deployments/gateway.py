@@ -302,8 +302,7 @@ class Gateway:
         if self._metrics_poll is None:
             context = serve.get_replica_context()
             gateways = serve.get_deployment_handle(context.deployment, context.app_name)
-            num_gateways = self.config.gateway.num_replicas
-            self._metrics_poll = MetricsPoll(self._unary, gateways, num_gateways)
+            self._metrics_poll = MetricsPoll(self._unary, gateways)
         return await self._metrics_poll.text()
 
     async def _describe(self, model: str) -> ModelInfo:

@@ -33,21 +33,22 @@ class _Heard:
 class ReportBook:
     """The last report of each replica of one deployment.
 
-    What a replica had counted is kept for ``keep_s`` after it was last heard, so that a reader's
+    What a replica had counted is kept for ``KEEP_S`` after it was last heard, so that a reader's
     next visit finds its last counts, and no sum over replicas falls before that.
     """
 
-    def __init__(self, keep_s: float = KEEP_S) -> None:
-        self._keep_s = keep_s
+    def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, reports: Iterable[Report], now_s: float) -> None:
         """Keep these as the last of their replicas; forget who was not heard for too long."""
         for report in reports:
             self._heard[report.replica] = _Heard(report, now_s)
-        for replica in [
-            key for key, item in self._heard.items() if now_s - item.at_s > self._keep_s
-        ]:
+        self.forget_before(now_s - KEEP_S)
+
+    def forget_before(self, at_s: float) -> None:
+        """Forget who was heard last before that."""
+        for replica in [key for key, item in self._heard.items() if item.at_s < at_s]:
             del self._heard[replica]
 
     def reports(self, since_s: float) -> list[Report]:
@@ -61,19 +62,20 @@ class ReportBook:
 class MetricsPoll:
     """Asks all replicas when somebody asks it, at most once a second.
 
+    While there are several gateways nothing is kept of who is gone: each heard it last at another
+    time, and to a reader who visits them in turn its counters would fall, as if they began anew.
+
     Args:
         handles: by model name.
         gateways: of all gateways, this one too.
-        num_gateways: several keep nothing of who is gone: each heard it last at another time, and
-            to a reader who visits them in turn its counters would fall, as if they began anew.
     """
 
-    def __init__(self, handles: Mapping[str, Any], gateways: Any, num_gateways: int = 1) -> None:
-        keep_s = KEEP_S if num_gateways == 1 else 0.0
+    def __init__(self, handles: Mapping[str, Any], gateways: Any) -> None:
         self._handles = dict(handles)
         self._gateways = gateways
-        self._books: defaultdict[str, ReportBook] = defaultdict(lambda: ReportBook(keep_s))
-        self._gateway_book = ReportBook(keep_s)
+        self._num_gateways = 1
+        self._books: defaultdict[str, ReportBook] = defaultdict(ReportBook)
+        self._gateway_book = ReportBook()
         self._lock = asyncio.Lock()
         self._polled_s = -POLL_INTERVAL_S
 
@@ -89,13 +91,17 @@ class MetricsPoll:
     async def _poll_all(self) -> None:
         started_s = time.monotonic()
         polls = [_poll(handle, self._books[name]) for name, handle in self._handles.items()]
-        await asyncio.gather(_poll(self._gateways, self._gateway_book), *polls)
+        found, *_ = await asyncio.gather(_poll(self._gateways, self._gateway_book), *polls)
+        self._num_gateways = found or self._num_gateways
+        if self._num_gateways > 1:
+            for book in (self._gateway_book, *self._books.values()):
+                book.forget_before(started_s)
         self._polled_s = started_s  # not where whoever asked has gone
 
 
-async def _poll(handle: Any, book: ReportBook) -> None:
+async def _poll(handle: Any, book: ReportBook) -> int:
     """Hear what every replica behind ``handle`` reports; one that cannot, or is silent, is left
-    out.
+    out.  How many there are; 0 where nobody says.
 
     Ray Serve's ``results_async`` gives nothing of the others when one is silent.
     """
@@ -109,6 +115,7 @@ async def _poll(handle: Any, book: ReportBook) -> None:
     waiting = (_answer(replica, end_s) for replica in replicas)
     answers = await asyncio.gather(*waiting, return_exceptions=True)
     book.hear((item for item in answers if isinstance(item, Report)), time.monotonic())
+    return len(replicas)
 
 
 async def _answer(replica: Any, end_s: float) -> Any:

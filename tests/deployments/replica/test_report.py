@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from deployments.metrics.poll import POLL_INTERVAL_S, MetricsPoll
 from deployments.metrics.samples import Observations, Report, Sample
 from deployments.replica.report import ReplicaMetrics
@@ -74,28 +76,37 @@ def test_no_counter_falls_when_an_answer_is_heard_late() -> None:
 
 
 class Replicas:
-    """Of a model or of the gateway, asked through a handle of Ray Serve."""
+    """Of a model or of the gateway, asked through a handle of Ray Serve.
 
-    def __init__(self, num_tokens: int | None = None) -> None:
+    Args:
+        num_tokens: what each reports, if anything; ``None``: that there is none.
+    """
+
+    def __init__(self, num_tokens: int | None = None, num: int = 1) -> None:
         self.num_tokens = num_tokens
+        self.num = num
 
     def broadcast(self, _method: str) -> Replicas:
         return self
 
     async def _fetch_replica_results_async(self) -> list[Any]:
-        return [] if self.num_tokens is None else [self]
+        return [] if self.num_tokens is None else [self] * self.num
 
     async def get_async(self) -> Report:
-        assert self.num_tokens is not None
-        return Report("r", (Sample("vllm:prompt_tokens", self.num_tokens),))
+        found = (Sample("vllm:prompt_tokens", self.num_tokens),) if self.num_tokens else ()
+        return Report("r", found)
 
 
-def test_no_counter_falls_from_one_gateway_to_the_next() -> None:
-    """Of a replica that is gone each has heard at another time."""
+@pytest.mark.parametrize(("num_gateways", "kept"), [(1, [[b"5.0"], [b"9.0"]]), (2, [[], []])])
+def test_no_counter_falls_from_one_gateway_to_the_next(
+    num_gateways: int, kept: list[list[bytes]]
+) -> None:
+    """Of a replica that is gone each has heard at another time: so nothing is kept of it while
+    there are several, whatever the configuration says."""
 
     async def visits() -> list[bytes]:
-        replicas = Replicas(5)
-        one, other = (MetricsPoll({"m": replicas}, Replicas(), num_gateways=2) for _ in range(2))
+        replicas, gateways = Replicas(5), Replicas(0, num_gateways)
+        one, other = (MetricsPoll({"m": replicas}, gateways) for _ in range(2))
         texts = [await one.text()]
         replicas.num_tokens = 9
         texts.append(await other.text())
@@ -107,4 +118,4 @@ def test_no_counter_falls_from_one_gateway_to_the_next() -> None:
         re.findall(rb"^vllm:prompt_tokens_total.* (.*)$", text, re.M)
         for text in asyncio.run(visits())
     ]
-    assert lines == [[b"5.0"], [b"9.0"], [], []]
+    assert lines == [[b"5.0"], [b"9.0"], *kept]
