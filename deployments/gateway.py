@@ -220,6 +220,27 @@ class Gateway:
         """
         return await self._infos.describe(model)
 
+    async def last_description(self, model: str) -> ModelInfo:
+        """What a replica of the model says of itself, or said last where it may have none by now:
+        none is started to be asked.
+
+        Raises:
+            EngineStopped: none has said anything, and none that is there does.
+        """
+        name = self.model(model).name
+        if name not in self._startable:
+            return await self.describe(name)
+        if self._infos.known(name) is None:
+            try:
+                for info in await self._call_all(name, self._describe_timeout_s, "describe"):
+                    self._infos.learn(info)
+            except EngineStopped:
+                logger.debug("no replica of %s says what it is", name)
+        known = self._infos.known(name)
+        if known is None:
+            raise EngineStopped("no replica of the model has answered yet; a request starts one")
+        return known
+
     async def context_lengths(self) -> dict[str, int]:
         """How many tokens fit into the models, by their own names; without those of which no
         replica has answered yet."""

@@ -310,14 +310,18 @@ async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIte
             yield record
 
 
-async def _open(gateway: Gateway, model: str) -> _Database | None:
+async def _open(gateway: Gateway, model: str, *, starts_replica: bool = True) -> _Database | None:
     """The database of a served model, if it has one.
+
+    Args:
+        starts_replica: of a model that may have none, to be asked.
 
     Raises:
         ModelNotFound: the model is not served.
     """
-    name = gateway.model(model).name
-    key = DatabaseKey(name, (await gateway.describe(name)).tokenizer_fingerprint)
+    describe = gateway.describe if starts_replica else gateway.last_description
+    info = await describe(model)
+    key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
     return _Database(key, config, found) if found else None
@@ -335,9 +339,10 @@ async def _existing(gateway: Gateway, model: str) -> _Database:
 
 
 async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
-    """An entry of the list, if the model has a database: a silent one leaves the others be."""
+    """An entry of the list, if the model has a database: a silent one leaves the others be, and one
+    without a replica is left so."""
     try:
-        found = await _open(gateway, model)
+        found = await _open(gateway, model, starts_replica=False)
         return await found.info() if found else None
     except HdserveError as error:
         return {"id": model, "object": _OBJECT, **error_body(error)}

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCALED, OTHER, SLEEPING = "scaled", "other", "sleeping"
 QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
+ADMIN_KEY = "the-key-of-the-administrator"
 WAIT_S = 240.0
 
 
@@ -34,7 +35,10 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     }
     scaled = {**base, "name": SCALED, "autoscaling": autoscaling}
     sleeping = {**base, "name": SLEEPING, "autoscaling": {**autoscaling, "min_replicas": 0}}
-    config = {"models": [scaled, {**base, "name": OTHER}, sleeping]}
+    config = {
+        "models": [scaled, {**base, "name": OTHER}, sleeping],
+        "access": {"admin_key": ADMIN_KEY},
+    }
     with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
 
@@ -56,6 +60,14 @@ def ask(application: ServedApplication, session: str, **body: Any) -> dict[str, 
     headers = {"x-session-id": session}
     answer: dict[str, Any] = httpx.post(url, json=fields, headers=headers, timeout=240).json()
     return answer
+
+
+def listed(application: ServedApplication, model: str) -> dict[str, Any]:
+    """The database of a model, in the list of all."""
+    url = f"{application.base_url}/v1/speculation/databases"
+    answer = httpx.get(url, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60).json()
+    (found,) = [item for item in answer["data"] if item["id"] == model]
+    return dict(found)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -107,15 +119,20 @@ def test_replicas_follow_the_load(application: ServedApplication) -> None:
 def test_a_model_without_replicas_is_woken_by_a_request_alone(
     application: ServedApplication,
 ) -> None:
-    """Readiness and metrics, asked for all the time, neither start it nor keep it from ending."""
+    """Readiness, metrics and the list of databases, asked for all the time, neither start it nor
+    keep it from ending; its database is listed once it was there."""
 
     def has_replicas() -> bool:
         assert httpx.get(f"{application.base_url}/ready", timeout=60).status_code == 200
+        listed(application, SLEEPING)
         return bool(replicas(application, SLEEPING))
 
     assert not has_replicas()
+    assert "error" in listed(application, SLEEPING)
     answer = ask(application, "wake", model=SLEEPING)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert has_replicas()
     wait_for(lambda: not has_replicas(), "the last replica stayed")
+    assert listed(application, SLEEPING)["namespaces"]["default"]["num_outputs"] == 1
+    assert not has_replicas()
     assert "choices" in ask(application, "again", model=SLEEPING)
