@@ -172,6 +172,11 @@ class ServeConfig(StrictModel):
                 yield f"two models are called {name!r}"
         known = {model.name for model in self.models}
         for model in self.models:
+            if "#" in model.name or not (model.name.isascii() and model.name.isprintable()):
+                yield (
+                    f"Ray Serve takes no model called {model.name!r}: ASCII without '#' is "
+                    "expected; `aliases` may be anything"
+                )
             for other in dict.fromkeys(model.draft_from):
                 if model.draft_from.count(other) > 1:
                     yield f"{model.name}: draft_from names {other!r} twice"

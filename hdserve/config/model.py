@@ -197,7 +197,7 @@ class ModelConfig(StrictModel):
     """One served model."""
 
     name: str = Field(min_length=1)
-    """The ``model`` of a request."""
+    """The ``model`` of a request: ASCII without ``#``, for Ray Serve."""
 
     model: str = Field(min_length=1)
     """A bundled model's name, a local directory or a Hugging Face id."""

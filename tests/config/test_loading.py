@@ -131,6 +131,9 @@ def test_every_mistake_is_named() -> None:
         ({}, "models: is missing"),
         ({"models": []}, "models: "),
         ({"models": [{"name": "", "model": "x"}]}, "models.0.name: "),
+        ({"models": [{"name": "a#b", "model": "x"}]}, "no model called 'a#b'"),
+        ({"models": [{"name": "modèle", "model": "x"}]}, "no model called 'modèle'"),
+        ({"models": [{"name": "a\nb", "model": "x"}]}, "no model called 'a\\nb'"),
         ({"models": [{"name": "a"}]}, "models.0.model: is missing"),
         ({"models": [*ONE_MODEL["models"], *ONE_MODEL["models"]]}, "two models are called 'a'"),
         (with_model(autoscaling={"max_replicas": "many"}), "models.0.autoscaling.max_replicas: "),
@@ -179,12 +182,17 @@ def test_aliases_and_sources_are_accepted() -> None:
     config = parse_config(
         {
             "models": [
-                {"name": "a", "model": "x", "aliases": ["gpt"], "draft_from": ["b"]},
-                {"name": "b", "model": "y"},
+                {
+                    "name": "a",
+                    "model": "x",
+                    "aliases": ["gpt", "modèle#1"],
+                    "draft_from": ["org/b: 2"],
+                },
+                {"name": "org/b: 2", "model": "y"},
             ]
         }
     )
-    assert config.models[0].draft_from == ("b",)
+    assert config.models[0].draft_from == ("org/b: 2",)
 
 
 def test_configurations_are_frozen() -> None:
@@ -201,14 +209,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     """YAML in UTF-8 becomes the configuration it spells."""
     path = tmp_path / "serve.yaml"
     path.write_text(
-        "models:\n  - name: Größe\n    model: hdserve-tiny\n    engine: {dtype: float32}\n",
+        "models:\n  - name: a\n    aliases: [Größe]\n    model: hdserve-tiny\n"
+        "    engine: {dtype: float32}\n",
         encoding="utf-8",
     )
-    wanted = ServeConfig(
-        models=(
-            ModelConfig(name="Größe", model="hdserve-tiny", engine=EngineConfig(dtype="float32")),
-        )
-    )
+    engine = EngineConfig(dtype="float32")
+    model = ModelConfig(name="a", aliases=("Größe",), model="hdserve-tiny", engine=engine)
+    wanted = ServeConfig(models=(model,))
     assert load_config(path) == wanted
     assert load_config(str(path)) == wanted
 
