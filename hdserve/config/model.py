@@ -303,6 +303,8 @@ class ModelConfig(StrictModel):
                 raise ValueError(f"{name!r} is none that can be named here: Ray has it for itself")
             if not name:
                 raise ValueError("a custom resource has a name")
+            if not name.isascii():
+                raise ValueError(f"{name!r} is none that Ray takes: ASCII is expected")
         return resources
 
     @field_validator("num_gpus")

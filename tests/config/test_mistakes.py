@@ -64,6 +64,7 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
         ("num_gpus: 2", "num_gpus: a replica runs on one GPU: 1, or a part of it, is expected"),
         ("resources: {rack: 0.00001}", f"resources.rack: {TOO_LITTLE}"),
         ("resources: {'': 1.0}", "resources: a custom resource has a name"),
+        ("resources: {große: 1.0}", "resources: 'große' is none that Ray takes: ASCII is expected"),
         *(
             (f"resources: {{{name}: 1.0}}", f"resources: {name!r} {NOT_CUSTOM}")
             for name in ("CPU", "GPU", "memory", "object_store_memory", "bundle")
