@@ -34,17 +34,16 @@ class ReasoningReader:
         """0 as long as nothing was reasoned."""
         return self._num_read if self._parser.has_reasoned else 0
 
-    def read(self, output: StepOutput) -> Split:
-        """What ``output`` makes certain."""
-        found = []
+    def read(self, output: StepOutput) -> list[Split]:
+        """What ``output`` makes certain, in the order of the answer: at least one piece, whose text
+        follows its reasoning."""
+        found = [Split("", "")]
         for text in output.texts:
             self._num_read += not self._parser.is_over
-            found.append(self._parser.push(text))
+            _add(found, self._parser.push(text))
         if output.finish_reason is not None:
-            found.append(self._parser.finish())
-        return Split(
-            "".join(part.reasoning for part in found), "".join(part.text for part in found)
-        )
+            _add(found, self._parser.finish())
+        return found
 
 
 class ReasoningReaders:
@@ -83,6 +82,15 @@ class ReasoningReaders:
     def _is_special(self, mark: str) -> bool:
         token_ids = self._tokenizer.encode(mark, adds_special_tokens=False)
         return mark not in self._tokenizer.decode(token_ids, skips_special_tokens=True)
+
+
+def _add(pieces: list[Split], piece: Split) -> None:
+    """To the last of ``pieces``, or, where it goes on to reason behind text, as a new one."""
+    last = pieces[-1]
+    if last.text and piece.reasoning:
+        pieces.append(piece)
+    else:
+        pieces[-1] = Split(last.reasoning + piece.reasoning, last.text + piece.text)
 
 
 def _may_reason(request: GenerationRequest) -> bool:

@@ -53,7 +53,7 @@ class RecordBuilder:
         includes_sources: bool,
         due_prompts: set[int] | None = None,
     ) -> list[Delta]:
-        """What steps added to choices, in their order.
+        """What steps added to choices, in their order: several of a step that reasons behind text.
 
         Args:
             reasoning: by the id of a sequence, what reads that of the choice; all of another is
@@ -62,35 +62,37 @@ class RecordBuilder:
                 whose come now is taken out.
         """
         return [
-            self.delta(
+            delta
+            for output in outputs
+            for delta in self._deltas(
                 output,
                 reasoning.get(output.sequence.request_id),
                 includes_sources=includes_sources,
                 due_prompts=due_prompts,
             )
-            for output in outputs
         ]
 
-    def delta(
+    def _deltas(
         self,
         output: StepOutput,
-        reasoning: ReasoningReader | None = None,
+        reader: ReasoningReader | None,
         *,
         includes_sources: bool,
-        due_prompts: set[int] | None = None,
-    ) -> Delta:
-        """What a step added to a choice, which the id of its sequence names."""
+        due_prompts: set[int] | None,
+    ) -> list[Delta]:
+        """What a step added to a choice: its first piece with all tokens of the step, and what
+        other pieces there are."""
+        first, *others = [Split("", output.text)] if reader is None else reader.read(output)
         seq = output.sequence
-        split = Split("", output.text) if reasoning is None else reasoning.read(output)
         prompt_index, choice_index = map(int, seq.request_id.rsplit("/", 2)[1:])
         prompt_logprobs: tuple[TokenInfo, ...] = ()
         if due_prompts and prompt_index in due_prompts and output.prompt_logprobs is not None:
             due_prompts.remove(prompt_index)
             prompt_logprobs = self._prompt(seq, output.prompt_logprobs)
-        return Delta(
+        delta = Delta(
             prompt_index=prompt_index,
             choice_index=choice_index,
-            text=split.text,
+            text=first.text,
             token_ids=output.token_ids,
             sources=tuple(int(source) for source in output.sources),
             logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
@@ -98,9 +100,10 @@ class RecordBuilder:
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
             prompt_logprobs=prompt_logprobs,
-            reasoning=split.reasoning if reasoning and reasoning.num_tokens else None,
+            reasoning=first.reasoning if reader and reader.num_tokens else None,
             num_prompt_tokens=seq.num_prompt_tokens,
         )
+        return _followed(delta, others) if others else [delta]
 
     def summary(
         self,
@@ -157,6 +160,24 @@ class RecordBuilder:
         top = tuple(Alternative(data(token), _shown(value), token) for token, value in logprob.top)
         token_id = logprob.token_id
         return TokenInfo(data(token_id), _shown(logprob.logprob), top, token_id, logprob.rank)
+
+
+def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
+    """``delta`` and one without tokens for each of ``pieces``, the last of which ends what it
+    ends."""
+    bare = Delta(
+        delta.prompt_index,
+        delta.choice_index,
+        "",
+        token_ids=(),
+        sources=(),
+        logprobs=None,
+        finish_reason=None,
+        num_prompt_tokens=delta.num_prompt_tokens,
+    )
+    others = [bare._replace(text=text, reasoning=reasoning) for reasoning, text in pieces]
+    others[-1] = others[-1]._replace(finish_reason=delta.finish_reason)
+    return [delta._replace(finish_reason=None), *others]
 
 
 def _shown(logprob: float) -> float:

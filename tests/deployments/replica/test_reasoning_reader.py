@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from deployments.generation import GenerationRequest
-from deployments.parsers.reasoning_parsers import ThinkParser
+from deployments.generation import GenerationRequest, Summary
+from deployments.openai.response_events import ResponseEvents
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
-from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
+from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, Source, StepOutput
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.models import bundled_model_path
 from tests.reasoning import with_think_marks
@@ -50,7 +52,7 @@ def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
     def delta(choice: int, *texts: str, is_last: bool = False) -> tuple[str | None, str]:
         seq = sequences[choice]
         given = output(seq, *texts, is_last=is_last)
-        found = builder.delta(given, readers[seq.request_id], includes_sources=True)
+        (found,) = builder.deltas([given], readers, includes_sources=True)
         assert found.texts == texts
         return found.reasoning, found.text
 
@@ -77,9 +79,9 @@ def test_whether_an_answer_has_begun_to_reason(
 ) -> None:
     """An answer that ends in the first token is told from one without reasoning."""
     seq = sequence(tokenizer, prompt)
-    (reader,) = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq]).values()
+    readers = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq])
     builder = RecordBuilder(tokenizer, "replica")
-    found = builder.delta(output(seq, text, is_last=True), reader, includes_sources=False)
+    (found,) = builder.deltas([output(seq, text, is_last=True)], readers, includes_sources=False)
     assert found.reasoning == reasoning
 
 
@@ -98,7 +100,7 @@ def test_where_the_prompt_ends(tokenizer: Tokenizer, prompt: str, is_open: bool)
     token of it."""
     seq = sequence(tokenizer, prompt)
     (reader,) = ReasoningReaders(ThinkParser, tokenizer).of(CHAT, [seq]).values()
-    split = reader.read(output(seq, "a", "b", is_last=True))
+    (split,) = reader.read(output(seq, "a", "b", is_last=True))
     assert split == (("ab", "") if is_open else ("", "ab"))
     assert reader.num_tokens == (2 if is_open else 0)
 
@@ -111,10 +113,44 @@ def test_where_nothing_is_told_apart(tokenizer: Tokenizer) -> None:
     assert readers.of(GenerationRequest("id", prompts=("<think>",)), [seq]) == {}
     held = GenerationRequest("id", messages=CHAT.messages, sampling={"grammar": "g"})
     assert readers.of(held, [seq]) == {}
-    given = RecordBuilder(tokenizer, "x").delta(output(seq, "a</think>"), includes_sources=False)
+    builder = RecordBuilder(tokenizer, "x")
+    (given,) = builder.deltas([output(seq, "a</think>")], {}, includes_sources=False)
     assert (given.reasoning, given.text) == (None, "a</think>")
-    summary = RecordBuilder(tokenizer, "x").summary(held, [seq], ())
+    summary = builder.summary(held, [seq], ())
     assert summary.num_reasoning_tokens is None
+
+
+HARMONY = (
+    *("<|channel|>", "analysis", "<|message|>", "A", " b", "<|end|>"),
+    *("<|start|>", "assistant", "<|channel|>", "commentary", "<|message|>", "C", " d", "<|end|>"),
+    *("<|start|>", "assistant", "<|channel|>", "analysis", "<|message|>", "E", "<|end|>"),
+    *("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "F", " g"),
+)
+"""The texts of tokens."""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 14, len(HARMONY)])
+def test_the_order_of_the_answer_is_kept(tokenizer: Tokenizer, size: int) -> None:
+    """However many tokens a step gives: the items of a response are those the model wrote, and no
+    token is told twice."""
+    seq = sequence(tokenizer, "assistant\n")
+    readers = ReasoningReaders(HarmonyParser, tokenizer).of(CHAT, [seq])
+    starts = range(0, len(HARMONY), size)
+    outputs = [output(seq, *HARMONY[at : at + size], is_last=at == starts[-1]) for at in starts]
+    deltas = RecordBuilder(tokenizer, "replica").deltas(outputs, readers, includes_sources=True)
+    assert [text for delta in deltas for text in delta.texts or ()] == [*HARMONY]
+    assert sum(len(delta.token_ids) for delta in deltas) == len(HARMONY)
+    assert [delta.finish_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "length"]
+    answer = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
+    for delta in deltas:
+        answer.collect(delta)
+    items = answer.whole(Summary(1, len(HARMONY), DraftCounts(), "replica"))["output"]
+    assert [(item["type"], item["content"][0]["text"]) for item in items] == [
+        ("reasoning", "A b"),
+        ("message", "C d"),
+        ("reasoning", "\nE"),
+        ("message", "\nF g"),
+    ]
 
 
 @pytest.mark.parametrize("is_special", [True, False])

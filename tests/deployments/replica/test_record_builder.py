@@ -43,7 +43,7 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
         logprobs=(TokenLogprob(token_id, -0.5, ((token_id, -0.5),)),),
         finish_reason=FinishReason.LENGTH,
     )
-    delta = RecordBuilder(tokenizer, "x").delta(output, includes_sources=False)
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=False)
     assert (delta.prompt_index, delta.choice_index) == (1, 2)
     assert (delta.text, delta.token_ids, delta.finish_reason) == (" table", (token_id,), "length")
     alternative = Alternative(data, -0.5, token_id)
@@ -81,7 +81,7 @@ def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> No
     """Of what cannot be, and of a model that overflowed."""
     tops = ((5, -0.5), (6, -math.inf), (7, math.nan))
     output = StepOutput(sequence(), (6,), logprobs=(TokenLogprob(6, math.nan, tops),))
-    delta = RecordBuilder(tokenizer, "r").delta(output, includes_sources=False)
+    (delta,) = RecordBuilder(tokenizer, "r").deltas([output], {}, includes_sources=False)
     assert delta.logprobs is not None
     (found,) = delta.logprobs
     assert found.logprob == LOWEST_LOGPROB
@@ -101,7 +101,7 @@ def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
         texts=("a", " table", " for"),
         draft=tree,
     )
-    delta = RecordBuilder(tokenizer, "x").delta(output, includes_sources=True)
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=True)
     assert delta.texts == ("a", " table", " for")
     assert [token.is_accepted for token in delta.draft] == [True, True, False]
     assert [token.parent for token in delta.draft] == [0, 1, 1]
