@@ -127,6 +127,25 @@ def either(*grammars: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": start}, *named]})
 
 
+def unforced(grammar: str) -> str:
+    """``grammar`` with every token allowed that fits, also where only one text does: elsewhere
+    llguidance then allows the one token that the tokenizer makes of it, which is a special token
+    where the text spells one, and no part of it."""
+    try:
+        first, *others = json.loads(grammar)["grammars"]
+    except ValueError:
+        return grammar  # it will be said to be wrong
+    start = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @unforced'}
+    return json.dumps({"grammars": [start, {**first, "name": "unforced"}, *others]})
+
+
+def spells(grammar: str, text: str) -> bool:
+    """Whether ``text`` may be in a literal, a pattern or a schema of ``grammar``."""
+    bare = grammar.replace("\\", "")
+    spellings = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
+    return any(spelling.replace("\\", "") in bare for spelling in spellings)
+
+
 def quoted(text: str) -> str:
     """``text`` as a Lark literal."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # no lexer takes it

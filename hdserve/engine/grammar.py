@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from hdserve.engine.grammar_trial import MAX_CPU_S, compiles_in_time, parser_limits
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
-from hdserve.grammar import with_marks
+from hdserve.grammar import spells, unforced, with_marks
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._step_fuel = step_fuel
         self._backend = tokenizer.backend
+        self._special_tokens = _special_tokens(tokenizer)
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
         self._limits = parser_limits(step_fuel)
         self._found: OrderedDict[str, LLMatcher | InvalidRequest] = OrderedDict()
@@ -91,6 +92,8 @@ class Grammars:
         found: LLMatcher | InvalidRequest
         if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
             form = with_marks(grammar, self._special_token_id)
+            if any(spells(form, text) for text in self._special_tokens):
+                form = unforced(form)
             found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
             if found.is_error():
                 reason = f"the grammar cannot be used: {_reason(found)}"
@@ -148,6 +151,11 @@ class GrammarState:
         if not self._matcher.is_error():
             return None
         return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    return tuple(token.content for token in added if token.special)
 
 
 def _make_tokenizer(

@@ -429,3 +429,26 @@ def test_marks_are_special_tokens_where_there_are_such() -> None:
             state.push(token_id)
         assert state.error is None
         assert state.is_complete
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (grammar.choice(["a <end> x", "b"]), "a <end> x"),
+        (grammar.regex(r"<\|é\|> x?"), "<|é|> x"),
+        (grammar.json_schema({"const": "<|é|>"}), '"<|é|>"'),
+        (grammar.either(grammar.json_schema({"const": "<end>"}), grammar.choice("b")), '"<end>"'),
+    ],
+    ids=["choice", "regex", "schema", "either"],
+)
+def test_texts_that_spell_special_tokens(form: str, text: str) -> None:
+    """They are written as other texts are, also where nothing else is allowed."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend.add_special_tokens(["<|é|>"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend))
+    state = Grammars(tokenizer, 260, {256}).state(form)
+    for token_id in text.encode():
+        assert state.apply(torch.zeros(1, 260)).isfinite()[0, token_id]
+        state.push(token_id)
+        assert state.error is None
+    assert state.apply(torch.zeros(1, 260)).isfinite()[0, 256]
