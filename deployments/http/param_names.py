@@ -15,7 +15,7 @@ T = TypeVar("T")
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
     """Errors raised within speak of parameters by the names they have in the request; in their
-    messages only of those that no word of the language is.
+    messages only of those that no word of the language is, or that they begin with.
 
     Args:
         names: what the request calls them, by what they are called inside.
@@ -25,8 +25,8 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
     except RequestError as error:
         message = error.message
         for inside, name in names.items():
-            if "_" in inside:
-                message = re.sub(rf"\b{inside}\b", name, message)
+            place = rf"\b{inside}\b" if "_" in inside else rf"^{inside}(?=:)"
+            message = re.sub(place, name, message)
         param = names.get(error.param or "", error.param)
         if (message, param) == (error.message, error.param):
             raise

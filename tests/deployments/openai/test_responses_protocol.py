@@ -225,6 +225,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str, kind: type[RequestE
     [
         ({"tools": [TOOL | {"name": "a b"}]}, r"^tools\.0\.name: "),
         ({"text": {"format": {"type": "json_schema"}}}, r"^text\.format needs "),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"^input: an array of at least 1 "),
     ],
 )
 def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str) -> None:
