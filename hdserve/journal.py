@@ -59,6 +59,9 @@ class Journal:
         """The result of ``unit``: what ``work`` returns as JSON has it, now or before.
 
         A result is the same whether it was restored or not: tuples become lists, keys texts.
+
+        Raises:
+            ConfigError: it cannot be kept, as on a full disk; what was finished before is.
         """
         if unit not in self._results:
             line = json.dumps({"unit": unit, "result": work()}, ensure_ascii=False)
@@ -67,7 +70,11 @@ class Journal:
         return self._results[unit]
 
     def note(self, unit: str, note: Any) -> None:
-        """Keep something of ``unit``, which is not finished, for when it is begun again."""
+        """Keep something of ``unit``, which is not finished, for when it is begun again.
+
+        Raises:
+            ConfigError: it cannot be kept.
+        """
         self._append(json.dumps({"unfinished": unit, "note": note}, ensure_ascii=False))
 
     def finish(self) -> None:
@@ -123,9 +130,13 @@ class Journal:
             )
 
     def _append(self, line: str) -> None:
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be written: {error}") from error
 
 
 def file_digest(path: Path | None) -> str | None:

@@ -92,6 +92,17 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         Journal(tmp_path / "none" / "out", SETTINGS)
 
 
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """It is told as any other that cannot be written, not in a traceback."""
+    journal = Journal(tmp_path / "out", SETTINGS)
+    assert journal.path is not None
+    journal.path.unlink()
+    journal.path.symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"out\.unfinished: cannot be written: .*No space left"):
+        journal.once("a", lambda: 1)
+    assert "a" not in journal
+
+
 def test_without_a_result_file_nothing_is_kept() -> None:
     journal = Journal(None, SETTINGS)
     assert journal.once("a", lambda: (1,)) == [1]
