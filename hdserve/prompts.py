@@ -55,7 +55,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
         ConfigError: the file cannot be read, a row asks nothing, or there is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -71,6 +71,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
 def _row(line: str, index: int, where: str) -> PromptRow:
     try:
         fields = json.loads(line)
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: half of a surrogate pair, which is no text") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: no valid JSON; {_WANTED}") from error
     if not isinstance(fields, dict):

@@ -65,6 +65,13 @@ def test_a_line_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
     assert read_prompts(write(tmp_path / "prompts.jsonl", {"prompt": text}))[0].text == text
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    """Editors of Windows begin a file with one."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\r\n{"prompt": "b"}\r\n', encoding="utf-8-sig")
+    assert [row.text for row in read_prompts(path)] == ["a", "b"]
+
+
 WRONG = ("an object with `prompt`, `messages` or `turns`", "`messages` are objects with")
 
 
@@ -84,6 +91,8 @@ WRONG = ("an object with `prompt`, `messages` or `turns`", "`messages` are objec
         ('{"messages": 5}', WRONG[1]),
         ('{"messages": [{"role": "user", "content": "hi"}, {"content": "hi"}]}', WRONG[1]),
         ('{"messages": [{"role": "user"}]}', WRONG[1]),
+        (r'{"prompt": "a\ud83d"}', "half of a surrogate pair"),
+        (r'{"prompt": "a", "note": "\ude00"}', "half of a surrogate pair"),
     ],
 )
 def test_wrong_rows(tmp_path: Path, line: str, reason: str) -> None:
