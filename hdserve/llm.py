@@ -97,11 +97,18 @@ class LLM:
                 exact (``engine.exact``).
 
         Raises:
-            InvalidRequest: a prompt or parameter cannot be used; nothing was generated.
+            InvalidRequest: a prompt, which is named by its index, or a parameter cannot be used;
+                nothing was generated.
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("put the prompt into a list: generate([prompt])", "prompts")
-        sequences = [self._sequence(prompt, params, speculation) for prompt in prompts]
+        _check_params(params, speculation)
+        sequences = []
+        for number, prompt in enumerate(prompts):
+            try:
+                sequences.append(self._sequence(prompt, params, speculation))
+            except InvalidRequest as error:
+                raise type(error)(f"prompts[{number}]: {error.message}", error.param) from error
         outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
         for output in self._decode(sequences):
             outputs[output.sequence.request_id].append(output)
@@ -120,10 +127,8 @@ class LLM:
         Raises:
             InvalidRequest: the prompt or a parameter cannot be used; at the call.
         """
-        seq = self._sequence(prompt, params, speculation)
-        with self._lock:
-            self._engine.check(seq)
-        return self._decode([seq])
+        _check_params(params, speculation)
+        return self._decode([self._sequence(prompt, params, speculation)])
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: ``chosen`` over the model's own defaults, with a random seed.
@@ -212,13 +217,19 @@ class LLM:
         params: SamplingParams | None,
         speculation: SpeculationParams | None,
     ) -> core.Sequence:
-        _check_params(params)
-        return core.Sequence(
+        """
+        Raises:
+            InvalidRequest: it can never be answered.
+        """
+        seq = core.Sequence(
             request_id=str(next(self._numbers)),
             token_ids=self._token_ids(prompt),
             params=params or self._host.params({}),
             speculation=speculation or SpeculationParams(),
         )
+        with self._lock:
+            self._engine.check(seq)
+        return seq
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -233,9 +244,11 @@ class LLM:
             raise InvalidRequest(_NO_PROMPT, "prompt") from error
 
 
-def _check_params(params: object) -> None:
+def _check_params(params: object, speculation: object) -> None:
     if not isinstance(params, SamplingParams | None):
         raise InvalidRequest("one SamplingParams holds for all prompts", "params")
+    if not isinstance(speculation, SpeculationParams | None):
+        raise InvalidRequest("one SpeculationParams holds for all prompts", "speculation")
 
 
 def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:

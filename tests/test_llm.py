@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
-from hdserve.errors import ConfigError, HdserveError, InvalidRequest
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 
 OPTIONS: dict[str, Any] = {
     "engine": {"compile": False, "exact": True, "kv_cache_tokens": 4096},
@@ -86,6 +86,27 @@ def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
             with pytest.raises(InvalidRequest, match="one SamplingParams") as caught:
                 answer([[5]], params)
             assert caught.value.param == "params"
+    speculation: Any = {"is_enabled": False}
+    for answer in (llm.generate, llm.stream):
+        with pytest.raises(InvalidRequest, match="one SpeculationParams") as caught:
+            answer([[5]], None, speculation)
+        assert caught.value.param == "speculation"
+
+
+def test_of_several_prompts_the_one_that_cannot_be_answered_is_named(llm: LLM) -> None:
+    """Also where it is only the model that it does not fit; nothing is left of the others."""
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    wrong: list[tuple[Any, type[InvalidRequest]]] = [
+        ("", InvalidRequest),
+        ([10**9], InvalidRequest),
+        ([5] * 5000, PromptTooLong),
+        ([{"role": "user"}], InvalidRequest),
+        (None, InvalidRequest),
+    ]
+    for prompt, kind in wrong:
+        with pytest.raises(kind, match=r"^prompts\[1\]: "):
+            llm.generate([[5], prompt, [7]], params)
+    assert [len(answer.token_ids) for answer in llm.generate([[5], [7]], params)] == [3, 3]
 
 
 def test_a_stream_that_cannot_be_is_refused_at_the_call(llm: LLM) -> None:
