@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
-from hdserve.errors import ConfigError, InvalidRequest
+from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from tests.interruption import interrupt_after, units
 
 OPTIONS = ["--model", "hdserve-mini", "--temperature", "0", "--max-tokens", "24"]
@@ -82,6 +82,19 @@ def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidRequest, match=reason):
             CliRunner().invoke(app, ["generate", *arguments, option], catch_exceptions=False)
+
+
+def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(tmp_path: Path) -> None:
+    """On the terminal and into a file; what the argument asks is no row."""
+    prompts, long = tmp_path / "prompts.jsonl", "long " * 3000
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", long)))
+    for output in ([], ["--json", str(tmp_path / "answers.jsonl")]):
+        result = CliRunner().invoke(app, ["generate", "--prompts", str(prompts), *OPTIONS, *output])
+        assert isinstance(result.exception, PromptTooLong)
+        assert result.exception.message.startswith("row 2: this model's maximum context length")
+        assert result.stdout == ""
+    with pytest.raises(PromptTooLong, match=r"^this model's maximum context length"):
+        generate(long)
 
 
 @pytest.mark.slow

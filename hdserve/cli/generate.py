@@ -18,6 +18,7 @@ from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Model, takes
 from hdserve.cli.progress import progress
+from hdserve.cli.prompt_check import check_rows
 from hdserve.cli.whole_file import write_whole
 from hdserve.core import SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
@@ -104,6 +105,8 @@ def generate(options: GenerateOptions) -> None:
     printer = TextPrinter(options.shows_drafts) if output.has_text else JsonPrinter()
     with interruptible("" if options.prompts_path is None else how_to_go_on(None)):
         answers = _Answers(options)
+        if options.prompts_path is not None:
+            answers.check(rows)
         for row in rows:
             printer.print(row, answers.stream(row))
 
@@ -117,6 +120,13 @@ class _Answers:
         self._llm = LLM(options.model)
         self._sampling = {k: v for k, v in options.sampling.items() if v is not None}
         self._speculation = SpeculationParams(is_enabled=options.drafts)
+
+    def check(self, rows: Sequence[dict[str, Any]]) -> None:
+        """
+        Raises:
+            InvalidRequest: a row of the file cannot be answered; names it.
+        """
+        check_rows(self._llm, map(_prompt, rows), self._llm.sampling(**self._sampling))
 
     def stream(self, row: dict[str, Any]) -> Iterator[StepOutput]:
         """The answer to a row, step by step."""
@@ -139,6 +149,8 @@ def _write_answers(rows: Sequence[dict[str, Any]], options: GenerateOptions, pat
     }
     journal = Journal(path, settings)
     model = _Answers(options)
+    if options.prompts_path is not None:
+        model.check(rows)
 
     def answer(row: dict[str, Any]) -> dict[str, Any]:
         found, seq = collected(row, model.stream(row))
