@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hdserve import LLM
 from hdserve.cli import app
 from hdserve.databases.output_files import databases_root
 from hdserve.databases.snapshot import FORMAT_VERSION
-from hdserve.errors import DatabaseError
+from hdserve.errors import ConfigError, DatabaseError, PromptTooLong
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
 
@@ -42,6 +43,48 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, prompts: Path) -> None:
     assert found["model"] == "mini"
     assert found["namespaces"]["team"]["num_outputs"] == 3
     assert 3 <= found["namespaces"]["team"]["num_tokens"] <= 36
+
+
+def test_a_namespace_that_no_key_has(tmp_path: Path, prompts: Path) -> None:
+    """It is refused before a prompt is answered: nobody would ever draft from the answers."""
+    for namespace in ("", "two words", "../team", "a" * 65):
+        with pytest.raises(ConfigError, match=r"--namespace .* 1 to 64 letters"):
+            run("build", str(tmp_path), "--prompts", str(prompts), "--namespace", namespace)
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(
+    tmp_path: Path, prompts: Path
+) -> None:
+    with prompts.open("a") as file:
+        file.write(json.dumps({"prompt": "long " * 3000}) + "\n")
+    root, options = tmp_path / "databases", ("--model", "hdserve-mini", "--max-tokens", "4")
+    with pytest.raises(PromptTooLong, match=r"^row 4: "):
+        run("build", str(root), "--prompts", str(prompts), *options, "--batch-size", "1")
+    (found,) = run("info", str(root))
+    assert found["namespaces"] == {}
+
+
+def test_a_build_ends_where_nothing_more_can_be_written(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts whose answers could not be kept are not answered; the same command goes on."""
+    root = tmp_path / "databases"
+    build = ("build", str(root), "--prompts", str(prompts), "--model", "hdserve-mini")
+    options = ("--max-tokens", "4", "--batch-size", "1")
+    assert run(*build, *options, "--limit", "1")["num_answered_now"] == 1
+    (log,) = databases_root(root).glob("*/*/*")
+    directory, aside, asked = log.parent, tmp_path / "aside", []
+    directory.rename(aside)
+    directory.write_text("in the way")
+    generate = LLM.generate
+    monkeypatch.setattr(LLM, "generate", lambda *args: asked.append(1) or generate(*args))
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        run(*build, *options)
+    assert len(asked) == 1
+    directory.unlink()
+    aside.rename(directory)
+    assert run(*build, *options)["num_answered_now"] == 2
 
 
 def test_databases_of_shards_are_named(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from hdserve.access import NAMESPACE
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import Limit, Model, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
+from hdserve.cli.prompt_check import check_rows
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.archive import check_unsharded
 from hdserve.databases.output_files import database_directory
@@ -23,7 +25,7 @@ from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError
+from hdserve.errors import ConfigError, DatabaseError
 from hdserve.prompts import PromptRow, read_prompts
 
 _UNBOUNDED = 2**62
@@ -31,7 +33,11 @@ _UNBOUNDED = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions:
-    """What is answered, how, and whose database the answers enter."""
+    """What is answered, how, and whose database the answers enter.
+
+    Raises:
+        ConfigError: no key has such a namespace.
+    """
 
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
     prompts: Prompts
@@ -49,6 +55,11 @@ class BuildOptions:
     temperature: Temperature = 0.0
     limit: Limit = None
     json_path: Json = None
+
+    def __post_init__(self) -> None:
+        if not NAMESPACE.fullmatch(self.namespace):
+            reason = "a namespace consists of 1 to 64 letters, digits, '_', '.' and '-'"
+            raise ConfigError(f"--namespace {self.namespace[:64]!r}: {reason}")
 
 
 @takes(BuildOptions)
@@ -84,6 +95,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
 
     Raises:
         DatabaseError: the answers cannot be written.
+        InvalidRequest: a row cannot be answered; names it, before any is answered.
     """
     from hdserve.llm import LLM
 
@@ -91,16 +103,21 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
     log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
-    llm = LLM(options.model) if missing else None
+    if not missing:
+        return 0
+    llm = LLM(options.model)
+    chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    check_rows(llm, (row.messages for row in rows), llm.sampling(**chosen))
     with progress("answering", len(rows), len(rows) - len(missing)) as bar:
         for begin in range(0, len(missing), options.batch_size):
-            assert llm is not None
             batch = missing[begin : begin + options.batch_size]
-            params = llm.sampling(max_tokens=options.max_tokens, temperature=options.temperature)
+            params = llm.sampling(**chosen)
             answers = llm.generate([rows[index].messages for index in batch], params)
             found = zip(batch, (answer.token_ids for answer in answers), strict=True)
             for appended in log.append(options.namespace, _segment(origin, found)):
                 store.append(options.namespace, appended)
+            if store.num_failures:
+                break  # what else is answered could not be kept either
             bar.advance(len(batch))
     if not store.sync(log) or store.num_failures:
         raise DatabaseError(f"{store.directory} cannot be written; the log says why")
