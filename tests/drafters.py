@@ -173,3 +173,15 @@ class UnshrunkDrafter(JunkDrafter):
     @classmethod
     def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
         raise KeyError(max_bytes)
+
+
+class UnmadeDrafter(Drafter):
+    """Is made of nothing, where the registry passes two arguments."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        pass
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        pass

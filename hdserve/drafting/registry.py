@@ -22,7 +22,7 @@ from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.drafting.recycled import RecycledDrafter
 from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
 from hdserve.drafting.statistics import StatisticsDrafter
-from hdserve.errors import ConfigError, SnapshotError
+from hdserve.errors import ConfigError, HdserveError, SnapshotError
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[D
     """The configured drafters, in order.
 
     Raises:
-        ConfigError: an unknown drafter or option, or a wrong value; names the known ones.
+        ConfigError: an unknown drafter or option, or a wrong value; names the known ones.  Or a
+            drafter that cannot be made of them.
     """
     known = known_drafters()
     return tuple(_build(drafter, known, resources) for drafter in config.drafters)
@@ -143,7 +144,12 @@ def _build(
 ) -> Drafter:
     drafter, options = _find(config, known)
     build: Any = drafter
-    built: Drafter = build(resources, options)
+    try:
+        built: Drafter = build(resources, options)
+    except HdserveError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the drafter {config.name} cannot be made: {error!r}") from error
     return built
 
 

@@ -98,6 +98,14 @@ def test_broken_entry_points_are_reported(monkeypatch: pytest.MonkeyPatch, value
         build_drafters(_config("hierarchy"), make_resources())
 
 
+def test_a_drafter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with a traceback alone, in which its name is nowhere."""
+    points = _entry_points("tests.drafters:UnmadeDrafter")
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    with pytest.raises(ConfigError, match="the drafter mine cannot be made: TypeError"):
+        build_drafters(_config("mine"), make_resources())
+
+
 def test_a_drafter_that_cannot_merge_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
