@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from hdserve import LLM
 from hdserve.cli import app
-from hdserve.databases.output_files import databases_root
-from hdserve.databases.snapshot import FORMAT_VERSION
+from hdserve.databases.output_files import database_directory, databases_root
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import ConfigError, DatabaseError, PromptTooLong
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
@@ -110,6 +111,28 @@ def test_nothing_is_written_beside_the_databases_of_shards(tmp_path: Path, promp
         with pytest.raises(DatabaseError, match=r"databases of shards \(shard-2-of-2\).*/import"):
             run(*command)
     assert not databases_root(root).exists()
+
+
+def test_outputs_of_another_tokenizer(tmp_path: Path) -> None:
+    """Where the model is named whose database is there, they are refused: it would not draft from
+    them.  Where a model of the same name had another tokenizer, both databases are shown."""
+    root, archives = tmp_path / "databases", []
+    for number in range(2):
+        key = DatabaseKey("mini", f"{number}" * 64)
+        store = OutputStore(database_directory(tmp_path / str(number), key), key)
+        store.close()
+        archives.append(str(tmp_path / f"{number}.archive"))
+        run("export", str(tmp_path / str(number)), archives[-1])
+    run("import", archives[0], str(root), "--model", "mini")
+    with pytest.raises(DatabaseError, match=r"mini has the tokenizer 0+, the outputs are of 1+:"):
+        run("import", archives[1], str(root), "--model", "mini")
+    run("import", archives[0], str(root), "--model", "mini")
+    run("import", archives[1], str(root), "--model", "other")
+    run("import", archives[1], str(root))
+    found = run("info", str(root), "--model", "mini")
+    assert [item["tokenizer_fingerprint"][0] for item in found] == ["0", "1"]
+    with pytest.raises(DatabaseError, match="no database of 'none'"):
+        run("info", str(root), "--model", "none")
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

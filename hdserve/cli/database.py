@@ -43,7 +43,7 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     output = JsonOutput(json_path)
     keys = archives.find_databases(root)
     if model is not None:
-        keys = [archives.find_database(root, model)]
+        keys = [key for key in keys if key.model == model] or [archives.find_database(root, model)]
     found = [archives.describe(root, key) for key in keys]
     if output.has_text:
         Console(markup=False).print(_table(found))
@@ -86,6 +86,8 @@ def import_(
     output = JsonOutput(json_path)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(model or found.model, found.fingerprint)
+    if model is not None:
+        archives.check_tokenizer(root, key)
     with _progress(key) as on_progress:
         num = archives.import_archive(archive, root, key, on_progress)
     _report(key, {"num_new_outputs": num}, output)

@@ -83,6 +83,25 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     return [_key_of(path) for path in files]
 
 
+def check_tokenizer(root: Path, key: DatabaseKey) -> None:
+    """
+    Raises:
+        DatabaseError: the databases of this model below ``root`` are of another tokenizer.
+    """
+    keys = []
+    for path in sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation")):
+        with contextlib.suppress(DatabaseError):  # one that is damaged does not say whose it is
+            keys.append(_key_of(path))
+    found = [each for each in keys if each.model == key.model]
+    if found and key not in found:
+        other = database_directory(root, found[0])
+        raise DatabaseError(
+            f"{key.model} has the tokenizer {found[0].fingerprint[:16]}, the outputs are of "
+            f"{key.fingerprint[:16]}: nobody would draft from them. If the model has another "
+            f"tokenizer now, move {other} away"
+        )
+
+
 def shard_directories(root: Path) -> list[Path]:
     """Of databases below ``root`` whose namespaces several actors share: each is a root of its
     own."""
