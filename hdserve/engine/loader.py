@@ -26,6 +26,7 @@ from hdserve.models import resolve_model
 logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
 _MAX_LISTED = 5
 _FORMAT_HINT = (
@@ -166,7 +167,7 @@ def prepare_model(
     """
     hf_config: Any = cast("Any", module.config).get_text_config()
     _check_architecture(module.config)
-    if getattr(type(module), "_is_stateful", False):
+    if getattr(type(module), "_is_stateful", False) and not _layer_types(hf_config):
         raise UnsupportedModel(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
@@ -219,12 +220,21 @@ def _check_architecture(config: Any) -> None:
     name = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name}: encoder-decoder models are not served")
-    strange = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    strange = _layer_types(config.get_text_config()) - _SUPPORTED_LAYERS
     if strange:
         raise UnsupportedModel(
-            f"{name}: layers of type {', '.join(sorted(strange))} are not served; their state "
-            "cannot drop rejected tokens"
+            f"{name}: layers of type {', '.join(sorted(strange))} are not served; "
+            + (
+                "their state cannot drop rejected tokens"
+                if strange & _STATEFUL_LAYERS
+                else "only full_attention and sliding_attention are"
+            )
         )
+
+
+def _layer_types(config: Any) -> set[str]:
+    """Those its configuration names; a model of a class with recurrent layers may have none."""
+    return set(getattr(config, "layer_types", None) or ())
 
 
 def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
@@ -240,7 +250,8 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     """The context length, cut to where rotary embeddings still treat sequences independently.
 
     ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
-    forward, so beyond the original context one sequence would change another's output.
+    forward, so beyond the original context one sequence would change another's output.  Llama 4
+    scales queries by their place in a forward, all alike before ``floor_scale``.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
@@ -249,10 +260,12 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     for rope in _rope_parameters(config):
         if rope["rope_type"] in _COUPLING_ROPE_TYPES:
             limit = min(limit, int(rope.get("original_max_position_embeddings") or longest))
+    if getattr(config, "attn_temperature_tuning", False) and not all(config.no_rope_layers):
+        limit = min(limit, int(config.floor_scale) - 1)
     if wanted is not None and wanted > limit:
         raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
     if limit < int(longest):
-        logger.warning("context limited to %d tokens: longer ones rescale all positions", limit)
+        logger.warning("context limited to %d tokens: longer ones are scaled by the forward", limit)
     return wanted or limit
 
 

@@ -17,6 +17,8 @@ from transformers import (
     BloomForCausalLM,
     GPTJConfig,
     GPTJForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
     Llama4ForCausalLM,
@@ -42,6 +44,7 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.loader import LoadedModel, load_model, prepare_model
 from hdserve.errors import ConfigError, UnsupportedModel
+from tests.drafters import JunkDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
@@ -79,9 +82,17 @@ def _jamba() -> PreTrainedModel:
     return JambaForCausalLM(JambaConfig(**SMALL, **layers, mamba_d_state=4))
 
 
-def _llama4() -> PreTrainedModel:
-    options = {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}
-    return Llama4ForCausalLM(Llama4TextConfig(**SMALL, **options, attention_chunk_size=16))
+def _llama4(**options: Any) -> PreTrainedModel:
+    sizes = {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}
+    return Llama4ForCausalLM(Llama4TextConfig(**SMALL, **sizes, **options, attention_chunk_size=16))
+
+
+def _granite4(layer_types: list[str]) -> PreTrainedModel:
+    """Of a class that knows recurrent layers, whether it has some or none."""
+    experts = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 48}
+    mamba = {"mamba_n_heads": 8, "mamba_d_state": 4}
+    config = GraniteMoeHybridConfig(**SMALL, **experts, **mamba, layer_types=layer_types)
+    return GraniteMoeHybridForCausalLM(config)
 
 
 def _bloom() -> PreTrainedModel:
@@ -103,7 +114,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "rwkv": (_rwkv, "cannot drop rejected tokens"),
     "recurrent_gemma": (_recurrent_gemma, "cannot drop rejected tokens"),
     "jamba": (_jamba, "cannot drop rejected tokens"),
-    "llama4": (_llama4, "chunked_attention"),
+    "granite4": (lambda: _granite4(["mamba", "attention"]), "cannot drop rejected tokens"),
+    "llama4": (
+        _llama4,
+        "of type chunked_attention are not served; only full_attention and sliding_attention are",
+    ),
     "bloom": (_bloom, "context length is not in its config"),
     "t5": (_t5, "encoder-decoder models are not served"),
 }
@@ -145,6 +160,19 @@ def test_other_architectures_are_refused_from_disk(name: str, tmp_path: Path) ->
     (path / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match=reason):
         load(path)
+
+
+def test_a_class_with_recurrent_layers_is_served_where_a_model_has_none() -> None:
+    """As GraniteMoeHybrid may have attention alone; what is drafted changes nothing."""
+    torch.manual_seed(0)
+    model = _granite4(["attention", "attention"]).double().eval()
+    prompt = make_prompt(40)
+    plain = model.generate(
+        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None
+    )
+    drafted = make_sequence("a", prompt, ignore_eos=True, temperature=0.0)
+    run(make_engine([JunkDrafter(VOCAB_SIZE)], model=model), [drafted])
+    assert drafted.token_ids == plain[0].tolist()
 
 
 def test_a_model_with_eyes_is_loaded_for_text(tmp_path: Path) -> None:
@@ -368,6 +396,18 @@ def test_the_context_ends_where_sequences_would_meet(name: str) -> None:
     rope, limit = ROPE[name]
     model = llama(rope_parameters={"rope_theta": 10000.0, **rope})
     assert prepare_model(model, EngineConfig()).max_model_len == limit
+
+
+def test_the_context_ends_where_queries_are_scaled_by_their_place_in_a_forward() -> None:
+    """As Llama 4 scales those of layers without rotary embeddings; a model without such layers
+    scales none."""
+    options = {"floor_scale": 64, "layer_types": ["full_attention"] * 2}
+    scaled = _llama4(no_rope_layers=[1, 0], **options).eval()
+    assert prepare_model(scaled, EngineConfig()).max_model_len == 63
+    with pytest.raises(UnsupportedModel, match="over the 63 tokens"):
+        prepare_model(scaled, EngineConfig(max_model_len=64))
+    unscaled = _llama4(no_rope_layers=[1, 1], **options).eval()
+    assert prepare_model(unscaled, EngineConfig()).max_model_len == MAX_POSITIONS
 
 
 def test_a_configured_context_must_fit() -> None:
