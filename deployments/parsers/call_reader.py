@@ -104,15 +104,13 @@ class CallReader:
                 if self._call is not None:
                     return
             elif head := self._head.match(self.kept):
-                self._call, self.kept = self._open(), self.kept[head.end() :]
+                self._call = _OpenCall(self._closing, is_enclosed=self._is_enclosed)
+                self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 yield CallBegin(head[1])
             else:
                 self._close()
                 return
-
-    def _open(self) -> _OpenCall:
-        return _OpenCall(self._closing, is_enclosed=self._is_enclosed)
 
     def _read_on(self, call: _OpenCall) -> Iterator[CallPart]:
         piece, num_read = call.read(self.kept)

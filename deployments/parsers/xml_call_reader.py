@@ -34,6 +34,7 @@ class XmlCallReader(CallReader):
 
     Args:
         functions: which say of what type arguments are.
+        elements: that calls are made of.
     """
 
     def __init__(
