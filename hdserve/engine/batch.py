@@ -118,6 +118,10 @@ class StepPlan:
         return found
 
 
+def _is_there() -> None:
+    """Of batches that are made on the device."""
+
+
 class BatchKind(NamedTuple):
     """Batches of as many rows, and rows with logits, that attend alike."""
 
@@ -137,6 +141,8 @@ class ForwardBatch:
             for a chunk without a tree.
         num_nodes: of all trees; as many of ``logit_rows`` come first.
         scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
+        send: copies what these tensors are to hold to the device, first of all in a forward, which
+            may be a graph.
         kind: of batches that all have the very tensors of this one; ``None`` where there are none.
     """
 
@@ -147,6 +153,7 @@ class ForwardBatch:
     num_nodes: int
     scored_slices: dict[int, slice]
     plan: StepPlan
+    send: Callable[[], None] = _is_there
     kind: BatchKind | None = None
 
 

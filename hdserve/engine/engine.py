@@ -68,7 +68,13 @@ class Engine:
         self._scheduler = scheduler
         self._drafters = drafters
         self._budget = budget
-        self._drafts = StepDrafts(drafters, budget, max_draft_tokens, max_depth)
+        self._drafts = StepDrafts(
+            drafters,
+            budget,
+            max_draft_tokens,
+            max_depth,
+            may_follow_prompts=runner.rounds_alike,
+        )
         self._on_finish = on_finish
         self._faster = faster
         self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)

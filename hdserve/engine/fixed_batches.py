@@ -42,6 +42,11 @@ class _Made(NamedTuple):
     seen: SeenBlocks | SeenParts
     plan: StepPlan
 
+    def send(self) -> None:
+        """To the device, what the batch was filled with."""
+        self.buffers.send()
+        self.seen.send()
+
 
 class FixedBatches:
     """Makes batches whose rows attend in one call: by a kernel of ours where all are nodes of trees
@@ -140,6 +145,7 @@ class FixedBatches:
             num_nodes=packed.num_nodes,
             scored_slices=packed.scored_slices,
             plan=made.plan,
+            send=made.send,
             kind=BatchKind(num_rows, num_logits, by_parts) if is_fixed else None,
         )
 

@@ -21,7 +21,7 @@ class Mirror:
         self.here: npt.NDArray[Any] = self._pinned.numpy()
         self.there = torch.zeros(shape, dtype=dtype, device=device)
 
-    def send(self, number: int | None = None) -> None:
-        """Copy it, or the first ``number`` entries, in the order of what the device is told to
-        do."""
-        self.there[:number].copy_(self._pinned[:number], non_blocking=True)
+    def send(self) -> None:
+        """Copy it, in the order of what the device is told to do; what is copied is read then, so
+        that a graph may send it, too."""
+        self.there.copy_(self._pinned, non_blocking=True)

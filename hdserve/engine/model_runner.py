@@ -221,6 +221,13 @@ class ModelRunner:
         self._fixed = self._graphs = None
 
     @property
+    def rounds_alike(self) -> bool:
+        """Whether tokens of a prompt go through the same kernels as those that are decoded.  On a
+        GPU they do not: drafts that hung on a prompt would come out otherwise than decoded alone,
+        by rounding (docs/adr/0035)."""
+        return self._fixed is None
+
+    @property
     def finds_top(self) -> bool:
         """Whether forwards find the likeliest tokens themselves, so that it takes no time to ask
         for a few of them."""
@@ -270,8 +277,7 @@ class ModelRunner:
         """The likeliest tokens, as far as the forward has found them itself."""
         if self._top is None or hidden is not None or not len(logits):
             return None
-        tokens, found = self._top.read(len(logits))
-        return tokens[: batch.num_nodes], found[: batch.num_nodes]
+        return self._top.read(len(logits), batch.num_nodes)
 
     def _wait(self) -> None:
         """Until the device has done what it was told."""
@@ -291,11 +297,13 @@ class ModelRunner:
             graphs = self._graphs
             logits = self._decoded(batch) if graphs is None else graphs(self._decoded, batch)
             return logits, None
+        batch.send()
         output = self._output(batch)
         return rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
 
     def _decoded(self, batch: ForwardBatch) -> torch.Tensor:
         """The logits, of which the likeliest are on their way to the host where it can be so."""
+        batch.send()
         logits = self._logits(batch)
         if self._top is not None and len(logits):
             self._top.send(logits)

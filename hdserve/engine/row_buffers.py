@@ -16,7 +16,7 @@ ALIGNMENT: Final = 16
 
 
 class RowBuffers:
-    """Filled for each step and copied to the device at once; where they lie never changes.
+    """Filled for each step and sent to the device at once; where they lie never changes.
 
     Args:
         num_rows: of the forwards, padding included.
@@ -44,4 +44,7 @@ class RowBuffers:
             rows[3] = np.arange(self.num_rows)
         else:
             rows[3, : len(packed.logit_rows)] = packed.logit_rows
+
+    def send(self) -> None:
+        """See :meth:`Mirror.send`."""
         self._rows.send()

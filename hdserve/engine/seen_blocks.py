@@ -28,7 +28,7 @@ ROWS_PER_BLOCK: Final = 128
 
 
 class SeenBlocks:
-    """Filled for each step and copied to the device; where it lies never changes.
+    """Filled for each step and sent to the device; where it lies never changes.
 
     Args:
         num_rows: of the forwards, padding included.
@@ -84,5 +84,8 @@ class SeenBlocks:
             self._blocks.here,
             self._marks,
         )
+
+    def send(self) -> None:
+        """See :meth:`Mirror.send`."""
         for mirror in (self._seen, self._num_blocks, self._blocks):
             mirror.send()

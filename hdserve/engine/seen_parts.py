@@ -10,7 +10,6 @@ from hdserve.engine.kernels.parts import (
     MAX_GROUPS,
     MAX_ITEMS,
     MAX_ROWS,
-    NUM_ITEMS,
     QUERIES,
     ROW_FIELDS,
     describe_tails,
@@ -21,7 +20,7 @@ from hdserve.engine.packed_rows import PackedRows
 
 
 class SeenParts:
-    """Filled for each step and copied to the device; where it lies never changes.
+    """Filled for each step and sent to the device; where it lies never changes.
 
     Args:
         num_rows: of the forwards, padding included.
@@ -48,5 +47,8 @@ class SeenParts:
         chunks, rows, items = packed.chunks, self._rows.here, self._items.here
         describe_tails(chunks.numbers, chunks.parents, chunks.depths, rows)
         list_items(chunks.numbers, rows, self.rows_per_tile, items)
+
+    def send(self) -> None:
+        """See :meth:`Mirror.send`."""
         self._rows.send()
-        self._items.send(1 + items[0, NUM_ITEMS])
+        self._items.send()

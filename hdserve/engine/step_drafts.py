@@ -32,6 +32,8 @@ class StepDrafts:
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
         max_draft_tokens: most drafted tokens of a sequence and step.
         max_depth: longest drafted path.
+        may_follow_prompts: whether drafts hang on a prompt that goes through the model in the same
+            forward.
     """
 
     def __init__(
@@ -40,11 +42,14 @@ class StepDrafts:
         budget: DraftBudget | None,
         max_draft_tokens: int,
         max_depth: int,
+        *,
+        may_follow_prompts: bool,
     ) -> None:
         self._drafters = drafters
         self._budget = budget
         self._max_draft_tokens = max_draft_tokens
         self._max_depth = max_depth
+        self._may_follow_prompts = may_follow_prompts
         self._num_started_tokens = 0
         self._max_started_tokens = _MAX_STARTED_TOKENS
         self._catching_up_s = 0.0
@@ -93,6 +98,7 @@ class StepDrafts:
     def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
+        is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
         capacity = self._max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, index(seq.speculation.max_draft_tokens))

@@ -71,10 +71,12 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     tree.add_path([6, 7], Source.OTHER)
     first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
     assert first.kind == (4, 4, False)
+    first.send()
     assert first.token_ids.tolist() == [[5, 6, 7, 0]]
     second = batches.build([Chunk(Segment(32, 32), 4, [8], DraftTree(8, 0))] * 3)
     assert second.plan is first.plan
     assert second.kind == first.kind
+    second.send()
     assert first.token_ids.tolist() == [[8, 8, 8, 0]]
     assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert len(second.logit_rows) == 4
@@ -224,4 +226,19 @@ def test_drafts_change_nothing(params: dict[str, object]) -> None:
     engine = make_engine([drafter], model=model, uses_blocks=True, exact=False)
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.drafts.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("uses_blocks", [True, False])
+def test_drafts_hang_on_a_prompt_where_it_rounds_alike(uses_blocks: bool) -> None:
+    """Not on a GPU, where drafts would come out otherwise than decoded alone; they do once the
+    prompt is read."""
+    model = make_model()
+    seq = make_sequence("a", make_prompt(12))
+    drafter = OracleDrafter(plain_tokens(model, [seq]))
+    engine = make_engine([drafter], model=model, uses_blocks=uses_blocks, exact=False)
+    engine.add(seq)
+    engine.step()
+    assert (engine.stats.drafts.num_draft_tokens == 0) == uses_blocks
+    engine.step()
     assert engine.stats.drafts.num_accepted_tokens > 0

@@ -107,6 +107,7 @@ class Forward:
     def run(self, packed: PackedRows, query: torch.Tensor) -> torch.Tensor:
         seen = SeenParts(packed.num_rows, self.layer.num_groups, query.device)
         seen.fill(packed)
+        seen.send()
         layer = self.layer
         sinks = self.sinks if layer.has_sinks else None
         scale = layer.key_size**-0.5
@@ -116,6 +117,7 @@ class Forward:
     def definition(self) -> torch.Tensor:
         seen = SeenBlocks(self.cache, self.packed.num_rows, 31)
         seen.fill(self.packed)
+        seen.send()
         attend = BlockAttention(seen, self.cache.num_stored_rows, is_compiled=False)
         layer = self.layer
         sinks = self.sinks.float() if layer.has_sinks else None

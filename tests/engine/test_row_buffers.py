@@ -28,6 +28,7 @@ def test_steps_lie_in_the_same_place(lists: list[list[Chunk]]) -> None:
     for chunks in lists:
         packed = pack_rows(chunks, Shapes((128,)), cache.scratch_row)
         buffers.fill(packed)
+        buffers.send()
         assert buffers.token_ids[0].tolist() == packed.token_ids.tolist()
         assert buffers.position_ids[0].tolist() == packed.position_ids.tolist()
         assert buffers.kv_rows.tolist() == packed.kv_rows.tolist()
@@ -47,7 +48,9 @@ def test_rows_that_are_all_nodes_all_have_logits() -> None:
     cache = make_cache()
     buffers = RowBuffers(cache, 8)
     buffers.fill(pack_rows([Chunk(Segment(0, 32), 3, [1], DraftTree(1, 0))], Shapes((8,)), 640))
+    buffers.send()
     assert buffers.logit_rows.tolist() == list(range(8))
     within = Chunk(Segment(0, 32), 3, [1, 2, 3], DraftTree(3, 0))
     buffers.fill(pack_rows([within], Shapes((8,)), 640))
+    buffers.send()
     assert buffers.logit_rows[:1].tolist() == [2]

@@ -46,6 +46,7 @@ def test_rows_see_what_they_should(
     for chunks in lists:
         packed = pack_rows(chunks, Shapes((num_rows,)), cache.scratch_row)
         seen.fill(packed)
+        seen.send()
         wanted: list[set[int]] = []
         for chunk in chunks:
             nodes = brute_force(chunk)
@@ -77,6 +78,7 @@ def test_trees_of_more_nodes_than_a_word_has_bits() -> None:
     chunk = Chunk(Segment(96, 128), 7, [1], tree)
     seen = SeenBlocks(cache, 128, 80)
     seen.fill(pack_rows([chunk], Shapes((128,)), cache.scratch_row))
+    seen.send()
     found = visible(seen, cache, None)
     for row, node in enumerate(brute_force(chunk)):
         assert set(found[row].nonzero()[:, 0].tolist()) == {96 + column for column in node.seen}

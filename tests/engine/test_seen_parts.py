@@ -75,6 +75,7 @@ def test_bodies_and_tails_are_what_rows_see(lists: list[list[Chunk]]) -> None:
     seen = make_seen()
     for chunks in lists:
         seen.fill(packed_rows(chunks))
+        seen.send()
         row = 0
         for chunk in chunks:
             start = chunk.segment.start
@@ -96,6 +97,7 @@ def test_items_are_all_parts_and_tails(num_groups: int, chunks: list[Chunk]) -> 
     rows_per_tile = max(4, 16 >> (num_groups - 1).bit_length())
     seen = make_seen(num_groups=num_groups)
     seen.fill(packed_rows(chunks))
+    seen.send()
     tiles = [
         (row, min(rows_per_tile, first + chunk.num_rows - row), chunk.segment.start)
         for first, chunk in packed_rows(chunks).chunks.placed
@@ -148,9 +150,11 @@ def test_a_path_is_described_as_if_it_were_decoded(column: int) -> None:
         node = added
     drafted, alone = make_seen(32), make_seen(1)
     drafted.fill(packed_rows([Chunk(Segment(0, 1024), column, [1], tree)], 32))
+    drafted.send()
     for row, depth in enumerate(tree.depths):
         chunk = Chunk(Segment(0, 1024), column + depth, [1], DraftTree(1, 0))
         alone.fill(packed_rows([chunk], 1))
+        alone.send()
         number = parts.TAIL_ROWS
         assert drafted.rows[row, :number].tolist() == alone.rows[0, :number].tolist()
 
@@ -163,6 +167,7 @@ def test_parts_are_larger_where_there_are_too_many() -> None:
     ]
     seen = make_seen(64)
     seen.fill(packed_rows(chunks, 64))
+    seen.send()
     _, num_slots, shift = seen.items[0, :3].tolist()
     assert shift > 0
     assert parts.MAX_PARTS // 4 < num_slots <= parts.MAX_PARTS
@@ -174,4 +179,5 @@ def test_parts_are_larger_where_there_are_too_many() -> None:
 def test_nothing_is_no_item() -> None:
     seen = make_seen()
     seen.fill(packed_rows([]))
+    seen.send()
     assert seen.items[0, :4].tolist() == [0, 0, 0, 0]

@@ -64,6 +64,7 @@ def _attends(device: torch.device, dtype: torch.dtype) -> bool:
     chunk = Chunk(Segment(0, _NUM_KEYS), _NUM_CACHED, [0], tree)
     seen = SeenParts(len(tree), 1, device)
     seen.fill(pack_rows([chunk], Shapes(), _NUM_KEYS - 1))
+    seen.send()
     query, keys, values = torch.randn((3, 1, 1, _NUM_KEYS, 64), device=device, dtype=dtype)
     query = query[:, :, : len(tree)]
     attend = TreeAttention(device)
