@@ -59,6 +59,20 @@ _OF_CHATS: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters of a chat that this API does not have, with the values that change nothing."""
 
+_NEVER_THERE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
+Agents ask for it always."""
+
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
 
@@ -206,6 +220,10 @@ class Reasoning(ClosedBody):
     summary: str | None = None
     generate_summary: str | None = None
 
+    @property
+    def asks_for_summary(self) -> bool:
+        return bool(self.summary or self.generate_summary)
+
 
 class ResponsesBody(RequestBody):
     """``POST /v1/responses``."""
@@ -216,14 +234,12 @@ class ResponsesBody(RequestBody):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "include": ([],),
         "max_tool_calls": (),
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
         "store": (False,),
         "top_logprobs": (0,),
-        "truncation": ("disabled",),
         **_OF_CHATS,
     }
     """Nothing is stored, so nothing of an earlier response can be asked for."""
@@ -239,6 +255,7 @@ class ResponsesBody(RequestBody):
 
     model: str
     input: Input
+    include: tuple[str, ...] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = None
@@ -256,14 +273,30 @@ class ResponsesBody(RequestBody):
     user: str | None = None
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """Beside those of all requests: reasoning is never summarised, what is too long for the
+        context is an error and never cut, and there is nothing to include."""
+        asked = {
+            "include": bool(self.include),
+            "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
+            "truncation": self.truncation == "auto",
+        }
+        return super().unmet.union(name for name, is_asked in asked.items() if is_asked)
 
     def to_chat(self) -> ChatBody:
         """The chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
 
         Raises:
             InvalidRequest: a value is wrong.
-            Unsupported: a part of the input is not text.
+            Unsupported: a part of the input is not text, or ``include`` asks for a part of the
+                answer.
         """
+        for name in self.include or ():
+            if name not in _NEVER_THERE:
+                raise Unsupported(f"include: {name[:50]!r} is not supported", "include")
         return _Chat.parse(self._chat())
 
     def _chat(self) -> dict[str, Any]:
@@ -277,8 +310,6 @@ class ResponsesBody(RequestBody):
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
         if self.reasoning is not None:
-            if self.reasoning.summary or self.reasoning.generate_summary:
-                raise Unsupported("reasoning is never summarised", "reasoning")
             fields["reasoning_effort"] = self.reasoning.effort
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens

@@ -168,9 +168,11 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"reasoning": {"effort": "huge"}}, "reasoning", InvalidRequest),
     ({"reasoning": {"budget": 5}}, "reasoning", InvalidRequest),
     ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
-    ({"reasoning": {"effort": None, "summary": "auto"}}, "reasoning", Unsupported),
+    ({"reasoning": {"summary": ["auto"]}}, "reasoning", InvalidRequest),
     ({"include": ["message.output_text.logprobs"]}, "include", Unsupported),
-    ({"truncation": "auto"}, "truncation", Unsupported),
+    ({"include": ["reasoning.encrypted_content", "x" * 1000]}, "include", Unsupported),
+    ({"include": "reasoning.encrypted_content"}, "include", InvalidRequest),
+    ({"truncation": "sometimes"}, "truncation", InvalidRequest),
     ({"input": []}, "input", InvalidRequest),
     ({"input": 5}, "input", InvalidRequest),
     ({"input": ["hi"]}, "input", InvalidRequest),
@@ -259,6 +261,21 @@ def test_unknown_fields_are_known_by_name() -> None:
     body = ResponsesBody.parse({"model": "m", "input": items, **fields})
     assert body.ignored == ("input.c", "input.content.b", "input.d", "service_tier", "tools.f")
     assert request(tools=[TOOL | {"f": 1}]).tools == request(tools=[TOOL]).tools
+
+
+def test_what_agents_ask_for_and_never_get_is_named() -> None:
+    """It would change no answer."""
+    fields = {
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "truncation": "auto",
+    }
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
+    assert body.ignored == ("include", "reasoning.summary", "truncation")
+    assert body.to_chat().ignored == ()
+    assert body.to_chat().reasoning_effort == "low"
+    nothing = {"include": [], "reasoning": {"summary": None}, "truncation": "disabled"}
+    assert ResponsesBody.parse({"model": "m", "input": "hi", **nothing}).ignored == ()
 
 
 @pytest.mark.parametrize(
