@@ -48,6 +48,20 @@ _SAMPLING_FIELDS = (
     "include_stop_str_in_output",
 )
 
+OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "include": ([],),
+    "input": (),
+    "instructions": ("",),
+    "max_output_tokens": (),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "text": ({}, {"format": {"type": "text"}}),
+    "truncation": ("disabled",),
+}
+"""Parameters of the Responses API that no other has, with the values that change nothing."""
 
 MAX_DATABASES = 16
 """Named by a request; there are fewer."""
@@ -202,6 +216,7 @@ class ChatBody(GenerationBody, ToolFields):
         "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
+        **OF_RESPONSES,
     }
 
     messages: Messages = Field(min_length=1)
@@ -284,6 +299,7 @@ class CompletionBody(GenerationBody):
         "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
+        **OF_RESPONSES,
     }
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(

@@ -35,7 +35,17 @@ _SAME_AS_CHAT = (
     "chat_template_kwargs",
 )
 _OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
     "guided_choice": (),
     "guided_json": (),
     "guided_regex": (),
@@ -45,7 +55,9 @@ _OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "max_completion_tokens": (),
     "max_tokens": (),
+    "messages": ([],),
     "min_tokens": (0,),
+    "modalities": (["text"],),
     "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
@@ -56,6 +68,9 @@ _OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "stop": ([],),
     "stop_token_ids": ([],),
     "structured_outputs": (),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
 """Parameters of a chat that this API does not have, with the values that change nothing."""
 

@@ -129,6 +129,7 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         (ChatBody, {"n": 1, "logprobs": None, "top_logprobs": None, "prediction": None}),
         (CompletionBody, {"suffix": "", "best_of": 1, "echo": False, "prompt_logprobs": None}),
         (CompletionBody, {"n": 3, "best_of": 3, "response_format": {"type": "text"}}),
+        (ChatBody, {"truncation": "disabled", "text": {"format": {"type": "text"}}}),
     ],
 )
 def test_neutral_values_are_taken(
@@ -201,6 +202,14 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (CompletionBody, "reasoning_effort", "high"),
     (CompletionBody, "chat_template_kwargs", {"a": 1}),
     (CompletionBody, "top_logprobs", 3),
+    (ChatBody, "max_output_tokens", 5),
+    (ChatBody, "instructions", "Be brief."),
+    (ChatBody, "input", "x"),
+    (ChatBody, "text", {"format": {"type": "json_object"}}),
+    (ChatBody, "previous_response_id", "resp_1"),
+    (ChatBody, "truncation", "auto"),
+    (CompletionBody, "max_output_tokens", 5),
+    (CompletionBody, "text", {"format": {"type": "json_object"}}),
 ]
 
 
