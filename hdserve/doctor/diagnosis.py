@@ -19,7 +19,7 @@ from hdserve.doctor.machine import (
     check_python,
     check_ray,
 )
-from hdserve.doctor.model import check_compiler, check_device, check_model
+from hdserve.doctor.model import check_compiler, check_device, check_model, check_settings
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
@@ -44,4 +44,5 @@ def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[
     for model in config.models:
         yield from check_device(model)
         yield from check_compiler(model)
+        yield from check_settings(model)
         yield from check_model(model)

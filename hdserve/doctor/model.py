@@ -12,12 +12,19 @@ from hdserve.databases.statistics_info import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
+from hdserve.drafting.registry import check_drafters
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.loader import read_architecture
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
-from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
+from hdserve.models import (
+    bundled_models,
+    bundled_statistics,
+    context_length,
+    is_path,
+    resolve_model,
+)
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
@@ -60,6 +67,20 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
     make = failure if model.engine.compile is True else warning
     text = "no C++ compiler: the model cannot be compiled, which makes its steps much faster"
     yield make(subject, text, "sudo apt-get install g++  # or engine: {compile: false}")
+
+
+def check_settings(model: ModelConfig) -> Iterator[Finding]:
+    """What a server would not start with; nothing where all is well."""
+    try:
+        check_drafters(model.drafting)
+    except ConfigError as error:
+        remedy = "drafting: {drafters: [{name: hierarchy}]}"
+        for line in error.message.splitlines():
+            yield failure(f"{model.name}: drafters", line, remedy)
+    wanted, longest = model.engine.max_model_len, context_length(model.model)
+    if wanted is not None and longest is not None and wanted > longest:
+        text = f"max_model_len is {wanted:,}, and the model was made for {longest:,} tokens"
+        yield failure(f"{model.name}: context", text, f"engine: {{max_model_len: {longest}}}")
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

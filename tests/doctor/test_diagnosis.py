@@ -32,7 +32,7 @@ from hdserve.doctor.configuration import (
 )
 from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
-from hdserve.doctor.model import check_compiler, check_device, check_model
+from hdserve.doctor.model import check_compiler, check_device, check_model, check_settings
 from hdserve.doctor.weights import weight_bytes
 from hdserve.models import bundled_model_path, bundled_statistics
 from tests.closed import closed as closed_directory
@@ -412,6 +412,25 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
     config = configured(engine={"device": "cpu", "compile": wanted})
     assert verdicts(check_compiler(config, can_compile=True)) == with_compiler
     assert verdicts(check_compiler(config, can_compile=False)) == without
+
+
+def test_settings() -> None:
+    """A drafter or a context that a server would not start with is a failure."""
+    assert verdicts(check_settings(configured(engine={"max_model_len": 64}))) == []
+    (finding,) = check_settings(configured(engine={"max_model_len": 4096}))
+    assert finding.remedy == "engine: {max_model_len: 2048}"
+    for drafter in ({"name": "hierarhcy"}, {"name": "prompt-lookup", "options": {"x": 1}}):
+        assert verdicts(check_settings(configured(drafting={"drafters": [drafter]}))) == ["failure"]
+
+
+def test_a_configuration_that_does_not_start_is_not_well(tmp_path: Path) -> None:
+    """What keeps `hdserve serve` from starting is named, and the status is 1."""
+    path = tmp_path / "config.yaml"
+    model = {"name": "m", "model": "hdserve-tiny", "engine": {"max_model_len": 4096}}
+    path.write_text(yaml.safe_dump({"models": [model]}))
+    done = CliRunner().invoke(app, ["doctor", "--config", str(path), "--port", str(free_port())])
+    assert done.exit_code == 1
+    assert "max_model_len is 4,096" in done.output
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
