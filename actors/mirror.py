@@ -41,8 +41,9 @@ MAX_FOLLOWED_NAMESPACES = 4096
 _RESTART_S = 1.0
 
 _CATCH_UP_SHARE = 8
-"""A replica's index takes 180 bytes a token, and text takes four: of the text that a namespace may
-have in the actor this part is several times what fits."""
+"""A new replica asks for one part in this many of the text that a namespace may have in the actor.
+A token takes 180 bytes in the index of the replica and four in the text, so that is still several
+times what fits."""
 
 
 @dataclass(frozen=True, slots=True)

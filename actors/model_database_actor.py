@@ -41,22 +41,23 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 MAX_POLLS_PER_S = 200.0
-"""Polls of all readers together while nothing is new: about 5 % of what one actor answers."""
+"""The most polls of all readers together while nothing is new; they take about 5 % of the calls
+that one actor can answer."""
 
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
 
 _ROOM = MAX_REPLY_BYTES - 2**10
-"""Of a reply without its envelope."""
+"""What a reply has room for beside its envelope."""
 
 _MIN_REPLY_ROOM = 2**12
 
 _READER_TIMEOUT_S = 60.0
 
 _MAX_LAST_CALIBRATIONS = 2**14
-"""Of replicas and namespaces, of which is known what came last."""
+"""The most pairs of a replica and a namespace whose last calibration is remembered."""
 
 _MAX_SLEEP_S = 86400.0
-"""Python refuses to sleep for centuries."""
+"""The longest sleep: Python refuses to sleep for centuries."""
 
 
 class ModelDatabaseActor:

@@ -19,12 +19,12 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 MAX_NUMBERED_NAMESPACES = 2**14
-"""Whose next number is kept; one that was not used for longest goes on above all of those that
-were forgotten."""
+"""The most namespaces whose next output number is kept.  One that was forgotten goes on with a
+number above those of all that were."""
 
 
 class Publisher:
-    """One message is under way at a time.
+    """Sends what a replica has finished, one message at a time.
 
     A message whose fate is unknown is sent again as it was; the actor knows its outputs by their
     numbers.  So a restart of the actor loses nothing that was not yet acknowledged.
@@ -36,9 +36,10 @@ class Publisher:
 
     Attributes:
         is_due: set when there is enough for a message.
-        num_outputs: that were acknowledged.
-        num_refused: of messages that the actor does not understand.
-        num_flushed: that the actor left out, as far as it is known: not of what was sent again.
+        num_outputs: outputs that were acknowledged.
+        num_refused: outputs of messages that the actor did not understand.
+        num_flushed: outputs that the actor left out because of a flush, as far as it has said so;
+            outputs of messages that were sent again are not counted.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Publisher:
         self._interval_s = interval_s
         self._unsent: Publish | None = None
         self._flushed_versions: dict[str, int] = {}
-        """Of the namespaces of what is unsent, when it was made."""
+        """When the unsent message was made: the flushed version of each of its namespaces."""
         self._next_numbers: dict[str, int] = {}
         self._first_number = 0
-        """Of a namespace that has none: names of outputs are never used again."""
+        """The first output number of a namespace without a kept one: no name of an output is ever
+        used again."""
 
     async def run(self) -> None:
         """Publish at the interval, or as soon as there is enough for a message."""

@@ -42,7 +42,8 @@ FILES_TIMEOUT_S = 600.0
 """Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
 CALL_TIMEOUT_S = 60.0
-"""For all that is answered at once: a replica waits so long where the actor finds no place."""
+"""How long a call may take that the actor answers at once.  A replica waits that long where no node
+has room for the actor."""
 
 NUM_CPUS = 0.1
 _CHOICE_TIMEOUT_S = 10.0

@@ -58,17 +58,20 @@ from hdserve.errors import (
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Together longer than a replica whose engine has failed takes to end."""
+"""The pauses between tries; together they are longer than a replica takes to end after its engine
+has failed."""
 
 _UNLIMITED = -1
 _RETRY_AFTER_S = 1.0
-"""Of what Ray Serve refuses before a gateway has seen it."""
+"""What a client is told to wait that Ray Serve refuses before a gateway has seen its request."""
 
 DESCRIBE_TIMEOUT_S = 10.0
-"""For what a replica answers at once: one that takes longer is hung, or there is none."""
+"""How long a call may take that a replica answers at once: one that takes longer is hung, or there
+is none."""
 
 _CHECK_TIMEOUT_S = 600.0
-"""Enough to read a statistics database of some gigabytes from a slow disk."""
+"""How long a replica may check a statistics database: long enough to read some gigabytes from a
+slow disk."""
 
 
 class Gateway:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _MAX_INLINE_SIZE = 4096
-"""In bytes of a request, or characters or tokens of a text: what reads more runs in a thread.
-Tokens of 1 MB take seconds, in which no stream would go on."""
+"""Work on more bytes of a request, or more characters or tokens of a text, runs in a thread.  To
+make the tokens of 1 MB takes seconds, in which no stream would go on."""
 
 
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:

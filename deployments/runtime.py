@@ -25,8 +25,9 @@ _MESSAGE_VARIABLE = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
 _MIN_MESSAGE_BYTES = 64 * 2**20
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _MESSAGE_BYTES_PER_BODY_BYTE = 8
-"""A number is 2 bytes of a body and up to 9 of a message; a schema is in it a second time, quoted;
-and a character can be a token of 5 bytes."""
+"""How many bytes of a message a byte of a body may become.  A number takes 2 bytes of a body and up
+to 9 of a message; a schema is in a message a second time, quoted; and a character can be a token of
+5 bytes."""
 
 
 def actor_options(num_cpus: float, max_body_bytes: int, **options: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hdserve.errors import ConfigError, Unauthorized
 
 MIN_KEY_CHARACTERS = 16
 NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""Those that keys may have."""
+"""The names that a namespace of an API key may have."""
 
 _ADMIN_KEY = "access.admin_key or HDSERVE_ADMIN_KEY"
 _ADMIN_KEY_FILE = "access.admin_key_file or HDSERVE_ADMIN_KEY_FILE"

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 MAX_TOP_LOGPROBS = 20
 MAX_INTEGER = 2**63 - 1
-"""Of a count a client may name; kernels and traces know no larger ones."""
+"""The largest count that a client may name; kernels and traces know no larger integers."""
 
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
-"""Of each.  They are looked for after each token, in the thread that serves all requests."""
+"""The longest stop string.  Stop strings are looked for after each token, in the thread that serves
+all requests."""
 
 DEFAULT_NAMESPACE = "default"
-"""Whose generated text a request reads and feeds when nothing else is said."""
+"""The namespace whose generated text a request reads and feeds when nothing else is said."""
 
 
 class FinishReason(StrEnum):

@@ -31,7 +31,8 @@ HELD_FORMATS = frozenset(
         "uuid",
     }
 )
-"""Of texts.  Others are notes to readers of a schema, as JSON Schema has it."""
+"""The formats of texts that are held.  Others are notes to readers of a schema, as JSON Schema has
+it."""
 
 _MARKS = "hdserve_marks"
 _NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
@@ -45,11 +46,11 @@ _SCHEMAS = (
     "prefixItems",
 )
 _MAX_DIVISOR_STATES = 40_000
-"""Compiled in at most some 0.2 s, and 20 MB."""
+"""The most states of ``multipleOf``, which compile in at most some 0.2 s and 20 MB."""
 
 _MAX_INT = 2**63 - 1
 _NEXT = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
-"""By the keywords of bounds, how far from a whole one the first number is that it allows."""
+"""By keyword of a bound, the distance from a whole bound to the first integer that it allows."""
 
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 

@@ -27,7 +27,8 @@ SPACING: Final = 0x9E3779B1
 
 FIRST_FACTOR: Final = 0x85EBCA6B
 SECOND_FACTOR: Final = 0xC2B2AE35
-"""Of the last steps of MurmurHash3 (Appleby 2011), which let each bit of a word change each."""
+"""The factors of the last steps of MurmurHash3 (Appleby 2011), by which each bit of a word changes
+all bits of the result."""
 
 
 def sequence_key(seed: int, choice_index: int) -> int:

@@ -59,7 +59,7 @@ _CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 _INFO_TIMEOUT_S = 10.0
 _CHANGE_TIMEOUT_S = 120.0
-"""A disk may be slow."""
+"""How long a change may take; it may have to wait for a slow disk."""
 
 _OBJECT = "speculation.database"
 _ACTOR_STATE = (

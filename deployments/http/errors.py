@@ -19,7 +19,8 @@ _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
 
 CLIENT_CLOSED_REQUEST = 499
-"""What nginx logs and counts of clients that hang up before they are answered; nobody hears it."""
+"""The status by which nginx logs and counts a client that hung up before it was answered; no client
+sees it."""
 
 
 def add_error_handlers(api: FastAPI) -> None:

@@ -33,7 +33,7 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     503: {"description": "No replica can answer"},
     504: {"description": "The answer took longer than is allowed"},
 }
-"""By status, as the schema documents them."""
+"""The errors of these routes by status, as the schema documents them."""
 
 GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
     200: {
@@ -42,10 +42,10 @@ GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
     },
     **GENERATION_ERRORS,
 }
-"""Those of routes that can stream; JSON is among the contents of every 200."""
+"""The responses of routes that can stream; every 200 also has JSON among its contents."""
 
 SPECULATION_HEADER = "x-hdserve-speculation"
-"""For clients that cannot set fields of a body of their own."""
+"""The header that switches drafts off, for clients that cannot add fields to their bodies."""
 
 
 def request_id(request: Request) -> str:

@@ -11,7 +11,7 @@ from deployments.openai.json_text import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 _MAX_INLINE_BYTES = 2**16
-"""Longer bodies are read in a thread, so that the answers of others go on."""
+"""Longer bodies are read in a thread, so that other answers go on."""
 
 _ENCODING_HEADER = "content-encoding"
 _UPGRADE_HEADER = "upgrade"

@@ -21,7 +21,7 @@ _KINDS: Mapping[str, str] = {
     "string": "a string",
     "tuple": "an array",
 }
-"""What is expected, by the beginning of pydantic's name of the error."""
+"""The expected value, by the beginning of the name that pydantic has for the error."""
 
 _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
@@ -42,7 +42,8 @@ _REASONS: Mapping[str, str] = {"extra_forbidden": "is unknown", "missing": "is m
 _NO_BRACKETS = str.maketrans("", "", "[]")
 
 _FORMS = frozenset({"NamedFunction", "NamedTool", "bool", "float", "int", "str"})
-"""What pydantic calls forms of a value that may have several, beside those with brackets."""
+"""The names that pydantic puts into a location for the form of a value that may have several; names
+in brackets are others."""
 
 
 def first_error(error: ValidationError) -> tuple[Location, str]:

@@ -12,11 +12,11 @@ from hdserve.errors import InvalidRequest
 
 _MAX_DEPTH = 100
 _MAX_PARTS = 50_000
-"""Objects, arrays and members of objects.  A body of nothing else takes seconds to read, in which
-the interpreter does nothing beside it; one of texts and token ids does not."""
+"""The most objects, arrays and members of objects in a body.  To read a body of nothing else takes
+seconds, in which the interpreter does nothing beside it; to read texts and token ids does not."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""One without its end counts, too: what is no JSON is read once, as well."""
+"""A string; also one whose end is missing, so that text which is no JSON is read only once, too."""
 
 _NO_MARKS = bytes(set(range(256)) - set(b"[]{}:"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord(":"): 0, ord("]"): -1, ord("}"): -1}

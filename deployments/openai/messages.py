@@ -12,10 +12,11 @@ from deployments.openai.json_text import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 2048
-"""Of a conversation, as many as the OpenAI API takes."""
+"""The most messages of a conversation, as in the OpenAI API."""
 
 _REFUSAL = "refusal"
-"""A part of what another server's assistant wrote; to a template it is text."""
+"""The type of a part in which an assistant refused, perhaps on another server; a template takes it
+as text."""
 
 
 class Part(Body):

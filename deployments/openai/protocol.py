@@ -64,7 +64,7 @@ OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
 """Parameters of the Responses API that no other has, with the values that change nothing."""
 
 MAX_DATABASES = 16
-"""Named by a request; there are fewer."""
+"""The most databases that a request may name; there are fewer."""
 
 
 class StreamOptions(Body):

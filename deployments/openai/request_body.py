@@ -55,7 +55,7 @@ _UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
 }
 
 _SERVICE_TIERS = (None, "auto", "default")
-"""Those that ask for nothing else than what everybody gets."""
+"""The service tiers that ask for what every request gets."""
 
 
 class OfferedBody(Body):

@@ -21,7 +21,7 @@ PARAM_NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning",
 }
-"""What this API calls the parameters of a chat."""
+"""The names that this API has for the parameters of a chat."""
 
 _SAME_AS_CHAT = (
     "model",

@@ -80,7 +80,7 @@ class StructuredFields(BaseModel):
     """The parameters of a generation request that hold its output to a form."""
 
     format_param: ClassVar[str] = "response_format"
-    """What the client calls ``response_format``."""
+    """The name that the client knows ``response_format`` by."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -14,7 +14,7 @@ class _Stage(Enum):
     BEFORE = auto()
     INSIDE = auto()
     BEHIND = auto()
-    """Where white space is still that of the closing mark."""
+    """Behind the closing mark, where white space still belongs to the mark."""
     TEXT = auto()
 
 
@@ -106,4 +106,4 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "gemma": GemmaThinkParser,
     "harmony": HarmonyParser,
 }
-"""By the names of ``reasoning_parser`` in the configuration."""
+"""The parsers by their names in ``reasoning_parser`` of the configuration."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 AUTO = "auto"
-"""In a configuration: what the chat template asks for."""
+"""The value in a configuration that takes the parser by the chat template."""
 
 _HARMONY = "<|channel|>"
 _LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
-"""As the templates of Llama 3 ask for calls; in Jinja quotes may have a backslash."""
+"""How the templates of Llama 3 ask for calls; quotes in a string of Jinja may have a backslash."""
 
 
 def tool_parser_of(template: str) -> str | None:

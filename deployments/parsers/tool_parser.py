@@ -40,7 +40,7 @@ class ToolParser(ABC):
     """
 
     arguments_key: ClassVar[str] = "arguments"
-    """By which a call that is required names its arguments."""
+    """The key of the arguments in a required call."""
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         self._functions = functions

@@ -15,11 +15,12 @@ from deployments.parsers.xml_call_reader import XmlCallReader
 from hdserve import grammar
 
 _MAX_MENTIONS = 100
-"""Of the mark that begins calls, in a text without one: what follows is read again after each."""
+"""How often a text without calls may have the mark that begins them: after each one what follows is
+read again."""
 
 _CALL_BEGIN, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
-"""Of DeepSeek's models."""
+"""The mark that ends a call of the DeepSeek models."""
 
 
 class _MarkedToolParser(ToolParser):
@@ -30,7 +31,7 @@ class _MarkedToolParser(ToolParser):
 
     OPEN: ClassVar[str]
     CLOSE: ClassVar[str] = ""
-    """What ends the calls; by default nothing does."""
+    """The mark that ends the calls; by default there is none."""
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         super().__init__(functions)
@@ -319,4 +320,4 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "glm": GlmToolParser,
     "gemma": GemmaToolParser,
 }
-"""By the names of ``tool_parser`` in the configuration."""
+"""The parsers by their names in ``tool_parser`` of the configuration."""

@@ -14,7 +14,7 @@ from deployments.parsers.tool_parser import Function
 _TypesByRef = dict[str, frozenset[str] | None]
 
 _WORDS = {"True": True, "False": False, "None": None}
-"""As templates write them."""
+"""Values of Python that templates write where JSON has others."""
 
 _TYPES: Mapping[type, tuple[str, ...]] = {
     bool: ("boolean",),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hdserve.engine.tokenizer import Tokenizer
 
 _MAX_OPENING_TOKENS = 16
-"""Of the end of a prompt: an opening mark and the white space behind it."""
+"""How many tokens at the end of a prompt may be an opening mark and the white space behind it."""
 
 
 class ReasoningReader:

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from hdserve.engine.tokenizer import Tokenizer
 
 _NUM_CACHED_TOKENS = 1 << 14
-"""Of which the bytes are kept: prompts that are scored have many, and the same ones again."""
+"""The most tokens whose bytes are kept: the prompts that are scored have many, and often the
+same."""
 
 
 LOWEST_LOGPROB = -9999.0
-"""As vLLM shows what is less likely."""
+"""The log probability shown for anything less likely, as vLLM does."""
 
 
 class RecordBuilder:

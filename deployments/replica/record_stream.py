@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Outputs = asyncio.Queue[StepOutput | BaseException | None]
-"""Of all sequences of a request; ``None`` says that one has ended."""
+"""The outputs of all sequences of a request; ``None`` says that one sequence has ended."""
 
 
 class RecordStreams:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _EFFORT = "reasoning_effort"
 
 MAX_PROMPT_LOGPROBS = 1 << 17
-"""Of all choices of a request together, alternatives included: some 8 MB of JSON, which hold up a
-gateway for some 0.3 s."""
+"""The most log probabilities of prompts in one request, over all choices and with alternatives:
+some 8 MB of JSON, which hold up a gateway for some 0.3 s."""
 
 
 class SequenceBuilder:

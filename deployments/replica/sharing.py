@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 _CATCH_UP_TIMEOUT_S = 10.0
 _STATES_INTERVAL_S = 10.0
 _TOKENS_AT_ONCE = 2048
-"""Of what was delivered, between two steps of the engine: a few milliseconds."""
+"""How many delivered tokens are taken between two steps of the engine: a few milliseconds of
+work."""
 
 
 class ClusterSharing:

@@ -40,8 +40,9 @@ longer, and a turn begins with caches that hold another's data."""
 _LOOKUP_TOKENS = 10
 
 _NO_TOKEN = 1 << 30
-"""Of no vocabulary, so it ends no answer; for ``None`` the model's own end would be taken, and of a
-negative one transformers warns at every call."""
+"""The end-of-sequence id for ``generate``: of no vocabulary, so that no answer ends early.  With
+``None`` transformers would take the one of the model, and with a negative id it warns at every
+call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Result:
 
 
 Runs = dict[tuple[str, str], list[Measurement]]
-"""By contender and task, one measurement per round."""
+"""The measurements by contender and task, one per round."""
 
 _Round = list[tuple[str, str, Measurement]]
 """Contender, task, and what was measured."""

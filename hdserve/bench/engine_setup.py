@@ -18,7 +18,7 @@ from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow, read_prompts
 
 MAX_STATISTICS_BYTES = 2 << 30
-"""Of statistics that are counted from recorded requests."""
+"""The largest table of statistics that are counted from recorded requests."""
 
 
 def make_host(

@@ -19,7 +19,7 @@ _PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1
 _END = b"[DONE]"
 _MAX_ERROR_CHARACTERS = 300
 _ODD_ANSWERS = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading JSON of another shape raises."""
+"""The errors of reading JSON that has an unexpected shape."""
 
 
 class OpenAIClient:

@@ -12,7 +12,7 @@ import numpy as np
 from hdserve.core import Source
 
 SETTLING_STEPS = 2000
-"""So many steps the scores of a new model have to settle."""
+"""Steps until the scores of a new model have settled."""
 
 
 class ReplayStep(NamedTuple):
@@ -26,7 +26,7 @@ class ReplayStep(NamedTuple):
     """Sum of the scores of the drafted nodes."""
 
     sources: tuple[int, ...]
-    """Of the accepted nodes."""
+    """Where the accepted nodes came from."""
 
     draft_s: float
     observe_s: float

@@ -19,7 +19,7 @@ GO_ON = "the same command goes on where it was"
 
 _TO_STDOUT = {f"{OPTION}={STDOUT}", OPTION, "--output", str(STDOUT)}
 _KEY = "--api-key"
-"""Its value is shown to nobody."""
+"""The option whose value is left out when a command is shown."""
 
 
 def how_to_go_on(result_path: Path | None) -> str:

@@ -45,7 +45,8 @@ _SETTINGS = {
 
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/") + 56 + len("/metrics.sock.1234567.tmp")
-"""What Ray Serve, a node's id, and HAProxy, while it starts, put behind the directory."""
+"""The most bytes that are added to the path of the directory: by Ray Serve, by the id of a node,
+and by HAProxy while it starts."""
 
 _HEALTH_CHECK = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
 """A proxy is replaced when it has failed three times; by default that takes 30 s, in which nobody

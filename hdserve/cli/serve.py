@@ -37,7 +37,7 @@ from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
 
 END_TIMEOUT_S = 10.0
-"""What Ray Serve takes to end once all answers have; then nothing is waited for any more."""
+"""How long Ray Serve may take to end once all answers have ended; after that it is killed."""
 
 _RUNNER = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # Ray is imported for seconds
@@ -49,7 +49,7 @@ _READY_POLL_S, _MAX_READY_POLL_S = 0.5, 5.0
 _READY_POLL_GROWTH = 1.1
 _READY_TIMEOUT_S = 30.0
 _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to ask for what listens everywhere."""
+"""The address to ask at, by the address to listen at that means every interface."""
 
 
 def serve(

@@ -31,7 +31,7 @@ _KINDS: Mapping[str, str] = {
     "string": "a text",
     "tuple": "a list",
 }
-"""What is expected, by the beginning of pydantic's name of the error."""
+"""The expected value, by the beginning of the name that pydantic has for the error."""
 
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     "greater_than": ("more than", "gt"),

@@ -103,15 +103,14 @@ def check_tokenizer(root: Path, key: DatabaseKey) -> None:
 
 
 def shard_directories(root: Path) -> list[Path]:
-    """Of databases below ``root`` whose namespaces several actors share: each is a root of its
-    own."""
+    """The directories below ``root`` of shards: each is the root of one actor's databases."""
     return sorted(root.glob("shard-*-of-*"))
 
 
 def check_unsharded(root: Path) -> None:
     """
-    Raises:
-        DatabaseError: databases below ``root`` are of shards, and nobody reads what is beside them.
+    Check that the databases below ``root`` are not those of shards: nobody would read what is put
+    beside them.
     """
     for path in shard_directories(root)[:1]:
         raise DatabaseError(

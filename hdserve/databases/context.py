@@ -37,11 +37,12 @@ ROWS_PER_TOKEN = 4
 """About how many contexts a token of text adds."""
 
 EAGER_TOKENS = 32768
-"""So much of a prompt is inserted at once, in 3 to 5 ms; the rest follows in pieces, newest first,
-since drafts need the end of a text most (docs/adr/0011)."""
+"""The most tokens of a prompt that are inserted at once, in 3 to 5 ms.  The rest follows in pieces,
+newest first, because drafts need the end of a text most (docs/adr/0011)."""
 
 PIECE_TOKENS = 8192
-"""A millisecond or two; the rest of a prompt should be in before a short answer ends."""
+"""The tokens of such a piece, which takes a millisecond or two.  With smaller pieces a short answer
+would end before its whole prompt is in."""
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ def _bucket(places: Ints, key: np.uint64) -> int:
 
 @inlined
 def _tag(key: np.uint64) -> int:
-    """What tells the keys of a bucket apart, where an entry has it."""
+    """The bits of a key that an entry holds, to tell it from the other keys of its bucket."""
     return np.int64(key & _TAG_MASK) << _TAG_SHIFT
 
 

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _COMPILED_TOGETHER = ("databases", "drafting")
 COMPILED_INTO_ALL: Final = (Path(__file__).parents[1] / "noise.py",)
 _MAX_WAIT_S = 300.0
-"""For another process that compiles; then this one does, too."""
+"""How long to wait for another process that compiles the same function; then this one compiles it,
+too."""
 
 BASELINES: Final = {
     "x86_64": (
@@ -36,7 +37,8 @@ BASELINES: Final = {
     ),
     "aarch64": ("generic", frozenset[str]()),
 }
-"""By architecture: a processor's name, and what has to be there to run code compiled for it."""
+"""By architecture, the name of the baseline processor, and the features that a processor needs to
+run code compiled for it."""
 
 
 @cache

@@ -22,11 +22,12 @@ from hdserve.databases.room import Room
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
 RECYCLED_SHARE = 16
-"""One part in so many of a database's bytes is for what the model thought likely."""
+"""One part in this many of the bytes of a database holds what the model thought likely."""
 
 PROMPT_BLOCK_TOKENS = 32
 MAX_PROMPT_BLOCKS = 1 << 16
-"""Of one namespace; beyond it prompts are compared with later ones only."""
+"""The most prompt blocks of one namespace that are remembered.  Beyond it all are forgotten, and
+prompts are compared with later ones only."""
 
 _COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many

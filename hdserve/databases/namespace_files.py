@@ -133,7 +133,7 @@ class SyncWork:
             raise failure
 
     def finish(self) -> None:
-        """It is written."""
+        """Call it once all of the work is written."""
         files = self.files
         files.chunks |= self.chunks.keys()
         files.chunks -= self.evicted_chunks
@@ -141,7 +141,7 @@ class SyncWork:
         files.unsaved -= self.ended_logs
 
     def undo(self) -> None:
-        """It could not be written, at least not all, and is to be taken again."""
+        """Call it if some of the work could not be written: the next sync takes all of it again."""
         files = self.files
         files.chunks |= self.chunks.keys()
         files.unsaved |= self.unsynced

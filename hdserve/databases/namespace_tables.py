@@ -23,11 +23,12 @@ MIN_RESERVE_BYTES = 1 << 14
 though only what is in use is counted."""
 
 LOG_SHARE = 6
-"""One part in so many of a partition's bytes is for its log and the index of it."""
+"""One part in this many of the bytes of a partition holds its log and the index of the log."""
 
 KEPT_LOG_SHARE = 4
-"""A log that is there is made smaller only where it takes more than one part in so many: the bound
-of a full partition changes with every text of the others."""
+"""A log is made smaller only when it takes more than one part in this many of the bytes.  The bound
+of a full partition changes with every text of other namespaces, and not every change should move
+the log."""
 
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256

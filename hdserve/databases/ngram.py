@@ -45,10 +45,10 @@ BUCKET_BYTES = BUCKET_ROWS * ROW_BYTES
 FIRST_SLOT = 3
 NUM_SLOTS = ROW_WORDS - FIRST_SLOT
 PREFETCHED_ROWS = 2
-"""Of a bucket."""
+"""How many rows of a bucket are prefetched."""
 
 PREFETCH_DISTANCE = 4
-"""Rows of the contexts so many tokens ahead are asked for while a text is inserted."""
+"""How many tokens ahead the rows of contexts are prefetched while a text is inserted."""
 
 ROWS_PER_BUCKET = 4
 """Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
@@ -332,7 +332,7 @@ def grow(rows: Rows, size: Ints, min_stamp: int) -> None:
 def put(
     rows: Rows, size: Ints, context_hash: np.uint64, token: int, stamp: int, min_stamp: int
 ) -> None:
-    """Count one ``token`` after a context."""
+    """Count ``token`` once after a context."""
     row = claim_row(rows, size, context_hash, stamp, min_stamp)
     count_token(rows, row, token, 1, stamp)
 

@@ -24,7 +24,7 @@ MAX_COPIED_BYTES = 1 << 22
 it, so that no more is copied while others wait."""
 
 STAMPS_PER_TURNOVER = 128
-"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
+"""How many stamps a row ages by while as many contexts come as the table holds."""
 
 
 class NgramTable:

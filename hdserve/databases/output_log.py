@@ -23,7 +23,8 @@ CALIBRATION_SHARE = 8
 """Calibrations of all namespaces may take this part of what outputs may, beside them."""
 
 CHANGE_BYTES = 216
-"""What the changes of a namespace cost beside outputs, calibration and names: their fields."""
+"""The bytes that the fields of one namespace take in a reply, beside its outputs, its calibration
+and its name."""
 
 SPARE_SHARE = 64
 """When all together are too large they give up this part more, so that it happens seldom."""
@@ -58,7 +59,7 @@ class Changes:
 
     @classmethod
     def waiting(cls, cursor: int, calibration_version: int) -> Changes:
-        """That there is something, for which there was no room."""
+        """Says that there is something for which the reply had no room."""
         return cls(Segment.empty(), cursor, False, calibration_version=calibration_version)
 
     @property
@@ -250,7 +251,7 @@ class OutputLog:
         self._put_calibration(namespace, blob)
 
     def _put_calibration(self, namespace: str, blob: bytes) -> None:
-        """As the one that was set last, with a version that no other has or had."""
+        """Keep a calibration as the one set last, with a version that no other has or had."""
         self._calibration_version += 1
         partition = self.partition(namespace)
         partition.calibration = blob

@@ -66,7 +66,7 @@ def write_top(
 
 
 class RecycledDatabase:
-    """The rows of one namespace.
+    """What the model thought likely in one namespace.
 
     Attributes:
         table: grows up to ``max_bytes``.

@@ -9,10 +9,10 @@ MIN_PART_BYTES = 1 << 14
 """A namespace that has no more than this gives nothing up for others."""
 
 STEP = 32
-"""A namespace that gives way gives up at least one part in so many, so that it happens seldom."""
+"""A namespace that gives way gives up at least one part in this many, so that it seldom has to."""
 
 FREE_SHARE = 8
-"""One that gave way may grow again when one part in so many of the room is free."""
+"""A namespace that gave way may grow again when one part in this many of the room is free."""
 
 
 class Part(Protocol):
@@ -110,7 +110,7 @@ class Room(Generic[PartT]):
                 self.drop(next(iter(self._parts)))
 
     def _shrink(self, namespace: str) -> None:
-        """Have a part give up what is too much, as far as it goes."""
+        """Have a part give up what there is too much, as far as it can."""
         part, size = self._parts[namespace], self._sizes[namespace]
         less = max(self.num_bytes - self.max_bytes, size // STEP)
         self.num_given_up += part.limit(max(MIN_PART_BYTES, size - less))

@@ -15,17 +15,18 @@ OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
 MAX_ORIGINS = 4096
-"""Of a namespace.  Beyond this the origin that was last met longest ago is forgotten: a replica
-that is gone."""
+"""The most origins that one namespace remembers.  Beyond it the origin met longest ago is
+forgotten: most likely a replica that is gone."""
 
 MAX_TOTAL_ORIGINS = 2**14
-"""Of all namespaces of a log together, about; a kilobyte each."""
+"""About the most origins that all namespaces of a log remember together; each takes a kilobyte."""
 
 MIN_ORIGINS = 64
-"""Of a namespace, however many there are and whatever the others know."""
+"""The origins that a namespace may always remember, however many namespaces there are."""
 
 MAX_INTERVALS = 1024
-"""Beyond this the two lowest intervals are joined: old gaps count as seen."""
+"""The most intervals of one origin.  Beyond it the two lowest are joined, and the gap between them
+counts as seen."""
 
 
 class SequenceRanges:

@@ -44,7 +44,7 @@ from hdserve.errors import DatabaseError, SnapshotError
 _MAX_NAME_BYTES = 128
 _MAGIC = b"hdserve n-gram table\n"
 _STAMPS_PER_TURNOVER = 64
-"""By so many stamps the age of a row grows while as many contexts come as the table holds."""
+"""How many stamps a row ages by while as many contexts come as the table holds."""
 
 
 class StatisticsBuilder:
@@ -164,8 +164,9 @@ class StatisticsBuilder:
 
     @property
     def _num_stamps_to_give_up(self) -> int:
-        """So many that the rest is below the bound; follows from what was counted alone, so that an
-        interrupted build goes on as it would have."""
+        """How many of the oldest stamps to give up, so that the rest is below the bound.  It
+        follows from what was counted alone, so that an interrupted build goes on as it would
+        have."""
         half = MAX_STAMP // 2
         return max(0, self._num_stamps - MAX_STAMP + half) // half * half
 
@@ -246,7 +247,7 @@ class StatisticsBuilder:
 
 
 def check_writable(directory: Path) -> None:
-    """Before a long job, that a database can be written there; makes the directory.
+    """Check before a long job that a database can be written to a directory, which is made.
 
     Raises:
         DatabaseError: it cannot.

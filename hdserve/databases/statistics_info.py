@@ -19,17 +19,18 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 TABLE_NAMES = (TABLE_NAME, "table-2.bin")
 MAX_CORPORA = 1000
-"""Listed by name; what comes after them is listed together, so that ``info.json`` stays small."""
+"""The most corpora listed by name.  Those that come later are listed together, so that
+``info.json`` stays small."""
 
 MAX_LICENCES = 8
-"""Listed of one corpus."""
+"""The most licences listed for one corpus."""
 
 OTHERS = "others"
 """The name of all corpora, and of all licences, beyond those."""
 
 
 def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:
-    """Each of them once, the first ones by name."""
+    """Each licence once, the first ones by name and the rest as :data:`OTHERS`."""
     found = tuple(dict.fromkeys(licences))
     return found if len(found) <= MAX_LICENCES else (*found[: MAX_LICENCES - 1], OTHERS)
 
@@ -41,7 +42,7 @@ class CorpusInfo(StrictModel):
     num_texts: int = Field(ge=0)
     num_tokens: int = Field(ge=0)
     licences: tuple[str, ...] = ()
-    """As the rows name them."""
+    """The licences that the rows of the corpus name."""
 
     def plus(self, other: CorpusInfo) -> CorpusInfo:
         """Both together, under this name."""
@@ -107,7 +108,8 @@ def read_info(directory: Path) -> StatisticsInfo:
 
 
 def write_info(path: Path, info: StatisticsInfo) -> None:
-    """The usual name of the table is left out, as earlier versions know no other."""
+    """Write ``info.json``.  The usual name of the table is left out, because earlier versions know
+    no other."""
     is_usual = info.table == TABLE_NAME
     written = info.model_dump_json(indent=2, exclude={"table"} if is_usual else None)
     with path.open("w", encoding="utf-8") as file:

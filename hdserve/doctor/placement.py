@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hdserve.config import ModelConfig, ServeConfig
 
 Resources = Mapping[str, float]
-"""By Ray's names: ``CPU``, ``GPU`` and those of the administrator."""
+"""Amounts by the names that Ray has for resources: ``CPU``, ``GPU`` and those of the
+administrator."""
 
 STATISTICS_CPUS = 0.1
 """What the actor of the statistics databases reserves."""

@@ -15,7 +15,8 @@ from hdserve.doctor.placement import Process, Resources, missing, processes, tot
 
 _CLUSTER_TIMEOUT_S = 60.0
 _SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}
-"""Of the configuration, by owner of processes."""
+"""The section of the configuration by owner of processes; those of a model are set in its own
+entry."""
 
 
 def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:

@@ -20,8 +20,8 @@ PICKLED = "pytorch_model*.bin"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _FLOAT_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
-"""Of a number, by dtype, of tensors that are loaded in ``engine.dtype``; others are quantised and
-stay as they are."""
+"""Bytes of a number by dtype, for tensors that are loaded in ``engine.dtype``.  Tensors of other
+dtypes are quantised and stay as they are."""
 
 
 def weight_files(model: ModelConfig) -> list[Path]:

@@ -18,7 +18,8 @@ Hashes = npt.NDArray[np.uint64]
 NUM_LEVELS = 5
 CONTEXT, MODEL, OTHERS, STATISTICS, RECYCLED = range(NUM_LEVELS)
 ROWS_PER_LEVEL = 3
-"""Of ``RECYCLED``, the last level, only the longest known context counts."""
+"""The longest known contexts that count, of every level but the last: of ``RECYCLED`` only the
+longest one does."""
 
 MAX_ROWS = (NUM_LEVELS - 1) * ROWS_PER_LEVEL + 1
 POINTER_INPUT = MAX_ROWS
@@ -34,10 +35,10 @@ SHARE_STEPS = 256
 SHARE_LIMITS = tuple(
     math.ceil(share * SHARE_STEPS) for share in (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97)
 )
-"""Where the shares of a row's count are divided into 0 to 7, in steps of 1 / 256."""
+"""The shares of a row's count, in units of 1 / 256, at which the buckets 1 to 7 begin."""
 
 SHARE_BUCKETS = np.searchsorted(SHARE_LIMITS, np.arange(SHARE_STEPS + 1), "right")
-"""0 to 7 by the share of a row's count, in the same steps."""
+"""The bucket, 0 to 7, of each share in the same units."""
 
 MAX_SUFFIX = 36
 MAX_ORDER = 8
@@ -65,10 +66,10 @@ REACH_SETS = REGION_SETS + NUM_REGIONS
 NUM_REACHES = 6
 DISTANCE_SETS = REACH_SETS + NUM_REACHES**3
 DISTANCE_LIMITS = (2, 6, 16, 64, 256, 1024)
-"""Where the distances in tokens to a candidate's last occurrence are divided."""
+"""The distances to a candidate's last occurrence, in tokens, that divide its kinds."""
 
 NUM_DISTANCES = len(DISTANCE_LIMITS) + 2
-"""And one for a candidate that the text does not have."""
+"""The kinds of distances; one of them is for candidates that the text does not have."""
 
 CHANCE_SET = DISTANCE_SETS + NUM_DISTANCES
 """The weights by which a probability becomes a chance, where choices have noise (``chances``)."""
@@ -76,7 +77,8 @@ CHANCE_SET = DISTANCE_SETS + NUM_DISTANCES
 NUM_WEIGHT_SETS = CHANCE_SET + 1
 
 NUM_TOKEN_SETS = 1 << 10
-"""Of each kind of weights by token; a power of two.  Tokens share them by their last bits."""
+"""Weight sets of each kind that are chosen by a token; a power of two.  Tokens whose last bits are
+equal share one."""
 
 CANDIDATE_SETS = 0
 STRONGEST_SETS = NUM_TOKEN_SETS
@@ -84,8 +86,8 @@ LAST_SETS = 2 * NUM_TOKEN_SETS
 NUM_TOKEN_WEIGHTS = 3 * NUM_TOKEN_SETS
 
 NUM_PAIRS = 1 << 15
-"""Biases of pairs of tokens of each of two kinds; a power of two.  Pairs share them by their
-hash."""
+"""Biases of each of the two kinds of token pairs; a power of two.  Pairs whose hashes end alike
+share one."""
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512

@@ -12,11 +12,11 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class ForwardCost:
-    """The time of one forward over its number of rows, interpolated between measured points.
+    """The time of one forward by its number of rows, interpolated between measured points.
 
     Args:
-        seconds_by_rows: at least one point; one is never dearer than one with more rows, since what
-            disturbs a measurement makes it longer.
+        seconds_by_rows: at least one point.  A point is taken to cost no more than any point with
+            more rows, because disturbances only make a measurement longer.
     """
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
@@ -36,8 +36,8 @@ class ForwardCost:
 
 
 class BatchCost:
-    """The time of one forward over its rows, the number of sequences they belong to, and how long
-    those are.
+    """The time of one forward by its rows, the number of sequences that they belong to, and the
+    length of these.
 
     Attention runs per sequence, so the same rows cost more when they belong to more sequences, and
     more when each has more columns to look at.
@@ -45,11 +45,11 @@ class BatchCost:
     Args:
         by_num_sequences: at least one measured number of sequences; between two of them the cost
             is interpolated, beyond them it is that of the nearest.
-        num_columns: what each sequence had cached meanwhile, in tokens.
-        column_cost: of another column, over the rows of the sequence it belongs to; nothing if it
-            is not known.
-        reading_share: what it takes to find the likeliest tokens of a forward's rows, relative to
-            the forward.
+        num_columns: the tokens that each sequence had cached while the cost was measured.
+        column_cost: the seconds of one more cached token, by the rows of its sequence; nothing if
+            that was not measured.
+        reading_share: the time to find the likeliest tokens of a forward's rows, as a share of the
+            forward.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class BatchCost:
         num_columns: int = 0,
         num_other_rows: int = 0,
     ) -> float:
-        """No draft makes a step longer by less, in seconds: the least that :meth:`of_drafts` has
-        between two numbers of drafts, or something less than that.
+        """A lower bound, in seconds, of what any one draft adds to a step: no greater than the
+        least difference between neighbours in :meth:`of_drafts`.
 
         Args:
-            max_drafts: one at least.
-            num_columns, num_other_rows: as there.
+            max_drafts: at least one.
+            num_columns, num_other_rows: as for :meth:`of_drafts`.
         """
         of_rows, of_column = self._tables_of(num_sequences)
         row_s = of_rows.least_more(num_sequences + num_other_rows, max_drafts)
@@ -145,7 +145,7 @@ class BatchCost:
 
 
 class _Table:
-    """What a function makes of 0, 1, 2, ... rows, kept as far as anybody asked."""
+    """The values of a function of 0, 1, 2, ... rows, computed as far as they were asked for."""
 
     def __init__(self, function: Callable[[FloatArray], FloatArray]) -> None:
         self._function = function
@@ -154,14 +154,15 @@ class _Table:
         self._asked, self._least_more = (0, 0), 0.0
 
     def __call__(self, first: int, number: int) -> FloatArray:
-        """For ``first`` rows and up to ``number`` more; not to be written to."""
+        """The values for ``first`` rows and up to ``number`` more, as an array that must not be
+        written to."""
         if len(self._values) <= first + number:
             self._values = self._function(np.arange(2.0 * (first + number + 1)))
             self._differences = np.diff(self._values)
         return self._values[first : first + number + 1]
 
     def least_more(self, first: int, number: int) -> float:
-        """The least that one of the ``number`` rows after ``first`` adds to those before it."""
+        """The least that any of the ``number`` rows after ``first`` adds."""
         if (first, number) != self._asked:
             self(first, number)
             self._least_more = float(self._differences[first : first + number].min())

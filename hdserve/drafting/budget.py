@@ -14,10 +14,10 @@ from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
 _PRIOR_WEIGHT = 20.0
-"""Tokens that a source is taken to have drafted as well as it said."""
+"""Every source begins as if it had drafted this many tokens exactly as well as its scores said."""
 
 _MEMORY = 0.998
-"""What is left, after another draft, of what was known of its sources."""
+"""The share of what is known of a source that is left after each further draft."""
 
 _AFFORDABLE_READING = 0.06
 
@@ -83,25 +83,25 @@ class DraftBudget:
         return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
 
     def wants_times(self, num_sequences: int) -> bool:
-        """Whether to :meth:`trim` the trees of this step though none of them has drafts, so that
-        it is known what such a step takes."""
+        """Whether to :meth:`trim` the trees of this step even if none of them has drafts, so that
+        it is learned how long such a step takes."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_timed
 
     def is_trying(self, num_sequences: int) -> bool:
-        """Whether drafts are looked for only to see whether they pay again, for which a part of the
-        sequences is enough."""
+        """Whether drafts are looked for only to see whether they pay again.  A part of the
+        sequences is enough for that."""
         return num_sequences > 0 and self._patience_with(num_sequences).is_cautious
 
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
     ) -> float:
-        """Nodes of a lower score need not be proposed, since :meth:`trim` would cut them: at the
-        rate of a step that looks for drafts and keeps none, the lowest that it takes for the best,
-        they are worth less than the cheapest row of all that a step can have.
+        """Nodes of a lower score need not be proposed, because :meth:`trim` would cut them.  A step
+        that looks for drafts and keeps none has the lowest rate of tokens that :meth:`trim` could
+        settle for, and at that rate they are worth less than the cheapest row a step can have.
 
         Args:
-            max_drafts: of all sequences together.
-            num_other_rows, num_columns: as of :meth:`trim`.
+            max_drafts: the most drafts of all sequences together.
+            num_other_rows, num_columns: as for :meth:`trim`.
         """
         if not (max_drafts and num_sequences):
             return 0.0
@@ -114,14 +114,15 @@ class DraftBudget:
         return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
-        """Learn what the step took whose trees were cut last, and its forward.
+        """Learn how long the step took whose trees were cut last, and how long its forward took.
 
         Args:
-            step_s: from its beginning to its end, but for what follows.
-            catching_up_s: to tell drafters of sequences and tokens that they had not heard of.
+            step_s: from the beginning to the end of the step, without the time below.
+            catching_up_s: the time in which drafters were told of sequences and tokens that they
+                had not heard of.
 
-        A forward that takes longer than it should counts as part of the price of drafts, but for
-        those with rows of prompts.
+        A forward that takes longer than expected adds to the price of drafts, unless it has rows of
+        prompts.
         """
         if self._last is not None:
             patience, num_sequences, expected_s = self._last

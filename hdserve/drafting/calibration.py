@@ -49,18 +49,20 @@ PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
 
 MAX_STATE_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
-"""It shares a message with the states of other drafters."""
+"""The most bytes of a packed state, which shares a message with the states of other drafters."""
 
 MAX_UNPACKED_BYTES = 2**20
-"""With a vocabulary of a million tokens it is a third of it."""
+"""The most bytes of an unpacked state; one with a vocabulary of a million tokens takes a third of
+it."""
 
 MAX_NUM_TOKENS = 2**53
 
 MIN_NEW_TOKENS = 1000
-"""A calibration is worth sharing when it has learned from so many more tokens."""
+"""A calibration is shared again when it has learned from at least this many more tokens."""
 
 _MOST_BIASES = MAX_STATE_BYTES // 4
-"""About as many as fit: each takes two bytes and a half, cells and weights take a third."""
+"""About the most biases of tokens that fit: each takes two and a half bytes, and cells and weights
+take a third of the state."""
 
 _ZLIB_LEVEL = 3
 """Half the time of 6, for 2 % more bytes."""
@@ -69,29 +71,29 @@ _LEAST_BIAS = 2.0**-20
 """Smaller ones are not sent; in half precision they might become 0."""
 
 MAX_WEIGHT = 8.0
-"""Of weights and biases, which are below 0.9 and 2.7 after each of the recorded sets: on text that
-repeats itself without end they would grow with every token, since no probability is above 0.997,
-and what comes after it would be misjudged for as long."""
+"""The bound of weights and biases, which stay below 0.9 and 2.7 on each of the recorded sets.  On
+text that repeats itself without end they would grow with every token, because no probability is
+above 0.997, and the text after it would be misjudged for as long."""
 
 _TOKENS_PER_CHECK = 4096
 
 _SCALE_MEMORY = 0.9995
-"""What is left of the sums after another tree."""
+"""The share of the sums of expected and accepted tokens that is left after each further tree."""
 
 _SCALE_PRIOR_TOKENS = 500.0
-"""That a new state has expected and seen accepted."""
+"""The tokens that a new state counts as expected and as accepted."""
 
 _SCALE_BOUND = 2.0
 """Scores are corrected by this factor at most, up or down."""
 
 _UNSEEN_COUNT = np.float32(1e-3)
-"""What a cell without observations counts where two states are merged."""
+"""The observations that a cell without any counts for when two states are merged."""
 
 _CLIP = 0.0003
 """Probabilities have logits between -8 and 8."""
 
 _CHANCE_WEIGHTS = (0.87, 0.45, 0.19, -0.55)
-"""Of probability, noise and share; a bias."""
+"""The first weights of probability, noise and share in a chance, and its first bias."""
 
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 

@@ -9,9 +9,9 @@ from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration
 from hdserve.errors import SnapshotError
 
 MAX_BYTES = 512 << 20
-"""Of calibrations that are unpacked, 0.9 to 1.5 MB each; beyond it those not used for longest are
-packed, but for what requests that run go on to learn in.  To pack one and unpack another takes some
-milliseconds of the engine's thread."""
+"""The most bytes of unpacked calibrations, each of 0.9 to 1.5 MB.  Beyond it those not used for
+longest are packed, except those that running requests learn in.  Packing one and unpacking another
+takes some milliseconds of the engine's thread."""
 
 MAX_PACKED_CALIBRATIONS = 1024
 """Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
@@ -33,7 +33,8 @@ class Calibrations:
         self._packed: dict[str, tuple[bytes, int]] = {}
 
     def use(self, namespace: str) -> Calibration:
-        """That of a namespace, which is now the one used last; begins with the prior."""
+        """The calibration of a namespace, which is now the one used last.  A new namespace begins
+        with the prior."""
         calibration = self._unpacked.pop(namespace, None)
         if calibration is None:
             calibration = self._unpack(namespace)
@@ -42,7 +43,8 @@ class Calibrations:
         return calibration
 
     def _make_room(self, num_bytes: int) -> None:
-        """Pack what is too much with another one of ``num_bytes``; all are equally large."""
+        """Pack as many calibrations as there are too many with another one of ``num_bytes``; all
+        are equally large."""
         num_packed = 1 + len(self._unpacked) - max(1, MAX_BYTES // num_bytes)
         free = (name for name, known in self._unpacked.items() if not known.num_requests)
         for namespace in list(islice(free, max(0, num_packed))):
@@ -87,7 +89,7 @@ class Calibrations:
         self._packed.pop(namespace, None)
 
     def _pack(self, namespace: str, calibration: Calibration, state: bytes = b"") -> None:
-        """Keep it as ``state``, or as what it is packed to."""
+        """Keep a calibration packed: as ``state`` if that is given."""
         self._packed.pop(namespace, None)
         self._packed[namespace] = state or calibration.to_bytes(), calibration.base_tokens
         if len(self._packed) > MAX_PACKED_CALIBRATIONS:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from hdserve.databases.compiled import inlined, jit
 
 SIZE, START, TAKEN, KEPT = range(4)
-"""Of a tree: how many nodes were drafted and where they begin among those of all trees; how many of
-them are looked at so far; and how many are worth it."""
+"""The fields of a tree: the number of drafted nodes, where they begin among the nodes of all trees,
+how many of them were looked at so far, and how many are worth their rows."""
 
 NUM_TREE_FIELDS = 4
 

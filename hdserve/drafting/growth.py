@@ -37,7 +37,7 @@ from hdserve.drafting.mixing import confidence_after, region_set
 from hdserve.drafting.pointers import advance
 
 EXPANSION_BOUND = 0.5
-"""A node is expanded if a child of this probability would enter the tree."""
+"""A node is expanded if a child of this probability would still enter the tree."""
 
 _LEVEL_SHIFT, _CONFIDENCE_SHIFT, _PARENT_SHIFT = 20, 24, 32
 _TOKEN_MASK, _LEVEL_MASK, _CONFIDENCE_MASK = 0xFFFFF, 0xF, 0xFF

@@ -25,11 +25,11 @@ CALLS = (
     *("warm_up", "use_statistics", "start", "propose", "observe", "finish"),
     *("lookup_times_s", "held", "state", "adopt", "forget"),
 )
-"""What is called of a drafter."""
+"""The methods of drafters that are guarded."""
 
 _AROUND = (("all", "state"), ("all", "adopt"), ("engine", "on_finish"))
-"""What is guarded besides: fitting what all have learned into a message and unpacking it, and the
-engine's own listener."""
+"""Further guarded calls: packing and unpacking what all drafters have learned, and telling the
+listener of the engine."""
 
 
 class GuardedDrafters:
@@ -113,7 +113,7 @@ class GuardedDrafters:
             self.run(drafter.name, "finish", drafter.finish, seq)
 
     def warm_up(self) -> None:
-        """Do before the first request what takes long."""
+        """Do what takes long before the first request comes."""
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 

@@ -58,8 +58,8 @@ LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The tree whose time is measured by source."""
 
 NUM_LEARNED_LATER = 8
-"""Of the tokens that were decoded while no drafts were wanted, so many, the last ones, are learned
-from; to learn takes more than twice as long as to append."""
+"""Of the tokens that were decoded while no drafts were wanted, only the last ones, this many, are
+learned from.  Learning from a token takes more than twice as long as appending it."""
 
 LEVEL_SOURCES = (
     Source.CONTEXT,
@@ -127,7 +127,8 @@ class _Request:
 
 
 class _FlatForward:
-    """What a model without an opinion says of ``num_nodes`` nodes; to warm up with."""
+    """A forward in which every token is equally likely after each of ``num_nodes`` nodes, to warm
+    up with."""
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
@@ -248,8 +249,8 @@ class Hierarchy(Drafter):
         self._contexts.add(context)
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
-        """What is learned from ``seq`` goes there: into a copy that ends with it where it is to
-        leave nothing behind, as biases say which tokens there were."""
+        """The calibration that ``seq`` learns in.  If it is to leave nothing behind this is a copy
+        that ends with it, because biases tell which tokens there were."""
         calibration = self.calibration(seq.namespace)
         return calibration if seq.speculation.is_output_shared else calibration.copy()
 
@@ -447,7 +448,7 @@ class Hierarchy(Drafter):
 
 
 def _is_told_later(tree: DraftTree) -> bool:
-    """Whether it stands for steps without drafts; see :meth:`Drafter.observe`."""
+    """Whether a tree stands for steps without drafts; see :meth:`Drafter.observe`."""
     return tree.num_draft_tokens > 0 and tree.sources[1] is Source.PLAIN
 
 

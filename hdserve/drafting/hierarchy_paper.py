@@ -26,7 +26,8 @@ from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.tree import Acceptance, DraftTree
 
 MAX_NAMESPACES = 256
-"""Whose n-grams are kept; beyond it those not used for longest are read anew."""
+"""The most namespaces whose n-grams are kept.  Those not used for longest are dropped first, and
+read anew when they are used again."""
 
 Chain = tuple[int, ...]
 

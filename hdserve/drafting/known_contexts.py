@@ -153,7 +153,7 @@ def find_level(
 
 @inlined
 def table_of(databases: Databases, level: int) -> Table:
-    """That of a level, which where it is a constant is nothing to be looked for."""
+    """The table of a level.  Where the level is a constant this costs nothing."""
     if level == CONTEXT:
         return Table(databases.context, databases.context_size, level)
     if level == MODEL:

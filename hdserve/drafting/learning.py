@@ -56,16 +56,18 @@ from hdserve.drafting.pointers import advance
 from hdserve.drafting.vectors import add_scaled
 
 LEARNING_NEED = 0.002
-"""Candidates less likely than this may lack in what is learned from."""
+"""Candidates less likely than this may be missing from those that are learned from."""
 
 MAX_CELL_COUNT = 1000.0
-"""A cell forgets at this rate: what it sees next weighs one part in so many."""
+"""The most observations that a cell counts.  A further one then weighs one part in this many, so
+older ones fade."""
 
 CELL_DELAY = 4.0
 """Observations that a new cell's first guess counts as."""
 
 LONG_COPY = 8
-"""Tokens; docs/adr/0013 has the others that were tried."""
+"""From how many tokens on a copy is a long one; docs/adr/0013 has the other values that were
+tried."""
 
 
 @inlined

@@ -56,14 +56,15 @@ def confidence_after(confidence: int, probability: float) -> int:
 
 @inlined
 def region_set(depth: int, confidence: int) -> int:
-    """The weight set of how deep in the tree and how predictable the text before is."""
+    """The weight set of a place: how deep in the tree it is, and how predictable the text before it
+    is."""
     level = depth if depth < 3 else (3 if depth < 6 else 4)
     return REGION_SETS + level * NUM_CONFIDENCES**2 + confidence
 
 
 @inlined
 def reach_set(scratch: Scratch) -> int:
-    """The weight set of how long the known contexts of context, model and statistics are."""
+    """The weight set of the lengths of the known contexts of context, model and statistics."""
     reach = scratch.reach
     index = (reach[CONTEXT] * NUM_REACHES + reach[MODEL]) * NUM_REACHES + reach[STATISTICS]
     return REACH_SETS + index
@@ -71,7 +72,8 @@ def reach_set(scratch: Scratch) -> int:
 
 @inlined
 def distance_set(databases: Databases, token: int) -> int:
-    """The weight set of how long ago the text there is, without guesses, had the token last."""
+    """The weight set of the distance to the last occurrence of the token in the text, guesses not
+    counted."""
     distance = distance_to(databases.last_positions, token, databases.state[STATE_NUM_TOKENS])
     which = np.int64(distance > 0)
     for limit in DISTANCE_LIMITS:

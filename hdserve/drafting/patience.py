@@ -6,20 +6,22 @@ from collections import deque
 from collections.abc import Sequence
 
 _MAX_PAUSE = 256
-"""Steps.  Longer ones would have drafts rest for long after other work kept the machine busy."""
+"""The longest pause in steps.  With a longer one drafts would rest for long after other work has
+kept the machine busy."""
 
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
-"""Of a step of plain decoding: what may be lost before the first pause."""
+"""How much may be lost before the first pause, as a share of a plain decoding step."""
 
 _WORST_GAIN = -0.5
-"""Of a step: a larger loss counts as no more."""
+"""The largest loss that counts, as a share of a plain decoding step."""
 
 _NUM_COMPARED_STEPS = 3
-"""Without drafts, before any are held for a loss."""
+"""Steps without drafts that are taken before a loss of steps with drafts counts."""
 
 _NUM_WEIGHED_STEPS = 32
-"""Drafts may pay by a few large gains among many losses."""
+"""The gain of a look counts for one part in this many of the mean: drafts may pay by a few large
+gains among many losses."""
 
 _NUM_TIMED_STEPS = 9
 
@@ -40,7 +42,9 @@ class _StepTimes:
         self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
     def add_look(self, seconds: float, num_in_a_row: int) -> None:
-        """Less than before at once means that something else kept the machine busy then."""
+        """Add the time of a step that looked for drafts.  If one of the first two in a row takes
+        less time than those before, something else kept the machine busy then, and their times are
+        dropped."""
         if num_in_a_row <= 2 and self.looking_s:
             if seconds >= _median(self.looking_s):
                 return
@@ -106,14 +110,14 @@ class Patience:
 
     @property
     def is_timed(self) -> bool:
-        """Whether what the step takes that was asked for last will be needed: the last ones of a
-        pause tell what those without drafts take."""
+        """Whether the time of the step that was asked for last will be needed.  The last steps of a
+        pause tell how long steps without drafts take."""
         return self._num_steps_to_skip < _NUM_TIMED_STEPS
 
     @property
     def is_cautious(self) -> bool:
-        """Whether a look may be at a part of the sequences: pauses are made between looks, and the
-        last one lost."""
+        """Whether it is enough to look for drafts of a part of the sequences: the last look lost,
+        so pauses are made between looks."""
         return self._pause > 0 and not self._has_gained
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
@@ -149,8 +153,8 @@ class Patience:
 
     @property
     def plain_s(self) -> float:
-        """What one that does not takes; nothing while there was none, which is plain decoding at
-        its best, and never more than the other."""
+        """What a step that does not look for drafts takes beside its forward: nothing if there was
+        none, which is plain decoding at its best, and never more than :meth:`looking_s`."""
         return min(_median(self._times.plain_s), self.looking_s)
 
     def weigh(self, gain_s: float) -> None:

@@ -27,16 +27,16 @@ from hdserve.drafting.handles import HandleTable
 
 CONTEXT_ORDERS = (0, 1, 2, 3)
 MAX_NAMESPACES = 256
-"""Whose tables of arrays are kept."""
+"""The most namespaces whose tables of arrays are kept."""
 
 
 class _Partitions(NamedTuple):
-    """What a namespace has; ``None`` while there is nothing.
+    """The partitions of a namespace; ``None`` where nothing was inserted.
 
     Attributes:
         model: what this model generated.
-        others: what the best-ranked other model that has something did.
-        recycled: what this model thought.
+        others: what another model generated: the best-ranked one that has something.
+        recycled: what this model thought likely.
     """
 
     model: NamespaceTables | None
@@ -44,7 +44,7 @@ class _Partitions(NamedTuple):
     recycled: RecycledDatabase | None
 
     def versions(self) -> tuple[int, ...]:
-        """They change when an array was replaced."""
+        """Versions that change when an array was replaced."""
         return tuple(0 if part is None else part.version for part in self)
 
 
@@ -101,7 +101,7 @@ class DraftSources:
 
     @property
     def version(self) -> int:
-        """Unless it has changed, :meth:`of` gives what it gave before."""
+        """As long as it does not change, :meth:`of` returns the same."""
         database = self._resources.model_database
         version = self._num_replaced + (0 if database is None else database.version)
         for other in self._resources.draft_from:
@@ -144,7 +144,7 @@ class DraftSources:
         return _Partitions(database.partition(namespace), others, database.recycled(namespace))
 
     def _databases(self, partitions: _Partitions) -> Databases:
-        """The arrays of all but a request, in whose places there is nothing."""
+        """The arrays of everything but a request; those of a request are empty."""
         nothing, statistics = self._nothing, self._resources.statistics
         model, others = partitions.model or nothing, partitions.others or nothing
         recycled = partitions.recycled.table if partitions.recycled else nothing.table

@@ -10,10 +10,12 @@ from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.errors import SnapshotError
 
 Shrink = Callable[[str, bytes, int], bytes]
-"""The state of the drafter of a name in at most so many bytes, or as it is where that fails."""
+"""Takes the name of a drafter, its state and a bound in bytes; returns a smaller state, or the same
+one where shrinking fails."""
 
 MAX_STATES_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
-"""Of all drafters together; the rest of a message is for their names."""
+"""The most bytes of the states of all drafters together; the rest of a message is for their
+names."""
 
 
 def pack_states(states: Mapping[str, bytes]) -> bytes:

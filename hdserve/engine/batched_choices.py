@@ -19,7 +19,8 @@ from hdserve.engine.sampler import choose
 from hdserve.engine.top import can_be_read
 
 MAX_LOGITS: Final = 1 << 24
-"""From which tokens are chosen at once, if not from one tree's: some tensors of 128 MiB."""
+"""The most logits that tokens are chosen from at once, unless a single tree has more: float64
+tensors of 128 MiB."""
 
 
 class Nodes(NamedTuple):

@@ -41,18 +41,18 @@ _MIN_SEQUENCE_TOKENS = 2
 """A prompt of one token, and the one that is chosen."""
 
 _MAX_PROMPT_LOGITS = 1 << 24
-"""Of the prompts in one step: 64 MiB in float32."""
+"""The most logits of prompt tokens in one step: 64 MiB in float32."""
 
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
-"""Of the memory that is free, the KV cache takes so much where nobody says, and on a GPU leaves
-room for a forward."""
+"""The share of the free memory that the KV cache takes where the configuration does not say.  On a
+GPU it leaves room for a forward."""
 
 _GPU_WORKSPACE_BYTES = 1 << 30
-"""Of libraries, and for what layers pass on."""
+"""What libraries take, and what layers pass on to each other."""
 
 _NUM_CHOICE_TENSORS = 8
-"""In float64, at a time, while tokens are sampled."""
+"""How many float64 tensors there are at a time while tokens are sampled."""
 
 
 def build_engine(

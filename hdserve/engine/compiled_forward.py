@@ -38,7 +38,7 @@ _OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
         "guard_filter_fn": _watched,
     }
 )
-"""Of ``torch.compile``."""
+"""Options of ``torch.compile``."""
 
 _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -46,21 +46,22 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
         "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
     }
 )
-"""A GPU has CUDA graphs instead, and such a wrapper would need CUDA's headers."""
+"""Its options on a CPU.  A GPU has CUDA graphs instead, and a wrapper in C++ would need the headers
+of CUDA there."""
 
 _PACKING: Final[dict[str, Any]] = {
     "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",
 }
-"""Of the compiler: products by loops of its own over weights that it has put into the order in
-which the processor's tiles take them (docs/adr/0014)."""
+"""Further options, by which the compiler multiplies with loops of its own, and stores weights in
+the order in which the tiles of the processor take them (docs/adr/0014)."""
 
 _MAX_PACKED_BYTES = 1 << 31
-"""Of weights, which are stored twice then."""
+"""The most bytes of weights that are packed, because they are stored twice then."""
 
 _SEVERAL_ROWS = 2
-"""Rows, and rows with logits, of the smallest forwards of a graph that is not for one row."""
+"""The fewest rows, and rows with logits, of a graph that is made for more than one row."""
 
 
 def can_compile() -> bool:

@@ -11,10 +11,10 @@ from hdserve.core import SamplingParams
 
 _MAX_CHARACTER_BYTES = 4
 _MAX_UNDECODED_TOKENS = 16
-"""After which there would have been a whole character, were there one."""
+"""The most tokens of an unfinished character: after as many it will not become one."""
 
 _MAX_PROMPT_TOKENS = 24
-"""Of the end of a prompt, in which text is looked for."""
+"""How many tokens at the end of a prompt are searched for text."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

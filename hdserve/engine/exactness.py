@@ -28,14 +28,16 @@ _TRIED_COUNTS = (1, 2, 3, 5, 8, 17, 64)
 _AFFORDABLE_COST = 1.03
 _NUM_COST_ROUNDS = 7
 _NUM_COST_TRIALS = 3
-"""Which all have to find that more is to be paid: on a busy machine one does where forwards take
-the same time."""
+"""Shapes cost more only if every one of this many trials finds so: on a busy machine a single trial
+may, though forwards take the same time."""
 
 _MAX_COST_S = 2.0
-"""After which no other round begins: large models are slow, and their times differ less."""
+"""How long a trial takes before it begins no other round: large models are slow, and their times
+vary less."""
 
 _CHUNKS_TOKENS = (64, 256)
-"""Of prompts.  What a short chunk gains a long one may lose, where threads share it."""
+"""The chunks of prompts that are timed.  A long chunk may lose what a short one gains, where
+threads share it."""
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:

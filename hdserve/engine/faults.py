@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 FAULTS_OF_ONE_REQUEST = (ArithmeticError, TypeError, ValueError)
-"""What a value of a request can cause in code that sees this request alone.  Everything else, such
-as an assertion or what torch raises, may mean that the state of all is broken."""
+"""The errors that a value of a request can cause in code that sees only this request.  Any other
+error, such as a failed assertion or what torch raises, may mean that the state of all requests is
+broken."""
 
 
 class SequenceFault(Exception):

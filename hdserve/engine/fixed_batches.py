@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from hdserve.engine.gpu_kernels.attend import TreeAttention
 
 FIXED_SHAPES: Final = Shapes(row_counts=tuple(1 << power for power in range(18)))
-"""A GPU reads the weights for one row or for a hundred in the same time."""
+"""Row counts are powers of two: a GPU reads the weights in the same time for one row and for a
+hundred."""
 
 _MAX_FIXED_ROWS: Final = 1024
-"""Of batches that have a kind; larger ones are few."""
+"""The most rows of a batch that has a kind; larger batches are few."""
 
 _LOGIT_COUNTS: Final = (1, 32, MAX_GRAPH_LOGITS)
-"""Of rows with logits, among rows that are not all nodes; or all rows, where they are fewer."""
+"""The numbers of rows with logits in a batch whose rows are not all nodes; fewer rows than that all
+have logits."""
 
 
 class _Made(NamedTuple):

@@ -14,13 +14,14 @@ from hdserve.engine.batch import BatchKind, ForwardBatch
 logger = logging.getLogger(__name__)
 
 MAX_GRAPH_LOGITS: Final = 256
-"""Rows with logits of a graph."""
+"""The most rows with logits of a graph."""
 
 _ERROR_MODE: Final = "thread_local"
-"""What other threads tell the device meanwhile, such as another engine's, spoils no graph."""
+"""Only calls of the capturing thread can spoil a graph; other threads, such as that of another
+engine, may use the device meanwhile."""
 
 _WAITING: Final = "called a synchronizing CUDA operation"
-"""PyTorch's warning."""
+"""A part of PyTorch's warning of an operation that waits for the device."""
 
 Forward = Callable[[ForwardBatch], torch.Tensor]
 

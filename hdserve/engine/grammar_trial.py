@@ -17,7 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 MAX_CPU_S = 2
 MAX_MEMORY_BYTES = 2**31
 _MAX_WAIT_S = 60.0
-"""On a machine so busy that two seconds of processor time take as long."""
+"""How long a trial may take on a machine so busy that its two seconds of processor time take as
+long."""
 
 
 def parser_limits(step_fuel: int) -> LLParserLimits:
@@ -32,7 +33,8 @@ def parser_limits(step_fuel: int) -> LLParserLimits:
 
 
 _MAX_LEXER_STATES = 20_000
-"""Of 1 to 2 kB each.  A schema of 200 alternatives needs between 3,000 and 10,000."""
+"""The most states of a lexer, each of 1 to 2 kB.  A schema of 200 alternatives needs between 3,000
+and 10,000."""
 
 
 def compiles_in_time(grammar: str, step_fuel: int) -> bool:

@@ -19,7 +19,8 @@ ROW_ALIGNMENT = 32
 """Segments begin and end at multiples of this."""
 
 STORED_ALIGNMENT = 128
-"""Of the number of rows there are, so that attention may read them in blocks."""
+"""The number of rows of a cache is a multiple of this, so that attention may read them in
+blocks."""
 
 
 def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
@@ -34,7 +35,8 @@ Mover = Callable[[Sequence[torch.Tensor], Sequence[tuple[int, int]]], None]
 """See :class:`hdserve.engine.gpu_kernels.move.RowMover`."""
 
 _ROWS_COPIED_AT_ONCE = 1024
-"""Where rows are copied to others that overlap them, so that what is copied twice stays small."""
+"""Rows copied at once, where the rows that are read and those that are written overlap.  Such a
+part is copied twice, so it has to be small."""
 
 
 @dataclass(frozen=True, slots=True)

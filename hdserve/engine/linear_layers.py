@@ -22,15 +22,15 @@ from hdserve.engine.turned_linear import TurnedLinear, can_turn
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
-"""Weights of a layer on average from which the kernel is worth its call from Python, about 10 us,
-for one row too: in that time a tenth as many are read."""
+"""From this mean number of weights per layer on, the kernel is also used for one row.  A call of it
+from Python takes about 10 us, in which a tenth as many weights are read."""
 
 _MAX_COPIED_BYTES = 1 << 28
-"""Of weights that are stored twice."""
+"""The most bytes of weights that are stored twice."""
 
 _TRIED_COUNTS = (4, 8, 16, 32, 64, 128, 256)
 _TRIED_WEIGHTS = 1 << 24
-"""At most, so that the trial is short."""
+"""The most weights of the layers in a trial, so that it is short."""
 
 
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:

@@ -22,7 +22,8 @@ from hdserve.errors import UnsupportedModel
 
 _PROBE_NAME: Final = "hdserve_mask_probe"
 _KNOWN_TENSORS = {"position_ids", "s_aux"}
-"""Beside queries, keys, values and masks; the step's plan says the same."""
+"""The tensors that packed attention knows, beside queries, keys, values and masks.  The plan of the
+step has the same positions."""
 
 _FIRST_MARK = 64
 """Masks are marked with consecutive integers, which bfloat16 holds up to 256."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MIN_TOKENS = 16
-"""Of a chunk: fewer cost a model about as much time."""
+"""The fewest tokens of a chunk: a model takes about as long for fewer."""
 
 _MAX_AGE_STEPS = 32
 _MOST_CHANGE = 2.0

@@ -15,7 +15,7 @@ BLOCK_TOKENS = 32
 """Prefixes are found by whole blocks of this many tokens, then extended token by token."""
 
 _NUM_COMPARED = 8
-"""Of the entries that begin with the same blocks, so many are compared to the token."""
+"""How many of the entries that begin with the same blocks are compared token by token."""
 
 
 @dataclass(slots=True, eq=False)

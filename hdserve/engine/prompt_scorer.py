@@ -13,7 +13,8 @@ from hdserve.engine.sampler import without_nan
 from hdserve.engine.top import topk
 
 _ROWS_AT_ONCE = 16
-"""So that of large vocabularies the copies stay small."""
+"""Rows that are scored at once, so that copies of their logits stay small with large
+vocabularies."""
 
 
 class PromptScorer:

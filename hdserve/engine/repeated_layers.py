@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 _MIN_LAYER_BYTES: Final = 1 << 24
-"""Weights of a layer on average from which, on a CPU, its code is called from Python.  All of a
-model's code in C++ takes nine times as long to compile and is faster by nothing that could be told
-with 30 MB a layer, and by up to 4 % with 7 (docs/adr/0026)."""
+"""From this mean number of bytes of weights per layer on, a CPU calls the code of a layer from
+Python.  Code of the whole model in C++ takes nine times as long to compile.  With 30 MB a layer it
+was not measurably faster, with 7 MB up to 4 % (docs/adr/0026)."""
 
 _MARK: Final = "__marked_compile_region_fn__"
-"""What PyTorch's compiler knows a region by."""
+"""The attribute by which the compiler of PyTorch knows a region."""
 
 
 def should_repeat(module: torch.nn.Module) -> bool:

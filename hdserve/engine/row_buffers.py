@@ -12,7 +12,8 @@ from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
 
 ALIGNMENT: Final = 16
-"""Of numbers of rows, so that every field begins where wide loads may."""
+"""Numbers of rows are rounded up to multiples of this, so that every field begins where wide loads
+may."""
 
 
 class RowBuffers:

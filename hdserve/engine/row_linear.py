@@ -23,7 +23,7 @@ from hdserve.engine.workers import Workers
 _MIN_WEIGHTS_PER_THREAD = 1 << 18
 ALL_ROWS = 1 << 40
 ROWS_WHILE_READ = 8
-"""Rows that are multiplied while weights are read; others take longer."""
+"""Rows that are multiplied in the time in which the weights are read; further rows take longer."""
 
 
 class RowLinear(torch.nn.Linear):

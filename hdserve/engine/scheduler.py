@@ -13,12 +13,13 @@ from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 
 _MAX_CHUNK_SCORES = 1 << 22
-"""Tokens of a chunk times tokens they attend to: 16 MiB of mask in float32."""
+"""The most tokens of a chunk times the tokens they attend to: 16 MiB of mask in float32."""
 
 GROWTH_TOKENS = 256
 _GROWTH_SHARE = 8
-"""A sequence gets room for so many tokens at a time, or for this part of those it has: to move one
-costs as much as it has, so each token is moved a bounded number of times."""
+"""A sequence gets room for ``GROWTH_TOKENS`` more tokens at a time, or for one part in this many of
+those it has, if that is more.  To move a sequence costs as much as it has tokens, so each token is
+moved a bounded number of times."""
 
 
 @dataclass(slots=True, eq=False)

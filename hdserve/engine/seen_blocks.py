@@ -21,10 +21,10 @@ from hdserve.engine.packed_rows import PackedRows
 from hdserve.engine.row_buffers import ALIGNMENT
 
 KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
-"""Rows of the cache that attention reads, or leaves out, together."""
+"""Rows of the cache that attention reads or leaves out together."""
 
 ROWS_PER_BLOCK: Final = 128
-"""Rows of a forward that attention reads the same blocks for."""
+"""Rows of a forward for which attention reads the same blocks."""
 
 
 class SeenBlocks:

@@ -15,11 +15,11 @@ from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
 
 _MAX_STARTED_TOKENS = 8192
-"""Of the texts that drafters begin with in one step, about as many milliseconds as thousands; one
-text at least."""
+"""The most tokens of the texts that drafters begin with in one step, but at least one text.  A
+thousand tokens take about a millisecond."""
 
 _MAX_TRIED_TOKENS = 512
-"""The same where drafts did not pay, so that fewer texts are begun with in vain."""
+"""The same while drafts do not pay, so that fewer texts are begun with in vain."""
 
 
 class StepDrafts:

@@ -34,17 +34,17 @@ from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
 MIN_PAIRS_PER_THREAD = 16_384
-"""Pairs of a query and a key, which take some 50 us."""
+"""The fewest pairs of a query and a key that a thread is given; they take some 50 us."""
 
 PAIRS_PER_KEY = 3
-"""To read a key and its value for the first query takes as long as so many pairs."""
+"""How many pairs take as long as reading a key and its value for the first query."""
 
 UNLIMITED = 1 << 30
 NO_WINDOW = 1 << 62
 SPARE_COLUMNS = 64
 _MIN_ROWS = 17
-"""Of one sequence, up to which it always attends: with what it takes to be called, as fast as
-PyTorch's for one sequence, and three times as fast for sixteen (docs/adr/0017)."""
+"""The kernel always attends for sequences of up to this many rows.  With the cost of its call it
+takes as long as PyTorch for one sequence, and a third as long for sixteen (docs/adr/0017)."""
 
 _TRIED_COUNTS = (16, 64, 256)
 _TRIED_KEYS = 256

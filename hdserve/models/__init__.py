@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 BUNDLED_PREFIX = "hdserve-"
-"""Of the names of models that ship with the package, and of no others."""
+"""The names of the models that ship with the package begin with it, and no others do."""
 
 
 def bundled_models() -> tuple[str, ...]:

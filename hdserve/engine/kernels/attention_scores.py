@@ -18,7 +18,7 @@ from hdserve.engine.kernels.vectors import prefetch, store_totals
 KEYS_AT_ONCE = NUM_COLUMNS
 _KEYS_PER_BLOCK = 64
 _KEYS_AHEAD = 8
-"""So far ahead keys are fetched into the cache."""
+"""How many keys ahead the cache is asked for them."""
 
 _queries_from = repeated(query_from, NUM_ROWS)
 

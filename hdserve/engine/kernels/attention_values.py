@@ -12,11 +12,11 @@ from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
 from hdserve.engine.kernels.vectors import load, multiplied, prefetch, spread, store
 
 NUMBERS_AT_ONCE = NUM_COLUMNS * NUM_LANES
-"""Of a value."""
+"""The numbers of a value that are summed up at once."""
 
 _VALUES_PER_BLOCK = 64
 _VALUES_AHEAD = 8
-"""So far ahead values are fetched into the cache."""
+"""How many values ahead the cache is asked for them."""
 
 _queries_from = repeated(query_from, NUM_ROWS)
 

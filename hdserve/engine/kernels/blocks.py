@@ -84,4 +84,4 @@ def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
 
 
 fused_block: Any = with_products(lambda builder, *vectors: call_llvm(builder, "fma", *vectors))
-"""Of float32."""
+"""The same for vectors of float32."""

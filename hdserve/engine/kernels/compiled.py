@@ -11,8 +11,8 @@ from hdserve.databases.kernel_cache import keep_compiled
 from hdserve.engine.kernels.registers import HAS_AVX512
 
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Of numba.  Without reference counting (``_nrt``), which arrays of others do not need; and without
-``fastmath``, so that the order of operations is the one that is written."""
+"""Options of numba: without reference counting (``_nrt``), which the arrays of callers do not need,
+and without ``fastmath``, so that operations happen in the order in which they are written."""
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 

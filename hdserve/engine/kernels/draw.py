@@ -33,10 +33,10 @@ from hdserve.engine.kernels.vectors import (
 from hdserve.noise import exponential, noise_word
 
 NO_TOKEN: Final = -1
-"""What is chosen where nothing can be: of logits that are no finite numbers."""
+"""The choice where no token can be chosen, because the logits are no finite numbers."""
 
 BLOCK = 4 * NUM_LANES
-"""Weights come in whole blocks; behind the vocabulary they are 0."""
+"""Weights are padded to whole blocks with zeros."""
 
 NUM_BINS = 2048
 _DIGITS = ((19, 2047), (8, 2047), (0, 255))
@@ -44,10 +44,10 @@ _NOTHING = np.float32(-np.inf)
 _LOWEST = np.float32(-87.0)
 _ZERO = np.float32(0.0)
 _LONGEST = 1e30
-"""After all arrivals: the likeliest token, of weight 1, takes 23 at most."""
+"""A time after every arrival: the likeliest token, whose weight is 1, takes 23 at most."""
 
 _A_LITTLE_MORE = np.float32(1.0001)
-"""For what is rounded."""
+"""Makes up for rounding in a bound."""
 
 
 @inlined

@@ -21,10 +21,10 @@ from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
 from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 
 OUTPUTS_AT_ONCE = NUM_COLUMNS
-"""Outputs that are computed together; a matrix has a multiple of it."""
+"""Outputs that are computed together; the number of outputs of a matrix is a multiple of it."""
 
 _ROWS_PER_PANEL = 8 * NUM_ROWS
-"""Rows that are multiplied while the processor's cache holds them."""
+"""The rows that fit into the cache of the processor, and are multiplied while they are there."""
 
 
 class Vectors(NamedTuple):

@@ -30,43 +30,46 @@ from hdserve.engine.kernels.rows import (
 )
 
 TAIL: Final = 64
-"""Keys that are read at a time; a tail has no more rows of the cache."""
+"""Keys that are read at a time, and the most rows of the cache in a tail."""
 
 STEP: Final = 16
-"""Keys that a GPU multiplies at a time; as many begin and end a body."""
+"""Keys that a GPU multiplies at a time; bodies begin and end at multiples of it."""
 
 MAX_DEPTH: Final = TAIL - 2 * STEP
-"""Of drafts."""
+"""The deepest draft."""
 
 PART: Final = 256
-"""Positions of the first parts."""
+"""The positions of each of the first parts."""
 
 PARTS_OF_A_SIZE: Final = 8
-"""So many parts, and the next ones have twice as many positions, so that there are never many."""
+"""After this many parts the next ones have twice as many positions, so that there are never
+many."""
 
 MAX_ROWS: Final = 256
-"""Of a forward."""
+"""The most rows of a forward."""
 
 QUERIES: Final = 16
-"""That a GPU multiplies at a time, and a tile has: rows times heads that share keys."""
+"""Queries that a GPU multiplies at a time, and that a tile has: its rows times the heads that share
+keys."""
 
 MAX_GROUPS: Final = 4
-"""Heads that share keys and are of a tile; others are of another one."""
+"""The most heads of one tile that share keys; further heads are in other tiles."""
 
 TAILS_TOGETHER: Final = 4
 """Rows whose tails are one item of work."""
 
 MAX_PARTS: Final = 1024
-"""Of tiles that keep what they find, and their tails, for which there is room; at least two for
-each row."""
+"""How many results of parts and tails there is room for, in tiles that are more than one item; at
+least two for each row."""
 
 MAX_ITEMS: Final = MAX_PARTS + MAX_ROWS
 
 TAIL_SIZE, BODY_SIZE, ROW_POSITION = range(3)
-"""Of a row: the rows of the cache in its tail, the positions of its body, and its own."""
+"""The first fields of a row: the rows of the cache in its tail, the positions of its body, and its
+own position."""
 
 TAIL_ROWS: Final = 16
-"""Where a row's tail is listed."""
+"""The field from which on the rows of the tail are listed."""
 
 ROW_FIELDS: Final = TAIL_ROWS + TAIL
 
@@ -84,24 +87,25 @@ ROW_FIELDS: Final = TAIL_ROWS + TAIL
     FIRST_TAIL,
     NUM_TAILS,
 ) = range(12)
-"""Of an item: its tile, the first row of that and how many it has, the row of the cache of position
-0, where what it finds is kept, how many parts the bodies have and how many items there are; which
-part of the bodies this one is, if it is one, and its positions; and the rows of the tile whose
-tails it is."""
+"""The fields of an item.  Of its tile: its number, its first row, the number of its rows, the row
+of the cache of position 0, where its results are kept, and how many parts and how many items it
+has.  Of the part that the item computes, if any: its number, its first position and the one behind
+its last.  Of the tails that it computes: the first row of the tile that has one of them, and their
+number."""
 
 ITEM_FIELDS: Final = 16
 
 NUM_ITEMS, NUM_SLOTS, SHIFT, NUM_REAL_ROWS = range(4)
-"""Of the entry before the first item: how many there are, the parts and tails of tiles that keep
-what they find, and how often the size of parts is doubled, so that there is room for that; and the
-rows that are no padding."""
+"""The fields of the entry before the first item: the number of items, the number of results that
+are kept, how often the size of the parts was doubled so that there is room for these, and the
+number of rows that are no padding."""
 
 Fields = npt.NDArray[np.int32]
 
 
 @inlined
 def _first_position(part: int, shift: int) -> int:
-    """Of a part."""
+    """The first position of a part."""
     doubled = part // PARTS_OF_A_SIZE
     size = PART << shift
     before = PARTS_OF_A_SIZE * size * ((1 << doubled) - 1)
@@ -110,7 +114,7 @@ def _first_position(part: int, shift: int) -> int:
 
 @inlined
 def _num_parts(num_positions: int, shift: int) -> int:
-    """Of so many positions, the last of them maybe not whole."""
+    """The parts of this many positions; the last of them may not be whole."""
     number, size = 0, PART << shift
     while num_positions > PARTS_OF_A_SIZE * size:
         num_positions -= PARTS_OF_A_SIZE * size
@@ -156,14 +160,14 @@ def describe_tails(
 
 @inlined
 def _slots_of_tile(num_rows: int, num_parts: int) -> int:
-    """For what its parts and its tails find; a row with one part is one item, which keeps
-    nothing."""
+    """How many results a tile keeps, of its parts and its tails.  A single row with one part is one
+    item, which keeps nothing."""
     return 0 if num_rows == 1 and num_parts <= 1 else 1 + num_parts
 
 
 @inlined
 def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, shift: int) -> int:
-    """Of all tiles."""
+    """How many results all tiles keep."""
     number = 0
     for chunk in range(len(chunks)):
         first_row, num_rows = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]

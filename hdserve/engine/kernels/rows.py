@@ -10,17 +10,19 @@ from hdserve.engine.kernels.compiled import entry_point
 Ints = npt.NDArray[np.int64]
 
 FIRST_ROW, NUM_DECIDED, NUM_ROWS, FIRST_COLUMN, SEGMENT_START, IS_CHOOSING, FIRST_DRAFT = range(7)
-"""Of a chunk: where its rows begin, how many are decided tokens, and drafts with them; the tokens
-cached before it, and the cache row of the first of them; whether its last decided token has logits
-and drafts; and where those begin among the drafts of all trees."""
+"""The fields of a chunk: its first row, its decided tokens, its decided tokens and drafts, the
+tokens cached before it, the row of the cache of its sequence's first token, whether its last
+decided token has logits and drafts, and the index of its first draft among the drafts of all
+trees."""
 
 NUM_CHUNK_FIELDS = 7
 
 POSITION, START, STOP, FIRST_NODE, NUM_NODES, FIRST_NODE_ROW, ANCESTORS = range(7)
-"""Of a row, see :class:`~hdserve.engine.seen_blocks.SeenBlocks`; the last are several."""
+"""The fields of a row, see :class:`~hdserve.engine.seen_blocks.SeenBlocks`.  Those from
+``ANCESTORS`` on are the words of one bit mask."""
 
 WORD_BITS = 31
-"""Drafts whose visibility one number says, which is never negative."""
+"""Drafts whose visibility one int32 says; its sign is not used."""
 
 MOST_VISIBLE, NUM_VISIBLE, NUM_SHARED = range(3)
 

@@ -51,12 +51,12 @@ TAIL = 32
 """Positions of a row whose values are added one by one: the deepest draft there may be."""
 
 NUMBERS_AT_ONCE = NUM_SUMS * NUM_LANES
-"""Of a value."""
+"""The numbers of a value that are summed up at once."""
 
 _LEFT_BYTES = TILE_ROWS * PAIRED * 2
 _MAX_LAST = TAIL + 256
 _ROWS_AHEAD = 32
-"""So far ahead keys and values are fetched into the cache."""
+"""How many keys and values ahead the cache is asked for them."""
 _ZERO = np.float32(0.0)
 
 _clear_0, _clear_1, _clear_2, _clear_3 = tiles.clear_sums

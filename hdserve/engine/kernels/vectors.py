@@ -273,7 +273,8 @@ _TERMS = tuple(
     .coef[::-1]
     .astype(np.float32)
 )
-"""Of a polynomial of ``2 ** t`` with an error of 1e-7, where ``|t|`` is at most 0.5."""
+"""The coefficients of a polynomial of ``2 ** t`` with an error of 1e-7, where ``|t|`` is at most
+0.5."""
 _ONE, _TWO = np.float32(1.0), np.float32(2.0)
 
 

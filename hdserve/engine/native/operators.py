@@ -48,12 +48,14 @@ _SOURCE: Final = Path(__file__).with_name("operators.cpp")
 _LOADING: Final = Lock()
 
 _MIN_WEIGHTS_PER_THREAD: Final = 1 << 15
-"""An eighth of Python's.  Two threads took 1.78 ms for a forward of 17 rows of hdserve-tiny in
-bfloat16, 2.37 with those of Python, and 3.1 instead of 4.3 in float32 (Zen 4)."""
+"""An eighth of what the operators in Python have.  Two threads took 1.78 ms for a forward of 17
+rows of hdserve-tiny in bfloat16, and 2.37 with the number of Python; in float32 3.1 and 4.3 (Zen
+4)."""
 
 _MIN_PAIRS_PER_THREAD: Final = 4_096
-"""A quarter of Python's: to share work takes as much less here.  Two threads attended for 4 x 17
-queries after 300 keys in 27 us, one in 42; for as few as 4 x 4 in 14, one in 20 (AMX)."""
+"""A quarter of what the operators in Python have, because it takes a quarter of the time here to
+share work.  For 4 x 17 queries after 300 keys two threads took 27 us and one took 42; for 4 x 4
+queries 14 and 20 (AMX)."""
 
 _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
