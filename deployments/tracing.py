@@ -30,7 +30,6 @@ from hdserve.core import MAX_INTEGER, DraftCounts, Sequence, Source, StepOutput
 from hdserve.telemetry import check_tracing
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
 Carrier = Mapping[str, str]
@@ -54,18 +53,15 @@ class Tracing:
 
     Args:
         service: ``service.name`` of the spans' resource.
-        exporter: where spans go; default: to ``config.endpoint``, if there is one.
     """
 
-    def __init__(
-        self, config: TelemetryConfig, service: str, exporter: SpanExporter | None = None
-    ) -> None:
+    def __init__(self, config: TelemetryConfig, service: str) -> None:
         self._config = config
         self._tracer: Tracer | None = None
         self._provider: Any = None
-        if exporter is not None or config.endpoint is not None:
+        if config.endpoint is not None:
             check_tracing(config)
-            self._provider = _provider(config, service, exporter)
+            self._provider = _provider(config, service)
             self._tracer = self._provider.get_tracer("hdserve", version("hdserve"))
 
     @property
@@ -283,7 +279,7 @@ def _context(carrier: Carrier) -> Any:
     return TraceContextTextMapPropagator().extract(carrier, Context())
 
 
-def _provider(config: TelemetryConfig, service: str, exporter: SpanExporter | None) -> Any:
+def _provider(config: TelemetryConfig, service: str) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -294,8 +290,8 @@ def _provider(config: TelemetryConfig, service: str, exporter: SpanExporter | No
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)), resource=resource
     )
-    target = exporter or OTLPSpanExporter(config.endpoint, timeout=_EXPORT_TIMEOUT_S)
+    exporter = OTLPSpanExporter(config.endpoint, timeout=_EXPORT_TIMEOUT_S)
     provider.add_span_processor(
-        BatchSpanProcessor(target, schedule_delay_millis=_EXPORT_INTERVAL_MS)
+        BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL_MS)
     )
     return provider
