@@ -96,21 +96,8 @@ def build_engine(
     )
     exact = config.engine.exact if is_exact is None else is_exact
     _prepare(runner, compiled, _max_rows(config.engine, max_draft_tokens), exact)
-    budget = None
-    if drafting.adapts_budget and max_draft_tokens:
-        budget = DraftBudget(
-            measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
-        )
-        budget.warm_up()
-    logger.info(
-        "%s: %s on %s, %d threads, %d slots, %d KV tokens",
-        config.name,
-        str(model.dtype).removeprefix("torch."),
-        model.device,
-        torch.get_num_threads(),
-        config.engine.max_num_sequences,
-        cache.num_rows,
-    )
+    budget = _make_budget(config, runner, max_draft_tokens)
+    _log_engine(config, model, cache)
     faster = None
     if begin_to_compile is not None and _may_change_over(runner, config.engine):
         rows = 1 + max_draft_tokens, _max_rows(config.engine, max_draft_tokens)
@@ -126,6 +113,31 @@ def build_engine(
         budget=budget,
         on_finish=on_finish,
         faster=faster,
+    )
+
+
+def _make_budget(
+    config: ModelConfig, runner: ModelRunner, max_draft_tokens: int
+) -> DraftBudget | None:
+    """Measure what forwards cost; ``None`` where trees are verified whole, or there are none."""
+    if not (config.drafting.adapts_budget and max_draft_tokens):
+        return None
+    budget = DraftBudget(
+        measure_forward_cost(runner, 1 + max_draft_tokens, config.engine.max_num_sequences)
+    )
+    budget.warm_up()
+    return budget
+
+
+def _log_engine(config: ModelConfig, model: LoadedModel, cache: KVCache) -> None:
+    logger.info(
+        "%s: %s on %s, %d threads, %d slots, %d KV tokens",
+        config.name,
+        str(model.dtype).removeprefix("torch."),
+        model.device,
+        torch.get_num_threads(),
+        config.engine.max_num_sequences,
+        cache.num_rows,
     )
 
 
