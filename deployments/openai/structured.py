@@ -31,7 +31,7 @@ class ResponseFormat(ClosedBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def grammar(self, param: str = "response_format") -> str | None:
+    def grammar(self, param: str) -> str | None:
         """The grammar; ``None`` is any text.
 
         Args:

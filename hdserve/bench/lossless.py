@@ -89,15 +89,15 @@ class LosslessCheck:
         prompts: Sequence[EncodedPrompt],
         max_tokens: int,
         *,
-        batch_size: int = 1,
-        journal: Journal | None = None,
-        progress: Callable[[int], None] = lambda _: None,
+        batch_size: int,
+        journal: Journal,
+        progress: Callable[[int], None],
     ) -> None:
         self._host = host
         self._prompts = prompts
         self._max_tokens = max_tokens
         self._batch_size = batch_size
-        self._journal = journal or Journal(None, {})
+        self._journal = journal
         self._progress = progress
 
     def run(self) -> list[SettingResult]:

@@ -109,7 +109,7 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
     return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
 
 
-def find_problems(config: ServeConfig, line_of: LineOf = nowhere) -> list[str]:
+def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
     """What only the parts that a key is meant for can tell: where it is, and the reason.
 
     Args:

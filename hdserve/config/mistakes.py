@@ -44,10 +44,10 @@ _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 
 def nowhere(_location: Location) -> None:
-    """Of what comes from no file."""
+    """No line: the configuration comes from no file."""
 
 
-def place_of(location: Location, line_of: LineOf = nowhere) -> str:
+def place_of(location: Location, line_of: LineOf) -> str:
     """How a mistake's line begins: where it is."""
     where = ".".join(str(part) for part in location) or "configuration"
     line = line_of(location)

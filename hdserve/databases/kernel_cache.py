@@ -100,7 +100,7 @@ class KernelCache(caching.FunctionCache):
 
     _impl_class = _Implementation
 
-    def __init__(self, function: Any, *, takes_baseline: bool = False) -> None:
+    def __init__(self, function: Any, *, takes_baseline: bool) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         self._takes_baseline = takes_baseline
         path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
@@ -146,7 +146,7 @@ def _baseline_of(triple: str, _name: str, features: str) -> _Baseline | None:
     return _Baseline(triple, name) if needed <= {*features.split(",")} else None
 
 
-def keep_compiled(function: Any, *, takes_baseline: bool = False) -> None:
+def keep_compiled(function: Any, *, takes_baseline: bool) -> None:
     """Load ``function``, compiled by numba, from the cache, and keep it there, if there is a place
     for one."""
     try:

@@ -88,7 +88,7 @@ def new_rows(num_buckets: int) -> Rows:
     return new_lines(num_buckets * BUCKET_ROWS)
 
 
-def new_size(num_buckets: int = 1) -> Ints:
+def new_size(num_buckets: int) -> Ints:
     """The ``size`` array of an empty table that uses ``num_buckets`` buckets."""
     return np.array([num_buckets, 0], np.int64)
 

@@ -98,8 +98,8 @@ class BatchCost:
         max_drafts: int,
         num_sequences: int,
         *,
-        num_columns: int = 0,
-        num_other_rows: int = 0,
+        num_columns: int,
+        num_other_rows: int,
     ) -> float:
         """A lower bound, in seconds, of what any one draft adds to a step: no greater than the
         least difference between neighbours in :meth:`of_drafts`.

@@ -40,7 +40,7 @@ def node_resources() -> dict[str, float]:
     return {"CPU": available_cpus(), "GPU": torch.cuda.device_count()}
 
 
-def describe_hardware(wanted: Device = "auto") -> Hardware:
+def describe_hardware(wanted: Device) -> Hardware:
     """The device a model would run on.
 
     Raises:
