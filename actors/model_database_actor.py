@@ -329,7 +329,8 @@ class ModelDatabaseActor:
         return num_new
 
     def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:
-        """Whether it is not that of a message that is sent again: merged twice it counts twice."""
+        """Whether a calibration is not that of a message that is sent again: merged twice it would
+        count twice."""
         last = self._last_calibrations.pop((sender, namespace), None)
         self._last_calibrations[sender, namespace] = hash(calibration)
         if len(self._last_calibrations) > _MAX_LAST_CALIBRATIONS:

@@ -41,7 +41,7 @@ class Refills:
             self._answered.setdefault(namespace, set()).add(reader)
 
     def forget_readers(self, readers: Collection[str]) -> None:
-        """They are gone; one that comes back is asked once more."""
+        """Forget readers that are gone.  One that comes back is asked once more."""
         for answered in self._answered.values():
             answered.difference_update(readers)
 

@@ -149,7 +149,7 @@ class Subscription:
         return Publish(self._reader, epoch=self._epoch, cursors=cursors)
 
     def was_published(self, message: Publish) -> None:
-        """The actor has acknowledged what this replica generated."""
+        """Note that the actor has acknowledged what this replica generated."""
         for namespace, segment in message.outputs.items():
             first, last = (int(segment.sequence_numbers[index]) for index in (0, -1))
             start, _ = self._uncovered.get(namespace, (first, first))
@@ -171,13 +171,14 @@ class Subscription:
         return Position(max(known.cursor, 1), known.calibration_version, num_held)
 
     def _cover(self, namespace: str, stop: int) -> None:
-        """The cursor covers own outputs up to ``stop``; more may have been published meanwhile."""
+        """Note that the cursor covers own outputs up to ``stop``; more may have been published
+        meanwhile."""
         _, end = self._uncovered.pop(namespace)
         if stop < end:
             self._uncovered[namespace] = stop, end
 
     def _next_idle(self, used: Container[str]) -> dict[str, int]:
-        """The next of the namespaces that are held here and not followed now: they take turns."""
+        """The next of the namespaces that are held here and not followed now; they take turns."""
         if not self._idle:
             self._idle = list({*self._positions, *self._kept.namespaces()})
         turn, self._idle = self._idle[:IDLE_PER_POLL], self._idle[IDLE_PER_POLL:]
@@ -225,7 +226,7 @@ class Subscription:
             self._tell(lambda: self._receiver.forget(self.key.model, namespace))
 
     def _tell(self, call: Callable[[], None]) -> None:
-        """Drafting fails open: an error of the receiver is logged once and counted."""
+        """Tell the receiver.  Drafting fails open: its errors are logged once and counted."""
         try:
             call()
         except Exception:

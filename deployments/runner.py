@@ -154,7 +154,7 @@ def _reason(message: str) -> str:
 
 
 def _client() -> Any:
-    """Of Ray Serve on the cluster; ``None`` where it does not run."""
+    """The client of Ray Serve on the cluster; ``None`` where Ray Serve does not run."""
     return _get_global_client(raise_if_no_controller_running=False)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def root_of(scope: Scope) -> str:
-    """Below which path the application is."""
+    """The path below which the application is mounted."""
     root: str = scope.get("root_path", "")
     return root
 

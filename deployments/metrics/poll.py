@@ -41,18 +41,19 @@ class ReportBook:
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, reports: Iterable[Report], now_s: float) -> None:
-        """Keep these as the last of their replicas; forget who was not heard for too long."""
+        """Keep these reports as the last of their replicas, and forget replicas that were not heard
+        for too long."""
         for report in reports:
             self._heard[report.replica] = _Heard(report, now_s)
         self.forget_before(now_s - KEEP_S)
 
     def forget_before(self, at_s: float) -> None:
-        """Forget who was heard last before that."""
+        """Forget the replicas that were heard last before this time."""
         for replica in [key for key, item in self._heard.items() if item.at_s < at_s]:
             del self._heard[replica]
 
     def reports(self, since_s: float) -> list[Report]:
-        """Reports heard since then, and the counters of older ones."""
+        """The reports heard since this time, and the counters of older ones."""
         return [
             item.report if item.at_s >= since_s else _without_gauges(item.report)
             for item in self._heard.values()

@@ -58,11 +58,11 @@ class Observations:
         self._waiting: deque[Observation] = deque(maxlen=_MAX_OBSERVATIONS)
 
     def add(self, observation: Observation) -> None:
-        """Another value, which the oldest may give way to."""
+        """Add a value; the oldest one gives way where there are too many."""
         self._waiting.append(observation)
 
     def take(self) -> Iterator[Observation]:
-        """All that are there, the oldest first."""
+        """Take all values, the oldest first."""
         with suppress(IndexError):
             while True:
                 yield self._waiting.popleft()

@@ -6,7 +6,7 @@ from deployments.generation import Delta, TokenInfo
 
 
 class Answer:
-    """One choice as it is collected."""
+    """One choice of an answer, as far as it has been collected."""
 
     def __init__(self, prompt_index: int) -> None:
         self.prompt_index = prompt_index

@@ -86,7 +86,7 @@ class ChatFormat:
         }
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
-        """What a whole answer has once: all choices have the same prompt."""
+        """The fields of a whole answer beside its choices, which all have the same prompt."""
         if self._num_prompt_logprobs is None:
             return {}
         tokens = answers[0].prompt_logprobs

@@ -70,7 +70,7 @@ def _num_parts(marks: bytes) -> int:
 
 
 def _finite(number: str) -> float:
-    """Of a number, or of ``NaN`` and ``Infinity``, which JSON does not have."""
+    """A finite number; JSON has neither ``NaN`` nor ``Infinity``."""
     value = float(number)
     if not math.isfinite(value):
         raise InvalidRequest(f"the request body has a number that is not finite: {number[:20]}")

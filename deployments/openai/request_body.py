@@ -105,7 +105,7 @@ class OfferedBody(Body):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Those, and the fields of the request that nobody documents."""
+        """The unmet parameters, and the fields of the request that nobody documents."""
         undocumented = self.undocumented_inside().union(self.model_extra or ())
         return tuple(sorted(undocumented | self.unmet))
 

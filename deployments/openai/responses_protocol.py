@@ -135,7 +135,7 @@ class InputCall(Body):
 
 
 class InputCallOutput(Body):
-    """What such a call gave."""
+    """What an earlier call of a tool returned."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 

@@ -123,7 +123,7 @@ class CallReader:
             self._call = None
 
     def _close(self) -> None:
-        """Stop where ``closing`` is, if it is there."""
+        """Stop at ``closing`` if it has come."""
         if self._closing and self._closing in self.kept:
             self.is_closed = True
             self.kept, _, self.rest = self.kept.partition(self._closing)

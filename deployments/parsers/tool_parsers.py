@@ -92,7 +92,7 @@ class _MarkedToolParser(ToolParser):
             yield calls.kept.removeprefix("]")  # of a list of calls
 
     def _is_mention(self, calls: CallReader) -> bool:
-        """Whether what was read begins no call, and another mark in it may."""
+        """Whether what follows this mark is no call, and may have another mark that begins one."""
         is_none = not calls.num_calls and self.OPEN in calls.kept
         return is_none and self._num_mentions < _MAX_MENTIONS
 

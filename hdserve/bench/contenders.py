@@ -189,7 +189,7 @@ class EngineContender(Contender):
         return found
 
     def _make_ready(self, namespace: str) -> None:
-        """Bring a namespace to the state a round begins with, once a round."""
+        """Bring a namespace to the state that a round begins with, at most once a round."""
         if self.is_drafting and namespace not in self._ready:
             self._ready.add(namespace)
             self._host.apply(self._host.config.name, namespace, self._filled)
@@ -218,7 +218,8 @@ class EngineContender(Contender):
 
 
 def _namespace(turn: int) -> str:
-    """Of the prompts when they are decoded for the first time, the second, and so on."""
+    """The namespace of the prompts when they are decoded for the first time, the second, and so
+    on."""
     return f"again {turn}" if turn else core.DEFAULT_NAMESPACE
 
 

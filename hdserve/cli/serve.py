@@ -94,7 +94,8 @@ def serve(
 
 
 def check_is_importable(directory: Path) -> None:
-    """Ray's processes would start and then not find the application.
+    """Check that Ray's processes will find the application; else they would start first, and then
+    fail.
 
     Raises:
         ConfigError: something in ``directory`` is imported in place of our packages.
@@ -122,7 +123,7 @@ def check_is_known_there(variables: Sequence[str], address: str) -> None:
 
 
 def check_is_free(host: str, port: int) -> None:
-    """Ray Serve would start everything and then not listen.
+    """Check that Ray Serve can listen there; else it would start everything first.
 
     Raises:
         ConfigError: another program listens there, or ``host`` is not one of this machine.
@@ -133,7 +134,7 @@ def check_is_free(host: str, port: int) -> None:
 
 
 def check_can_start(config: ServeConfig, source: Path | None) -> None:
-    """Ray's processes would start, and each say in a traceback what is wrong.
+    """Check what a process of Ray would only say in a traceback after its start.
 
     Args:
         source: where ``config`` is from, unless from the environment or the package.
@@ -232,7 +233,7 @@ def _address() -> str:
 def _wait(
     process: subprocess.Popen[bytes], signals: SimpleQueue[int], timeout_s: float = math.inf
 ) -> None:
-    """Until the process has ended, a signal has come or the time is over."""
+    """Wait until the process has ended, a signal has come or the time is over."""
     deadline_s = time.monotonic() + timeout_s
     while process.poll() is None and signals.empty() and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

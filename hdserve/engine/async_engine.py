@@ -30,7 +30,7 @@ _DISPENSABLE_S = 0.005
 
 
 class _Dispensable:
-    """A command that decoding can do without: it may wait for the next steps, and may fail."""
+    """A command that decoding does not need: it may wait for later steps, and it may fail."""
 
     def __init__(self, command: _Command) -> None:
         self._command = command

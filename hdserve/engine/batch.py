@@ -123,7 +123,8 @@ def _is_there() -> None:
 
 
 class BatchKind(NamedTuple):
-    """Batches of as many rows, and rows with logits, that attend alike."""
+    """What batches have in common that have as many rows, as many rows with logits, and attend
+    alike."""
 
     num_rows: int
     num_logits: int

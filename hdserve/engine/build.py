@@ -200,7 +200,7 @@ def _make_scheduler(
 
 
 def _compile_kernels(runner: ModelRunner) -> None:
-    """Those that no forward calls: compiled, or loaded, before a request waits for them."""
+    """Compile, or load, the kernels that no forward calls, before a request waits for them."""
     scratch_row = runner.cache.scratch_row
     runner.cache.keep([(scratch_row, scratch_row)])
     logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
@@ -227,7 +227,7 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
 
 
 def _attention_bytes(model: LoadedModel) -> int:
-    """Of what the parts of a forward find, in float32."""
+    """The bytes of what the parts of a forward find while they attend, in float32."""
     longest = max(layer.value_size for layer in model.kv_shape.layers)
     width = (1 << (longest - 1).bit_length()) + 2
     return MAX_PARTS * QUERIES * model.num_heads * width * 4

@@ -106,7 +106,8 @@ class SequenceDecoder:
         return verify(tree, repeat)
 
     def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
-        """The model's choice at a node; to be called along one path from the root."""
+        """A function that gives the choice of the model at a node; to be called along one path from
+        the root."""
         params = self.seq.params
         if params.is_greedy and self._is_free and params.logprobs is None:
             return _likeliest(*outputs.likeliest())
@@ -216,7 +217,7 @@ class SequenceDecoder:
             raise SequenceFault from error
 
     def _finish_text(self) -> str:
-        """The last of it, in which a stop string may be found."""
+        """The last of the text, in which a stop string may be found."""
         if self.detokenizer is None:
             return ""
         text = self.detokenizer.finish(may_stop=self._may_stop)

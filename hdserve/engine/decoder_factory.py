@@ -56,7 +56,7 @@ class DecoderFactory:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def make(self, seq: Sequence) -> SequenceDecoder:
-        """The decoder of a sequence that was checked."""
+        """The decoder of a sequence that was checked before."""
         params, model = seq.params, self._model
         ending = self._ending_token_ids(params)
         history = None

@@ -67,7 +67,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
-    """Those that cost least first."""
+    """The shapes to try, those that cost least first."""
     if runner.attends_by_tiles and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):
@@ -153,7 +153,7 @@ def _add_to_group(groups: list[_Group], count: int, logits: list[torch.Tensor]) 
 
 
 def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
-    """After how many tokens a forward of ``num_rows`` can be tried."""
+    """The lengths of context after which a forward of ``num_rows`` can be tried."""
     cache, model = runner.cache, runner.model
     return [
         length

@@ -40,7 +40,7 @@ class _Point:
 
 
 def num_rows_to_measure(max_rows: int, max_num_sequences: int) -> int:
-    """Of the cache, for all that :func:`measure_forward_cost` measures where it can."""
+    """How many rows a cache needs for everything that :func:`measure_forward_cost` measures."""
     return max(
         max_num_sequences * align(_NUM_COLUMNS + max_rows), align(_NUM_MANY_COLUMNS + max_rows)
     )
@@ -98,7 +98,8 @@ def _time_forwards(
 
 
 def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
-    """Pages of the cache that nobody has written to are all one to read, which costs too little."""
+    """Write to the cache.  Pages that nobody has written to are all the same memory, which is read
+    too fast."""
     num_rows = max(
         point.num_sequences * align(point.num_columns + point.num_rows) for point in points
     )
@@ -135,7 +136,8 @@ def _time_reading(runner: ModelRunner, num_rows: int) -> float:
 
 
 def _num_columns(runner: ModelRunner, max_rows: int, wanted: int) -> int:
-    """Tokens each sequence has cached: as many as the context and the cache leave."""
+    """The tokens that each sequence has cached: as many as the context and the cache leave room
+    for."""
     deepest = max(binary_tree(max_rows).depths)
     rows_left = runner.cache.num_rows - max_rows
     return max(0, min(wanted, runner.model.max_model_len - 1 - deepest, rows_left))

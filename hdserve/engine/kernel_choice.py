@@ -11,8 +11,8 @@ _NUM_ROUNDS = 3
 def max_rows_faster(
     counts: Sequence[int], ours: Callable[[int], object], theirs: Callable[[int], object]
 ) -> int:
-    """The largest of ``counts``, which ascend, of which none up to it takes ours longer; 0 if the
-    first one does.  The rounds are interleaved, and the fastest of each counts."""
+    """The largest of the ascending ``counts`` up to which our kernel never takes longer; 0 if it
+    does at the first one.  The rounds are interleaved, and the fastest of each counts."""
     found = 0
     for count in counts:
         best = [float("inf"), float("inf")]

@@ -80,7 +80,7 @@ class KVShape:
     def of_equal_layers(
         cls, num_layers: int, num_heads: int, key_size: int, value_size: int
     ) -> KVShape:
-        """That of most models."""
+        """The shape of a model whose layers all store the same, as those of most models do."""
         return cls((LayerShape(num_heads, key_size, value_size),) * num_layers)
 
     @property

@@ -80,7 +80,8 @@ def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
 
 
 def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Module, RowLinear]:
-    """What stands for those that can be turned, if copies of them are not too large."""
+    """The turned layers that replace those that can be turned, if copies of their weights are not
+    too large."""
     found = [layer for layer in layers if can_turn(layer)]
     if sum(layer.weight.nbytes for layer in found) > _MAX_COPIED_BYTES:
         return {}
@@ -128,7 +129,7 @@ def _some(layers: Iterable[torch.nn.Linear]) -> Iterator[torch.nn.Linear]:
 def _not_embedded(
     module: torch.nn.Module, layers: Iterable[torch.nn.Linear]
 ) -> list[torch.nn.Linear]:
-    """Those whose weights are not an embedding too, which reads rows (docs/adr/0014)."""
+    """The layers whose weights are not those of an embedding, which reads rows (docs/adr/0014)."""
     embedded = {
         id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
     }

@@ -202,7 +202,8 @@ def prepare_model(
 
 
 def _stored_bytes(tensor: Any) -> int:
-    """Of what stands for a tensor, as quantised weights do, those of the tensors in it."""
+    """The bytes of a tensor, or, where an object stands for one as with quantised weights, of the
+    tensors in it."""
     if not is_traceable_wrapper_subclass(tensor):
         return int(tensor.nbytes)
     names, _ = tensor.__tensor_flatten__()
@@ -233,7 +234,8 @@ def _check_architecture(config: Any) -> None:
 
 
 def _layer_types(config: Any) -> set[str]:
-    """Those its configuration names; a model of a class with recurrent layers may have none."""
+    """The types of layers that the configuration names; it may name none though the class of the
+    model has recurrent layers."""
     return set(getattr(config, "layer_types", None) or ())
 
 
@@ -270,7 +272,7 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
 
 
 def _eos_token_ids(*holders: Any) -> Iterable[int]:
-    """Of the first that names some."""
+    """The end-of-sequence ids of the first holder that names some."""
     for holder in holders:
         found = getattr(holder, "eos_token_id", None)
         if found is not None:

@@ -280,7 +280,7 @@ class ModelRunner:
         return self._top.read(len(logits), batch.num_nodes)
 
     def _wait(self) -> None:
-        """Until the device has done what it was told."""
+        """Wait until the device has done what it was told."""
         if self.cache.device.type == "cuda":
             torch.cuda.synchronize()
 

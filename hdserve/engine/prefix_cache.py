@@ -92,7 +92,7 @@ class PrefixCache:
         return segment, num_tokens
 
     def has_room_in_parts(self, num_rows: int) -> bool:
-        """Whether so many rows are free or can be, be they together or not."""
+        """Whether this many rows are free or can be freed, whether or not they lie together."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return align(num_rows) <= self.cache.num_free_rows + num_idle_rows
 
@@ -168,7 +168,7 @@ class PrefixCache:
         self.cache.free_all()
 
     def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
-        """A sequence has ended whose columns hold ``token_ids``.
+        """Take back the segment of a sequence that has ended, whose columns hold ``token_ids``.
 
         Args:
             namespace: whose sequences may reuse them; ``None`` keeps nothing.
@@ -241,7 +241,7 @@ class PrefixCache:
             self._by_key.setdefault(key, {})[start] = entry
 
     def _evict(self, entry: _Entry) -> Segment:
-        """The gap that its rows are in then."""
+        """Free the rows of an entry; returns the gap that they are in now."""
         assert not entry.is_running, "a running sequence would lose its rows"
         self._remove(entry)
         return self.cache.free(entry.segment)

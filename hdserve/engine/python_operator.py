@@ -16,7 +16,8 @@ def define_operator(
     like: Callable[..., Tensors],
 ) -> None:
     """Define ``hdserve::name``, which compiled models call, and ``hdserve::name_in_python``, which
-    it stays where it has code of its own for a device (``native/operators.cpp``).
+    stays a function of Python also where ``name`` has code of its own for a device
+    (``native/operators.cpp``).
 
     Args:
         like: gives tensors of the shapes, dtypes and strides of what ``function`` gives.

@@ -63,7 +63,7 @@ def _is_repeated(layer: torch.nn.Module) -> bool:
 
 
 def _layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Those that attend by numbers (:func:`~hdserve.engine.attention.number_layers`)."""
+    """The layers that attend by numbers (:func:`~hdserve.engine.attention.number_layers`)."""
     for each in module.modules():
         is_layer = isinstance(each, GradientCheckpointingLayer)
         if is_layer and any(hasattr(part, "layer_number") for part in each.modules()):

@@ -146,7 +146,8 @@ class Scheduler:
         return preempted
 
     def _preempt_youngest(self) -> Sequence:
-        """Of those that can go on later; its rows are for others as soon as they are needed."""
+        """Preempt the youngest sequence that can go on later; others get its rows as soon as they
+        need them."""
         slot = next(slot for slot in reversed(self.running) if not slot.seq.scores_prompt)
         self.release(slot)
         slot.seq.num_cached_tokens = 0
@@ -292,6 +293,7 @@ class Scheduler:
 
 
 def _max_chunk_tokens(seq: Sequence) -> int:
-    """The most of which each may attend to all before the chunk and in it."""
+    """The most tokens of a chunk such that each may attend to everything before the chunk and in
+    it."""
     half = seq.num_cached_tokens / 2
     return max(1, int(sqrt(half * half + _MAX_CHUNK_SCORES) - half))

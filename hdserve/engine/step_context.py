@@ -14,7 +14,7 @@ _PLAN: Final[ContextVar[StepPlan | None]] = ContextVar("hdserve_plan", default=N
 
 @contextmanager
 def running(plan: StepPlan) -> Iterator[None]:
-    """Within it, forwards of this thread are of the step of ``plan``."""
+    """Within the block, forwards of this thread are part of the step of ``plan``."""
     token = _PLAN.set(plan)
     try:
         yield
@@ -23,5 +23,5 @@ def running(plan: StepPlan) -> Iterator[None]:
 
 
 def current_plan() -> StepPlan | None:
-    """That of the step this thread runs; ``None`` outside one."""
+    """The plan of the step that this thread runs; ``None`` outside a step."""
     return _PLAN.get()

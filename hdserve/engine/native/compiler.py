@@ -61,7 +61,7 @@ def compile_library(source: Path) -> Path:
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Nobody sees a library that is not whole."""
+    """Compile to another file first, so that nobody sees a library that is not whole."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, library.name)
         command = [compiler, str(source), "-o", str(made), *_OPTIONS]

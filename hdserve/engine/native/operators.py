@@ -175,7 +175,7 @@ def _load_once() -> NativeOperators | None:
 
 
 def _describe(plan: StepPlan) -> _Step:
-    """What it points to belongs to the plan."""
+    """Describe the plan of a step in C.  What this points to belongs to the plan."""
     step = _Step(plan.workers.num_threads, plan.is_exact, plan.kv_rows.data_ptr())
     if plan.listed is None or plan.spans:
         return step
