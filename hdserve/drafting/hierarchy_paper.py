@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -155,7 +156,11 @@ class HierarchyPaper(Drafter):
             if len(chains) < num and seq.speculation.allows(source):
                 chains += [(chain, source) for chain in self._chains(seq, source, num)]
         for chain, source in chains[:num]:
-            tree.add_path(chain, source)
+            tree.add_path(takewhile(self._is_known, chain), source)
+
+    def _is_known(self, token_id: int) -> bool:
+        """Whether the model has the token, where its tokenizer has more of them."""
+        return 0 <= token_id < self._resources.vocab_size
 
     def _chains(self, seq: Sequence, source: Source, num: int) -> list[Chain]:
         """At most ``num`` chains of one database after the last token."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import DraftResources
@@ -81,6 +83,21 @@ def test_paper_follows_statistics_greedily() -> None:
     seq = make_sequence([4, 5])
     drafter.start(seq)
     assert paths(propose(drafter, seq)) == [[6, 7, 8, 9]]
+
+
+def test_paper_ends_a_chain_before_what_the_model_does_not_have() -> None:
+    """A tokenizer may have more tokens than the model."""
+    foreign = VOCAB_SIZE - 1
+    texts = [[5, 1, 1, foreign, 1], [6, 2, foreign, 2, 2]]
+    resources = replace(make_resources(*texts, statistics=texts), vocab_size=foreign)
+    for order in ("c", "m", "s"):
+        drafter = HierarchyPaper(resources, HierarchyPaperOptions(order=order))
+        found = []
+        for last in (5, 6):
+            seq = make_sequence([last], prediction=(*texts[0], *texts[1]))
+            drafter.start(seq)
+            found += paths(propose(drafter, seq))
+        assert found == [[1, 1], [2]]
 
 
 def test_paper_inserts_every_completed_ngram() -> None:
