@@ -92,7 +92,11 @@ class GuardedDrafters:
             tree.truncate(0)
 
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> bool:
-        drafter.propose(seq, tree)
+        capacity, max_depth = tree.capacity, tree.max_depth
+        try:
+            drafter.propose(seq, tree)
+        finally:
+            tree.capacity, tree.max_depth = capacity, max_depth
         _check_nodes(tree, self._vocab_size)
         _check_sources(tree, seq.speculation)
         return True

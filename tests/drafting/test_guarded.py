@@ -130,6 +130,24 @@ def test_odd_guesses_are_dropped(name: str) -> None:
         assert drafters.num_failures == {("odd", "propose"): step}
 
 
+@pytest.mark.parametrize("limit", ["capacity", "max_depth"])
+def test_a_tree_stays_as_large_as_it_may_be(limit: str) -> None:
+    """A sequence has rows of the cache for no more nodes, and behind them are those of others."""
+
+    def enlarge(tree: DraftTree) -> None:
+        setattr(tree, limit, 20)
+        tree.add_path([5] * 4, Source.OTHER)
+        tree.add_path([6] * 4, Source.OTHER)
+
+    drafters = GuardedDrafters([OddDrafter(enlarge)], VOCAB_SIZE)
+    tree = DraftTree(4, 8 if limit == "max_depth" else 6, 4 if limit == "capacity" else 3)
+    limits = tree.capacity, tree.max_depth
+    drafters.propose(make_sequence(), tree)
+    assert tree.token_ids == [4]
+    assert (tree.capacity, tree.max_depth) == limits
+    assert drafters.num_failures == {("odd", "propose"): 1}
+
+
 @pytest.mark.parametrize("name", BULK_ODDITIES)
 def test_odd_trees_are_dropped(name: str) -> None:
     """Nodes that are added at once are looked at one by one: a model that is told wrong parents or
