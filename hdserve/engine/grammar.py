@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ class Grammars:
     Compiling takes up to two seconds, and as long before it to try whether it does, so it is done
     in a thread that prepares requests, one grammar at a time: the other cores are the model's, and
     what many ask for at once is compiled once.  What took longer is not tried again.
+
+    All texts of a grammar share the states of its lexer, of which there is a bound: one that has
+    reached it follows no text any more, so it is given up, and compiled again when it is asked for.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -69,7 +73,9 @@ class Grammars:
         Raises:
             InvalidRequest, Unsupported: as ``check``.
         """
-        return GrammarState(self._matcher(grammar).deep_copy(), self._vocab_size)
+        matcher = self._matcher(grammar)
+        give_up = partial(self._give_up, grammar, matcher)
+        return GrammarState(matcher.deep_copy(), self._vocab_size, give_up)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         found = self._known(grammar)
@@ -98,6 +104,10 @@ class Grammars:
             if found.is_error():
                 reason = f"the grammar cannot be used: {_reason(found)}"
                 found = InvalidRequest(reason, "grammar")
+            else:
+                # What the first token takes, up to a second, all texts share: the engine's thread
+                # does without.
+                found.deep_copy().compute_bitmask()
         else:
             reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
             found = InvalidRequest(reason, "grammar")
@@ -106,6 +116,12 @@ class Grammars:
             if len(self._found) > _MAX_KEPT:
                 self._found.popitem(last=False)
         return found
+
+    def _give_up(self, grammar: str, matcher: LLMatcher) -> None:
+        """``matcher`` has failed; those who follow it now fail with it."""
+        with self._lock:
+            if self._found.get(grammar) is matcher:
+                del self._found[grammar]
 
     def _special_token_id(self, text: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(text)
@@ -120,17 +136,24 @@ class GrammarState:
     The verifier asks for choices along one path from the root of a draft tree, and every choice
     becomes part of the sequence, so the state only ever moves on: a draft costs no copy and no
     way back, and nodes that are not visited cost nothing.
+
+    Args:
+        on_failure: called when the grammar cannot be followed any more.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, on_failure: Callable[[], None] = lambda: None
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._on_failure = on_failure
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """``[1, vocab_size]``: ``logits`` with what the grammar forbids at minus infinity."""
         if self._matcher.is_stopped():
             return logits
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
         bits = np.unpackbits(words, count=self._vocab_size, bitorder="little")
         is_forbidden = torch.from_numpy(bits == 0).to(logits.device)
         return logits.masked_fill(is_forbidden, -torch.inf)
@@ -139,6 +162,7 @@ class GrammarState:
         """``token_id`` was chosen."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)
+            self._check()
 
     @property
     def is_complete(self) -> bool:
@@ -151,6 +175,10 @@ class GrammarState:
         if not self._matcher.is_error():
             return None
         return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self._on_failure()
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterable
 from string import ascii_lowercase
@@ -355,6 +356,27 @@ def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
     assert "too complex" in error.message
     assert other.num_output_tokens > failing.num_output_tokens
     assert other.finish_reason is not FinishReason.ERROR
+
+
+def test_a_grammar_whose_lexer_is_full_is_compiled_again() -> None:
+    """Each text needs a few hundred states, all of them together more than there may be."""
+    grammars = Grammars(TOKENIZER, 260, {256})
+    text = grammar.regex("(a|b)*a(a|b){18}")
+    draw = random.Random(5)
+    num_failed = 0
+    for _ in range(300):
+        state = grammars.state(text)
+        for token_id in draw.choices(b"ab", k=120):
+            state.push(token_id)
+            state.apply(torch.zeros(1, 260))
+        num_failed += state.error is not None
+    assert 0 < num_failed < 10
+
+
+@pytest.mark.parametrize("text", [grammar.regex(""), grammar.choice([""]), grammar.regex("a?")])
+def test_a_text_may_end_before_it_begins(text: str) -> None:
+    grammars = Grammars(TOKENIZER, 260, {256})
+    assert grammars.state(text).error is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
