@@ -48,6 +48,10 @@ _SCHEMAS = (
 _MAX_DIVISOR_STATES = 40_000
 """The most states of ``multipleOf``, which compile in at most some 0.2 s and 20 MB."""
 
+_MAX_VALUES = 100_000
+"""Texts, numbers and the like in a schema: about as many different ones as a grammar is made of.
+To look at each of a million takes seconds."""
+
 _MAX_INT = 2**63 - 1
 _NEXT = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
 """By keyword of a bound, the distance from a whole bound to the first integer that it allows."""
@@ -59,8 +63,8 @@ def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON texts that ``schema`` (JSON Schema) allows, their keys in the schema's order.
 
     Raises:
-        ValueError: the schema is too deep, its numbers are to be multiples of too much, or a number
-            in it has too many digits.
+        ValueError: the schema is too large or too deep, its numbers are to be multiples of too
+            much, or a number in it has too many digits.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -157,12 +161,29 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     forbids nothing and llguidance does not know.
 
     Raises:
-        ValueError: its numbers are to be multiples of too much, or a number in it has too many
-            digits.
+        ValueError: it is too large, its numbers are to be multiples of too much, or a number in it
+            has too many digits.
     """
+    check_size(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
     return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
+
+
+def check_size(schemas: Any) -> None:
+    """
+    Raises:
+        ValueError: a schema, or a list of some, has more values than a grammar can be made of.
+    """
+    num_values, waiting = 0, [schemas]
+    while waiting:
+        value = waiting.pop()
+        items = value.values() if isinstance(value, Mapping) else value
+        parts = [item for item in items if isinstance(item, (list, tuple, Mapping))]
+        num_values += len(items) - len(parts)
+        if num_values > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES} values are too many for a schema")
+        waiting += parts
 
 
 def _check_divisors(divisors: list[int]) -> None:

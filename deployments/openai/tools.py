@@ -136,8 +136,8 @@ class ToolFields(BaseModel):
         """``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
-            InvalidRequest: the parameters of a tool are too deep, hold numbers to multiples of too
-                much, or can be no object.
+            InvalidRequest: the parameters of tools are too large or too deep, hold numbers to
+                multiples of too much, or can be no object.
         """
         may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
         if parser is None or not may_choose:
@@ -148,6 +148,7 @@ class ToolFields(BaseModel):
     def _calls(self, functions: list[Function], parser: type[ToolParser]) -> str:
         is_one = self.names_tool or self.parallel_tool_calls is False
         try:
+            grammar.check_size([function.parameters for function in functions])
             return parser.grammar(functions, is_one=is_one)
         except RecursionError as error:
             raise InvalidRequest("the parameters of a tool are too deep", "tools") from error

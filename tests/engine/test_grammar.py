@@ -242,6 +242,19 @@ def test_deep_schemas_are_refused() -> None:
         grammar.json_schema(schema)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [0.5] * 100_001},
+        {"properties": {"a": {"required": ["a"] * 60_000}, "b": {"const": [None] * 60_000}}},
+    ],
+    ids=["in one list", "together"],
+)
+def test_schemas_of_too_many_values_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="more than 100000 values"):
+        grammar.json_schema(schema)
+
+
 def multiples_of(*divisors: float) -> dict[str, Any]:
     """An object whose numbers are multiples of one of these each."""
     parts = {f"n{index}": {"multipleOf": divisor} for index, divisor in enumerate(divisors)}

@@ -378,3 +378,13 @@ def test_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="multipleOf") as caught:
         request(tools=[tool], tool_choice="required")
     assert caught.value.param == "tools"
+
+
+def test_tools_of_too_many_values_together_are_refused() -> None:
+    def tool(name: str) -> dict[str, Any]:
+        parameters = {"properties": {"n": {"enum": list(range(60_000))}}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    with pytest.raises(InvalidRequest, match="more than 100000 values") as caught:
+        request(tools=[tool("f"), tool("g")], tool_choice="required")
+    assert caught.value.param == "tools"
