@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from deployments.http.body_schema import body_schema
 from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
 from deployments.http.json_body import read_json
+from deployments.openai.messages import messages_for_template
 from deployments.openai.protocol import DetokenizeBody, TokenizeBody
 from hdserve.errors import InvalidRequest
 
@@ -40,7 +41,7 @@ async def _tokenize(gateway: Gateway, request: Request, response: Response) -> d
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
-        messages = [message.for_template() for message in body.messages or ()]
+        messages = [*messages_for_template(body.messages or ())]
         num_bytes = len(await request.body())
         tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
     info = await gateway.describe(body.model)

@@ -11,7 +11,7 @@ from typing import Any
 from hdserve.errors import InvalidRequest
 
 _MAX_DEPTH = 100
-_MAX_PARTS = 50_000
+MAX_PARTS = 50_000
 """The most objects, arrays and members of objects in a body.  To read a body of nothing else takes
 seconds, in which the interpreter does nothing beside it; to read texts and token ids does not."""
 
@@ -30,8 +30,8 @@ def parse_json(body: bytes) -> Any:
             nests them too deeply, or has a number or text that cannot be processed.
     """
     marks = _marks(body)
-    if _num_parts(marks) > _MAX_PARTS:
-        reason = f"the request body has more than {_MAX_PARTS} objects, arrays and members of them"
+    if _num_marks(marks) > MAX_PARTS:
+        reason = f"the request body has more than {MAX_PARTS} objects, arrays and members of them"
         raise InvalidRequest(reason)
     try:
         text = body.decode("utf-8-sig")
@@ -43,6 +43,11 @@ def parse_json(body: bytes) -> Any:
     if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
         raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
+
+
+def num_parts(body: bytes) -> int:
+    """The number of objects, arrays and members of objects; 0 where there are few."""
+    return _num_marks(_marks(body))
 
 
 def _fault(error: ValueError | RecursionError) -> str:
@@ -60,12 +65,12 @@ def _fault(error: ValueError | RecursionError) -> str:
 
 def _marks(body: bytes) -> bytes:
     """Brackets and colons outside of texts; none where there are too few for any limit."""
-    if _num_parts(body) <= _MAX_DEPTH:
+    if _num_marks(body) <= _MAX_DEPTH:
         return b""
     return _STRING.sub(b"", body).translate(None, _NO_MARKS)
 
 
-def _num_parts(marks: bytes) -> int:
+def _num_marks(marks: bytes) -> int:
     return marks.count(b"[") + marks.count(b"{") + marks.count(b":")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from deployments.openai.body import Body
-from deployments.openai.json_text import parse_json
+from deployments.openai.json_text import MAX_PARTS, num_parts, parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 2048
@@ -118,6 +118,24 @@ class Message(Body):
 
 
 Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """A conversation as chat templates take it, see :meth:`Message.for_template`.
+
+    Raises:
+        InvalidRequest: also where the arguments of all calls, which are JSON in texts, have more
+            parts together than a body may have.
+    """
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    texts = [call.function.arguments for call in calls]
+    counts = [num_parts(text.encode(errors="replace")) for text in texts if isinstance(text, str)]
+    if sum(count for count in counts if count <= MAX_PARTS) > MAX_PARTS:  # more are not read
+        raise InvalidRequest(
+            f"arguments of calls have more than {MAX_PARTS} objects, arrays and members of them",
+            "messages",
+        )
+    return tuple(message.for_template() for message in messages)
 
 
 def joined(

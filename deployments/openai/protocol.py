@@ -9,7 +9,7 @@ from pydantic import Field
 
 from deployments.generation import GenerationRequest, Prompt
 from deployments.openai.body import Body, ClosedBody, Integer, Number
-from deployments.openai.messages import Messages, Parts, joined
+from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
@@ -264,7 +264,7 @@ class ChatBody(GenerationBody, ToolFields):
             sampling.setdefault("skip_special_tokens", False)
         return GenerationRequest(
             request_id=request_id,
-            messages=tuple(message.for_template() for message in self.messages),
+            messages=messages_for_template(self.messages),
             template_options=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning_effort,
             tools=self.template_tools(),

@@ -174,3 +174,18 @@ def test_templates_may_have_fields_of_their_own() -> None:
     """A field of a message that nobody documents reaches them all the same."""
     message = {"role": "assistant", "content": "a", "thinking": "b"}
     assert chat(messages=[message]).messages == (message,)
+
+
+def test_arguments_of_calls_are_bounded_together() -> None:
+    """Each is a JSON of its own; one with too many parts is not read, and is the text it is."""
+
+    def calling(*numbers: int) -> list[dict[str, Any]]:
+        texts = ['{"a": [' + ",".join(["[]"] * number) + "]}" for number in numbers]
+        calls = [CALL | {"function": {"name": "f", "arguments": text}} for text in texts]
+        return [{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls]
+
+    message = chat(messages=calling(49_000)).messages[0]
+    assert len(message["tool_calls"][0]["function"]["arguments"]["a"]) == 49_000
+    assert refused(ChatBody, messages=calling(25_000, 25_000)).param == "messages"
+    message = chat(messages=calling(51_000, 49_000)).messages[0]
+    assert message["tool_calls"][0]["function"]["arguments"].startswith('{"a": [[],')

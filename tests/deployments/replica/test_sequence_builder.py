@@ -13,6 +13,7 @@ from deployments.generation import GenerationRequest
 from deployments.replica.sequence_builder import SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
+from hdserve.core import Sequence
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest, PromptTooLong, Unsupported
 from tests.engines import make_engine, run
@@ -187,6 +188,36 @@ def test_who_knows_a_grammar_waits_for_no_other_one(
         assert not any(task.done() for task in new)
         may_compile.set()
         assert len(await asyncio.gather(*new)) == 40
+
+    asyncio.run(test())
+
+
+class _WaitingBuilder(SequenceBuilder):
+    """Builds no large request before it may."""
+
+    def __init__(self, host: ModelHost) -> None:
+        super().__init__(host)
+        self.may_build = threading.Event()
+
+    def build(self, request: GenerationRequest) -> list[Sequence]:
+        if request.num_body_bytes > 1 << 20:
+            assert self.may_build.wait(30)
+        return super().build(request)
+
+
+def test_small_requests_wait_for_no_large_ones(host: ModelHost) -> None:
+    """Of however many, one thread makes the tokens."""
+    builder = _WaitingBuilder(host)
+    small = GenerationRequest("r", prompts=((5, 6),), num_body_bytes=10_000)
+    large = replace(small, num_body_bytes=1 << 21)
+
+    async def test() -> None:
+        waiting = [asyncio.create_task(builder.build_off_loop(large)) for _ in range(60)]
+        await asyncio.sleep(0)
+        assert len(await builder.build_off_loop(small)) == 1
+        assert not any(task.done() for task in waiting)
+        builder.may_build.set()
+        assert len(await asyncio.gather(*waiting)) == 60
 
     asyncio.run(test())
 
