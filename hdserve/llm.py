@@ -73,14 +73,14 @@ class LLM:
         self._engine = self._host.make_engine()
         self._numbers = count(1)
         self._outputs: dict[str, deque[StepOutput]] = {}
-        """That nobody has taken yet, by the ids of the sequences that are decoded."""
+        """Outputs that nobody has taken yet, by the ids of the sequences that are decoded."""
         self._lock = RLock()
-        """Of all above."""
+        """Guards everything above."""
         self._is_in_use = False
-        """The engine, by whoever has the lock, who may close an iterator meanwhile: a collection of
-        garbage does."""
+        """Whether the holder of the lock is using the engine.  The same thread may close an iterator
+        meanwhile, as a collection of garbage does."""
         self._left: deque[str] = deque()
-        """Requests nobody asks for any more, which the engine is not told yet."""
+        """Requests that nobody asks for any more and that the engine has not been told of yet."""
 
     def generate(
         self,
