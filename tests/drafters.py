@@ -41,7 +41,7 @@ class SlowLearner(OracleDrafter):
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
     ) -> None:
         if tree.num_draft_tokens:
-            time.sleep(0.5)
+            time.sleep(0.25)
 
 
 class InterruptedDrafter(OracleDrafter):
