@@ -22,7 +22,7 @@ from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, load_model, prepare_model
 from hdserve.engine.memory import free_bytes
-from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.model_runner import ModelRunner, NodeOutputs
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -154,14 +154,23 @@ def test_graphs_are_made_of_the_compiled_model(
     torch.testing.assert_close(found, wanted, atol=_TOLERANCE, rtol=_TOLERANCE)
 
 
-def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone() -> None:
-    """Bit for bit, in bfloat16, along each path, by the kernels and compiled code."""
+@pytest.fixture(scope="module")
+def multiplied() -> tuple[LoadedModel, CompiledForward]:
+    """One in bfloat16 whose products are all made by the kernel."""
     sizes = {"hidden_size": 256, "intermediate_size": 352, "head_dim": 64, "vocab_size": 128}
     module = make_model("llama", torch.bfloat16, **sizes).to("cuda")
     layers = [each for each in module.modules() if isinstance(each, torch.nn.Linear)]
     assert all(can_multiply([layer.weight]) for layer in layers)
     model = prepare_model(module, EngineConfig())
-    runner = make_runner(model, compiled=compile_model(model))
+    return model, compile_model(model)
+
+
+def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone(
+    multiplied: tuple[LoadedModel, CompiledForward],
+) -> None:
+    """Bit for bit, in bfloat16, along each path, by the kernels and compiled code."""
+    model, forward = multiplied
+    runner = make_runner(model, compiled=forward)
     assert has_graphs(runner)
     (chunk,) = make_work(runner, 1, num_tokens=600)
     drafted, tree = logits_of(runner, [chunk]), chunk.tree
@@ -219,6 +228,49 @@ def test_drafted_is_plain(
     run(engine, found)
     assert {seq.request_id: seq.token_ids for seq in found} == wanted
     assert engine.stats.drafts.num_accepted_tokens > 0
+
+
+def logits_by_position(engine: Engine, seq: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+    """What the model made of each token of ``seq`` at each time it went through as a node of a
+    tree, the decoding of ``seq`` included."""
+    seen: list[tuple[Chunk, torch.Tensor]] = []
+    forward = engine._runner.forward
+
+    def recorded(chunks: list[Chunk], num_top: int = 1) -> list[NodeOutputs | None]:
+        found = forward(chunks, num_top)
+        for chunk, outputs in zip(chunks, found, strict=True):
+            if outputs is not None:
+                seen.append((chunk, outputs.logits.cpu()))
+        return found
+
+    engine._runner.forward = recorded  # type: ignore[assignment, method-assign]
+    run(engine, [seq])
+    for chunk, logits in seen:
+        tree, root = chunk.tree, chunk.first_column + len(chunk.token_ids) - 1
+        assert tree is not None, "it has outputs"
+        for node in range(len(tree)):
+            path = [tree.token_ids[each] for each in tree.path_to(node)]
+            if path == seq.token_ids[root : root + len(path)]:
+                yield root + len(path) - 1, logits[node]
+
+
+@pytest.mark.parametrize("num_tokens", [20, 60, 100, 200])
+def test_drafts_change_no_bit_of_a_sequence(
+    num_tokens: int, multiplied: tuple[LoadedModel, CompiledForward]
+) -> None:
+    """Nor of what its accepted drafts gave, whatever kernels its prompt went through."""
+    model, forward = multiplied
+    prompt = make_prompt(num_tokens, num_tokens)
+    plain = make_sequence("a", prompt, temperature=1.0, seed=1)
+    wanted = dict(logits_by_position(make_gpu_engine(model, compiled=forward), plain))
+    drafted = make_sequence("a", prompt, temperature=1.0, seed=1)
+    engine = make_gpu_engine(model, (OracleDrafter({"a": plain.token_ids}),), forward)
+    found = [*logits_by_position(engine, drafted)]
+    assert drafted.token_ids == plain.token_ids
+    assert engine.stats.drafts.num_accepted_tokens > 0
+    assert len(found) >= len(wanted)
+    for position, logits in found:
+        assert position not in wanted or torch.equal(logits, wanted[position])
 
 
 def test_the_cost_is_measured() -> None:
