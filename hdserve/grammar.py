@@ -194,7 +194,7 @@ def _check_divisors(divisors: list[int]) -> None:
 
 
 def _divisors(schema: Any) -> Iterator[int]:
-    """Of all numbers in a schema, without their decimal point."""
+    """Every ``multipleOf`` in a schema, without its decimal point."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _divisors(item)
@@ -219,7 +219,7 @@ def _check_numbers(schema: Any) -> None:
 
 
 def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
-    """Of values and bounds in a schema, with their keywords."""
+    """The numbers of values and bounds in a schema, with their keywords."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _numbers(item)

@@ -77,8 +77,8 @@ class LLM:
         self._lock = RLock()
         """Guards everything above."""
         self._is_in_use = False
-        """Whether the holder of the lock is using the engine.  The same thread may close an iterator
-        meanwhile, as a collection of garbage does."""
+        """Whether the holder of the lock is using the engine.  The same thread may close an
+        iterator meanwhile, as a collection of garbage does."""
         self._left: deque[str] = deque()
         """Requests that nobody asks for any more and that the engine has not been told of yet."""
 
@@ -186,7 +186,7 @@ class LLM:
             self._is_in_use = False
 
     def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
-        """Those of one sequence; what a step gives others waits for whoever asks for it."""
+        """The outputs of one sequence; what a step gives others waits for whoever asks for it."""
         while True:
             output = self._next_output(seq.request_id)
             if output is None:

@@ -117,7 +117,7 @@ def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
 
 
 def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
-    """Of what the results depend on, what is shown beside them."""
+    """The part of what the results depend on that is shown beside them."""
     is_cuda = host.model.device.type == "cuda"
     return {
         "model": options.random_weights or options.model,

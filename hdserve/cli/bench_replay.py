@@ -150,7 +150,7 @@ def _budget(drafting: DraftingConfig) -> int:
 
 
 def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
-    """Of what the result depends on, what is written beside it."""
+    """The part of what the result depends on that is written beside it."""
     return {
         "eval": options.evaluate.name,
         "limit": options.limit,
@@ -213,7 +213,7 @@ def _make_drafters(
     corpus: StatisticsDatabase | None,
     rows: Sequence[ReplayRow],
 ) -> tuple[Drafter, ...]:
-    """For the vocabulary that ``rows`` and ``corpus`` show; warmed up."""
+    """The drafters for the vocabulary that ``rows`` and ``corpus`` show, warmed up."""
     vocab_size = largest_id(rows) + 1
     if corpus is not None and corpus.directory is not None:
         vocab_size = max(vocab_size, corpus.info.vocab_size)

@@ -194,7 +194,7 @@ def serve(options: LoadOptions) -> None:
 
 
 def _warn(plans: Sequence[LoadPlan]) -> None:
-    """Of a concurrency that is never reached."""
+    """Warn of a concurrency that is never reached."""
     most = max(plan.concurrency for plan in plans)
     num_prompts = plans[0].num_prompts
     if num_prompts < most:
@@ -212,7 +212,7 @@ def _rows(options: LoadOptions) -> list[PromptRow]:
 
 
 def _settings(options: LoadOptions) -> dict[str, Any]:
-    """Of what the results depend on, what is written beside them."""
+    """The part of what the results depend on that is written beside them."""
     return {
         "endpoint_type": "openai-chat" if options.api == "chat" else "openai",
         "label": options.label,

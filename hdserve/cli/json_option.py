@@ -23,13 +23,13 @@ STDOUT = Path("-")
 _PRINT = "Print JSON instead of text; with PATH, write it there as well as the text"
 
 Json = Annotated[Path | None, typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}.")]
-"""Of a command that ends soon, or that keeps what it has done in its result."""
+"""The option of a command that ends soon, or that keeps what it has done in its result."""
 
 JobJson = Annotated[
     Path | None,
     typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}, and the job can be resumed."),
 ]
-"""Of a job whose journal lies beside its result."""
+"""The option of a job whose journal lies beside its result."""
 
 
 class JsonCommand(TyperCommand):

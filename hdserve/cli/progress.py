@@ -27,11 +27,11 @@ class Bar:
     _task: TaskID
 
     def advance(self, num: int = 1) -> None:
-        """So many units more are done."""
+        """Show that ``num`` more units are done."""
         self._shown.advance(self._task, num)
 
     def show(self, num_done: int) -> None:
-        """So many units are done, all told."""
+        """Show that ``num_done`` units are done, all told."""
         self._shown.update(self._task, completed=num_done)
 
     def print(self, line: str) -> None:

@@ -214,15 +214,15 @@ def run_until_signal(
 
 
 def _ending_signals() -> Iterator[signal.Signals]:
-    """Those that are to end the server.  A terminal that is closed sends SIGHUP, which nohup has
-    ignored."""
+    """The signals that are to end the server.  A terminal that is closed sends SIGHUP, which nohup
+    has ignored."""
     yield from (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         yield signal.SIGHUP
 
 
 def _address() -> str:
-    """Of the Ray cluster that is to serve.
+    """The address of the Ray cluster that is to serve.
 
     Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
     start one unless the environment names another.

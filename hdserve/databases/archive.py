@@ -390,7 +390,7 @@ def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
 
 
 def _records(archive: Path) -> Iterator[bytes]:
-    """At least one.
+    """The records of an archive, at least one.
 
     Raises:
         SnapshotError: the file cannot be read, or is no archive.

@@ -161,12 +161,13 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
 
 
 def _whole(text: str) -> str:
-    """With U+FFFD for each half of a surrogate pair, which JSON may name and no encoding has."""
+    """The text with U+FFFD for each half of a surrogate pair, which JSON may name and no encoding
+    has."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text_of(content: Any) -> str:
-    """Of a message: a text, a list of parts that are text, or nothing."""
+    """The text of a content, which is a text, a list of parts that are text, or nothing."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or any(part.get("type") != "text" for part in content):

@@ -71,7 +71,7 @@ class Publish:
 
     @property
     def num_outputs(self) -> int:
-        """Of all namespaces."""
+        """How many outputs there are in all namespaces."""
         return sum(len(segment) for segment in self.outputs.values())
 
     def encode(self, key: DatabaseKey) -> bytes:
@@ -88,7 +88,7 @@ class Publish:
 
     @property
     def namespaces(self) -> set[str]:
-        """Of which there are outputs or calibration."""
+        """The namespaces with outputs or calibration."""
         return {*self.outputs, *self.calibrations}
 
     def only(self, names: Container[str]) -> Publish:
@@ -273,7 +273,7 @@ class Reply:
 
 
 def refill_bytes(namespace: str, seen: OriginRanges) -> int:
-    """At most what it takes to ask for what is not among ``seen`` of ``namespace``."""
+    """The most bytes it takes to ask for outputs of ``namespace`` that are not among ``seen``."""
     origins = sum(len(origin) + 6 + 19 * len(intervals) for origin, intervals in seen.items())
     return len(namespace) + 6 + origins
 

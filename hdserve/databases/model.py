@@ -85,12 +85,12 @@ class ModelDatabase:
 
     @property
     def num_text_bytes(self) -> int:
-        """Of it for what was generated."""
+        """The bytes of what was generated."""
         return self._partitions.num_bytes
 
     @property
     def num_recycled_bytes(self) -> int:
-        """Of it for what the model thought likely."""
+        """The bytes of what the model thought likely."""
         return self._recycled.num_bytes
 
     @property

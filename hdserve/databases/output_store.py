@@ -301,7 +301,7 @@ class OutputStore:
         return self.generation, epochs
 
     def _flushed_versions(self) -> Iterator[int]:
-        """Of all namespaces: new outputs must have higher ones."""
+        """The versions at which namespaces were flushed; new outputs must have higher ones."""
         return (flushed_version for _, flushed_version in self._flushes())
 
     def _flushed_meanwhile(self, log: OutputLog) -> Iterator[str]:

@@ -99,7 +99,7 @@ class OriginLimit:
         self._share = MAX_ORIGINS
 
     def share(self, num_namespaces: int) -> None:
-        """So many namespaces are there now."""
+        """Share the origins among as many namespaces as there are now."""
         share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
         self._share = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
 
@@ -133,7 +133,7 @@ class SeenOutputs:
         return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
 
     def numbers(self, origin: str) -> SequenceRanges:
-        """Those of the outputs of ``origin``."""
+        """The sequence numbers of the outputs of ``origin`` that were seen."""
         return self._origins.get(origin, SequenceRanges())
 
     def add(self, segment: Segment) -> Segment:

@@ -79,7 +79,7 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _access_remedy(config: AccessConfig, message: str) -> str:
-    """For what keeps the keys from being read."""
+    """The remedy for what keeps the keys from being read."""
     keys, admin = config.api_keys_file, config.admin_key_file
     for path in (keys, admin):
         if path is None or str(path) not in message:
@@ -134,7 +134,7 @@ def _closed_directory(place: Path, directory: Path) -> Path | None:
 
 
 def _takes_files(directory: Path) -> bool:
-    """Of which the rights alone say nothing to root."""
+    """Whether a file can be made in ``directory``, which its rights do not tell root."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True

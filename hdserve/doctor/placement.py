@@ -87,7 +87,7 @@ class _Node:
 
 
 def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Process]:
-    """Those for which no node has enough left.
+    """The processes for which no node has enough left.
 
     What is not of a model is placed first, then the largest models; each on the node it leaves the
     least of.
@@ -108,7 +108,7 @@ def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Proc
 
 
 def total(resources: Iterable[Resources], name: str) -> float:
-    """Of one resource, as Ray adds it up."""
+    """The sum of one resource, as Ray adds it up."""
     return sum(_parts(item)[name] for item in resources) / _PARTS
 
 

@@ -60,7 +60,8 @@ def weight_faults(model: ModelConfig) -> Iterator[str]:
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Of a local model once it is loaded; of pickled weights, those of their files.
+    """The bytes that the weights of a local model take once loaded; of pickled ones, those of their
+    files.
 
     Raises:
         ConfigError: there is no such device.
@@ -83,7 +84,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _loaded_bytes(path: Path, itemsize: int) -> int:
-    """Of the tensors of a file, floating-point numbers of ``itemsize`` bytes each."""
+    """The bytes of the tensors in a file, ``itemsize`` of them for a floating-point number."""
     num_bytes = path.stat().st_size
     with safe_open(path, "numpy") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping

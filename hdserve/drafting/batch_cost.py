@@ -64,9 +64,10 @@ class BatchCost:
         self._num_columns = num_columns
         self._column_cost = column_cost
         self._tables: dict[int, tuple[_Table, _Table | None]] = {}
-        """Per number of sequences: of all rows, and per column, of the rows they have together."""
+        """The costs by the number of sequences: of all rows, and of each column, by the rows that
+        the sequences have together."""
         self._plain_s: dict[int, tuple[float, float]] = {}
-        """Of one row each, and of another column."""
+        """The costs by the number of sequences: of one row for each, and of another column."""
         self.reading_share = reading_share
 
     def of_drafts(

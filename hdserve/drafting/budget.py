@@ -50,10 +50,10 @@ class DraftBudget:
         self.num_kept_tokens = 0
         self._cost = cost
         self._patience: dict[int, Patience] = {}
-        """By the binary digits of the number of sequences."""
+        """One for each number of binary digits that the number of sequences may have."""
         self._last: tuple[Patience, int, float | None] | None = None
-        """Of the step that was cut last, its sequences, and what its forward should take; nobody
-        knows with rows of prompts."""
+        """Of the step that was cut last: its patience, its sequences, and what its forward should
+        take, which nobody knows with rows of prompts."""
         self._expected = [_PRIOR_WEIGHT] * len(Source)
         self._accepted = [_PRIOR_WEIGHT] * len(Source)
 

@@ -115,7 +115,7 @@ class HierarchyPaper(Drafter):
         self._options = options or HierarchyPaperOptions()
         self._resources = resources
         self._model: dict[str, _Followed] = {}
-        """By namespace, least recently used first."""
+        """The followed databases by namespace, the least recently used first."""
 
     def start(self, seq: Sequence) -> None:
         ngrams = self._new_ngrams()

@@ -86,10 +86,10 @@ class Patience:
         self._num_steps_to_skip = 0
         self._num_looks = 0
         self._num_steps_in_a_row = 0
-        """Of the kind of the last one."""
+        """How many steps in a row were like the last one."""
         self._has_gained = False
         self._has_compared = False
-        """Once a look seemed to lose since times of plain steps were forgotten."""
+        """Whether a look has seemed to lose since the times of plain steps were forgotten."""
         self.was_looking = True
         self._was_cautious = False
         self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)

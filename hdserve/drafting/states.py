@@ -33,7 +33,7 @@ def fit_states(states: Mapping[str, bytes], shrink: Shrink) -> dict[str, bytes]:
 
 
 def fitting_states(states: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Those of the states that fit one message; the first ones come first."""
+    """As many of the first states as fit one message."""
     found: dict[str, bytes] = {}
     for name, state in states.items():
         if len(pack_states({**found, name: state})) <= MAX_CALIBRATION_BYTES:

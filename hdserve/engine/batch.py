@@ -119,7 +119,7 @@ class StepPlan:
 
 
 def _is_there() -> None:
-    """Of batches that are made on the device."""
+    """Do nothing: the batch was made on the device."""
 
 
 class BatchKind(NamedTuple):

@@ -71,7 +71,7 @@ class SequenceDecoder:
             raise SequenceFault from error
 
     def nodes(self, tree: DraftTree, outputs: NodeOutputs) -> Nodes | None:
-        """Those of ``tree``, if what is sampled at each depends on its logits alone."""
+        """The nodes of ``tree``, if what is sampled at each depends on its logits alone."""
         params = self.seq.params
         if params.is_greedy or not self._is_free or params.logprobs is not None:
             return None

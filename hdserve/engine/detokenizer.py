@@ -39,7 +39,7 @@ class Detokenizer:
         self._undecoded: list[int] = []
         self._held = ""
         self._num_deaf = 0
-        """Of the first characters that are held, in which no stop string may end."""
+        """How many of the first characters that are held no stop string may end in."""
         self.is_stopped = False
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:

@@ -81,7 +81,7 @@ class Engine:
         self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._outputs: list[StepOutput] = []
-        """That no step has returned yet."""
+        """Outputs that no step has returned yet."""
         self._undecided: tuple[core.Sequence, int] | None = None
         """The sequence whose tokens are being decided, and how many it had before."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))

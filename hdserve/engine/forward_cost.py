@@ -184,7 +184,7 @@ def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
 
 
 def binary_tree(num_rows: int) -> DraftTree:
-    """Of so many nodes: shallow, so that it fits into a short context."""
+    """A tree of ``num_rows`` nodes, shallow, so that it fits into a short context."""
     tree = DraftTree(0, num_rows - 1)
     for node in range(1, num_rows):
         tree.add_node((node - 1) // 2, node % 2, Source.OTHER)

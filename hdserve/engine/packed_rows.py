@@ -87,7 +87,7 @@ def pack_rows(chunks: Sequence[Chunk], shapes: Shapes, scratch_row: int) -> Pack
 
 
 def _scored_rows(placed: Sequence[tuple[int, Chunk]]) -> dict[int, range]:
-    """Those of scored tokens, of each chunk that has some."""
+    """The rows of scored tokens, by the index of each chunk that has some."""
     return {
         index: range(row, row + chunk.num_scored_tokens)
         for index, (row, chunk) in enumerate(placed)

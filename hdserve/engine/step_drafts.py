@@ -55,7 +55,7 @@ class StepDrafts:
         self._catching_up_s = 0.0
         self._min_score = 0.0
         self._corrections: Sequence[float] = UNCORRECTED
-        """Of this step, all five."""
+        """What is set for one step holds until the next: these five."""
 
     @property
     def are_read(self) -> bool:

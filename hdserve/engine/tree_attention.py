@@ -159,7 +159,7 @@ class TreeAttention:
         return attended
 
     def _kernel(self, layer: int) -> tuple[Callable[..., None], bool, tuple[int, ...]]:
-        """That of a layer, whether it takes queries in float32, and what else it is told."""
+        """The kernel of a layer, whether it takes queries in float32, and what else it is told."""
         if self.uses_tiles:
             return attend_by_tiles, False, ()
         if self._takes_pairs[layer]:

@@ -25,12 +25,12 @@ from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.seen_parts import SeenParts
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
-"""Beside one for each row."""
+"""How many programs there are for each processor, beside one for each row."""
 
 _LOG2_E: Final = 1.4426950408889634
 
 _MAX_REGISTERS: Final = 168
-"""Of a thread, so that a processor has room for three programs."""
+"""The most registers of a thread, so that a processor has room for three programs."""
 
 _MAX_SIZE: Final = 128
 """Numbers of keys and values for which so many registers suffice."""

@@ -13,7 +13,7 @@ from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING
 
 _COLUMNS: Final = 1024
-"""Of a block."""
+"""The columns that one program of the first kernel looks at."""
 
 
 def draw_tokens(

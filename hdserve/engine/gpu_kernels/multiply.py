@@ -24,7 +24,7 @@ _MAX_ROWS: Final = 64
 _OUTPUTS: Final = 64
 _INPUTS: Final = 128
 _INPUTS_AT_ONCE: Final = 8
-"""Of a load; a number of inputs is a multiple of it."""
+"""The inputs that one load reads; the number of inputs must be a multiple of it."""
 
 _MIN_ROWS: Final = 16
 """Fewer are not multiplied at a time."""
@@ -76,7 +76,7 @@ class RowProducts:
         self._num_processors = int(properties.multi_processor_count)
         self._shared_bytes = int(properties.shared_memory_per_block_optin)
         self._num_ended = torch.zeros(self._num_processors, dtype=torch.int32, device=device)
-        """Of the programs that share outputs; zero between two calls."""
+        """How many of the programs that share outputs have ended; zero between two calls."""
         self._known: dict[tuple[int, ...], _Layers | None] = {}
         """By where their weights are, which stay there; ``None`` for those the kernel does not
         know."""

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 _COLUMNS: Final = 2048
-"""Of a block."""
+"""The columns that one program of the first kernel looks at."""
 
 
 def find_largest(rows: torch.Tensor, k: int) -> torch.Tensor:

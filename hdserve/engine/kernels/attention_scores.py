@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
 @inlined
 def _store_scores(index: int, given: Any) -> None:
-    """Of one query for four keys."""
+    """Store the scores of one query for four keys."""
     call, queries, column, block = given
     first = index * NUM_COLUMNS
     a, b, c, d = block[first], block[first + 1], block[first + 2], block[first + 3]
@@ -77,7 +77,7 @@ def _scorer(num_queries: int, numbers: Numbers) -> Any:
 
 
 def scores_of(numbers: Numbers) -> Scores:
-    """Those of one kind of numbers."""
+    """What computes scores of one kind of numbers."""
     score_one, score_several = _scorer(1, numbers), _scorer(NUM_ROWS, numbers)
 
     @inlined

@@ -88,7 +88,7 @@ def _summer(num_queries: int, numbers: Numbers) -> Any:
 
 
 def values_of(numbers: Numbers) -> Values:
-    """Those of one kind of numbers."""
+    """What sums up values of one kind of numbers."""
     sum_for_one, sum_for_several = _summer(1, numbers), _summer(NUM_ROWS, numbers)
     with_products, num_positions = numbers.with_products, numbers.num_positions
     load_weight, load_value = numbers.load_weight, numbers.load_value

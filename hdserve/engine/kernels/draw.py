@@ -91,7 +91,7 @@ def _sum(weights: Any) -> float:
 
 @inlined
 def _gather(weights: Any, least: Any, gathered: Any) -> int:
-    """Those of at least ``least`` that are not 0, and how many they are."""
+    """Gather the weights of at least ``least`` that are not 0; how many there are."""
     num_gathered = 0
     for first in range(0, weights.shape[1], BLOCK):
         low = larger(load(weights, (0, first)), load(weights, (0, first + NUM_LANES)))

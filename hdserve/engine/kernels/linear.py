@@ -118,7 +118,7 @@ def _tile(num_rows: int, vectors: Vectors) -> Any:
 
 
 def multiplier(vectors: Vectors) -> Any:
-    """That of numbers of one kind, across whose lanes each output is summed up."""
+    """The multiplier for numbers of one kind, which sums each output across the lanes."""
     return multiplier_of(partial(_tile, vectors=vectors), OUTPUTS_AT_ONCE)
 
 

@@ -8,7 +8,7 @@ from numba.core.registry import cpu_target
 
 
 def _features() -> frozenset[str]:
-    """Of the processor that numba compiles for, as LLVM calls them."""
+    """The features of the processor that numba compiles for, as LLVM calls them."""
     _triple, _name, features = cpu_target.target_context.codegen().magic_tuple()
     return frozenset(feature[1:] for feature in features.split(",") if feature[:1] == "+")
 

@@ -159,7 +159,7 @@ class NativeOperators:
 
 
 def load_operators() -> NativeOperators | None:
-    """Those of this process, compiled when a machine first needs them, which takes some 15 s;
+    """The operators of this process, compiled when a machine first needs them, in some 15 s;
     ``None`` where they cannot be had, and Python's have to do."""
     with _LOADING:
         return _load_once()
