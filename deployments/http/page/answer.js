@@ -56,11 +56,13 @@ export class Answer {
     this.told.textContent = told;
   }
 
-  // Tokens after the first step over the time since it: what the reader sees.
+  // Tokens after the first step over the time since it: what the reader sees. An answer that came
+  // all at once counts from its request.
   get tokensPerSecond() {
     const seconds = (this.lastMs - this.firstMs) / 1000;
     const first = this.steps[0]?.tokens.length ?? 0;
-    return seconds > 0 ? (this.numTokens - first) / seconds : NaN;
+    if (seconds > 0) return (this.numTokens - first) / seconds;
+    return this.finishReason ? this.numTokens / this.seconds : NaN;
   }
 
   get seconds() {
