@@ -461,7 +461,8 @@ def test_large_prompts(client: openai.OpenAI) -> None:
 
 def test_the_longest_bodies_are_passed_on(client: openai.OpenAI) -> None:
     """A message of them is more than twice as long, and more than Ray Serve allows by default."""
-    options: dict[str, Any] = {"chat_template_kwargs": {"unused": [0.5] * 800_000}}
+    kwargs = {"unused": [0.5] * 800_000}
+    options: dict[str, Any] = {"chat_template_kwargs": kwargs, "ignore_eos": True}
     answer = client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=2, extra_body=options
     )
