@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,9 +13,28 @@ _MAX_INLINE_SIZE = 4096
 """Work on more bytes of a request, or more characters or tokens of a text, runs in a thread.  To
 make the tokens of 1 MB takes seconds, in which no stream would go on."""
 
+_MAX_SHARED_SIZE = 1 << 18
+"""Work on more is done one after the other: a few requests of 4 MB would take every thread for
+seconds, and smaller ones would wait."""
+
 
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
     if size <= _MAX_INLINE_SIZE:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
+
+
+class OffLoop:
+    """As :func:`off_loop`, for work on what clients send: large work has one thread of its own, so
+    that other work waits for none of it."""
+
+    def __init__(self) -> None:
+        self._one_large = ThreadPoolExecutor(1, "hdserve-large-work")
+
+    async def __call__(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """The result of ``function``, see :func:`off_loop`."""
+        if size <= _MAX_SHARED_SIZE:
+            return await off_loop(size, function, *arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._one_large, function, *arguments)

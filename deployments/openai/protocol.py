@@ -48,7 +48,7 @@ _SAMPLING_FIELDS = (
     "include_stop_str_in_output",
 )
 
-OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
+_OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
@@ -216,7 +216,7 @@ class ChatBody(GenerationBody, ToolFields):
         "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
-        **OF_RESPONSES,
+        **_OF_RESPONSES,
     }
 
     messages: Messages = Field(min_length=1)
@@ -299,7 +299,7 @@ class CompletionBody(GenerationBody):
         "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
-        **OF_RESPONSES,
+        **_OF_RESPONSES,
     }
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(

@@ -17,7 +17,7 @@ from ray import serve
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Observations, Report
-from deployments.off_loop import off_loop
+from deployments.off_loop import OffLoop
 from deployments.parsers.reasoning_parsers import REASONING_PARSERS
 from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
 from deployments.replica.reasoning_reader import ReasoningReaders
@@ -88,7 +88,8 @@ class ModelServer:
         observations = Observations()
         self._requests = RequestMetrics(observations)
         self._metrics = self._start_metrics(observations)
-        self._sequence_builder = SequenceBuilder(self._host)
+        self._off_loop = OffLoop()
+        self._sequence_builder = SequenceBuilder(self._host, self._off_loop)
         parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._records = self._record_streams()
@@ -169,12 +170,12 @@ class ModelServer:
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
-        return await off_loop(len(text), encode, text)
+        return await self._off_loop(len(text), encode, text)
 
     @tells_faults
     async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
         """The token ids of a conversation that came in a body of so many bytes."""
-        return await off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
+        return await self._off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:
@@ -184,7 +185,7 @@ class ModelServer:
             InvalidRequest: an id is not in the vocabulary.
         """
         check_token_ids(param, token_ids, self._model.vocab_size)
-        return await off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+        return await self._off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
         """What this replica is, has and does."""

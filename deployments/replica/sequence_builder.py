@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from deployments.generation import GenerationRequest
-from deployments.off_loop import off_loop
+from deployments.off_loop import OffLoop
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.errors import InvalidRequest, Unsupported
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 _EFFORT = "reasoning_effort"
 
-_LARGE_BODY_BYTES = 1 << 18
-"""Requests with a larger body are built one after the other: to make the tokens of 4 MB takes
-seconds, in which a few of them would take every thread, and smaller requests would wait."""
-
 MAX_PROMPT_LOGPROBS = 1 << 17
 """The most log probabilities of prompts in one request, over all choices and with alternatives:
 some 8 MB of JSON, which hold up a gateway for some 0.3 s."""
@@ -32,23 +28,21 @@ some 8 MB of JSON, which hold up a gateway for some 0.3 s."""
 class SequenceBuilder:
     """Builds what the engine of ``host`` decodes; thread-safe, as tokenizers and grammars are."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ModelHost, off_loop: OffLoop) -> None:
         self._host = host
         self._tokenizer = host.tokenizer
         self._compiler = ThreadPoolExecutor(1, "hdserve-grammars")
-        self._one_large = ThreadPoolExecutor(1, "hdserve-large-prompts")
+        self._off_loop = off_loop
 
     async def build_off_loop(self, request: GenerationRequest) -> list[Sequence]:
         """As :meth:`build`; what may take long does not hold up the event loop.  Of a grammar no
         size says so; a new one is compiled in a thread for this alone, so that prompts and grammars
         that are known wait for none."""
-        loop = asyncio.get_running_loop()
         grammar = request.sampling.get("grammar")
         if grammar is not None and not self._host.grammars.is_known(grammar):
+            loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiler, self._grammar_state, grammar, request)
-        if request.num_body_bytes > _LARGE_BODY_BYTES:
-            return await loop.run_in_executor(self._one_large, self.build, request)
-        return await off_loop(request.num_body_bytes, self.build, request)
+        return await self._off_loop(request.num_body_bytes, self.build, request)
 
     def build(self, request: GenerationRequest) -> list[Sequence]:
         """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.

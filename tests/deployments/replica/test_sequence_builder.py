@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.generation import GenerationRequest
+from deployments.off_loop import OffLoop
 from deployments.replica.sequence_builder import SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
@@ -31,7 +32,7 @@ def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
     request = GenerationRequest(
         "r", prompts=("The restaurant", (5, 6, 7)), num_choices=2, namespace="anna"
     )
-    sequences = SequenceBuilder(host).build(request)
+    sequences = SequenceBuilder(host, OffLoop()).build(request)
     text_ids = host.tokenizer.encode("The restaurant")
     assert [seq.token_ids for seq in sequences] == [text_ids, text_ids, [5, 6, 7], [5, 6, 7]]
     assert [seq.choice_index for seq in sequences] == [0, 1, 0, 1]
@@ -44,23 +45,23 @@ def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
     """Equal prompts of a request are sampled independently, unless the client gives the seed; the
     choices of one differ by their index."""
     request = GenerationRequest("r", prompts=((5, 6), (5, 6)), num_choices=2)
-    seeds = [seq.params.seed for seq in SequenceBuilder(host).build(request)]
+    seeds = [seq.params.seed for seq in SequenceBuilder(host, OffLoop()).build(request)]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     seeded = replace(request, sampling={"seed": 7})
-    assert {seq.params.seed for seq in SequenceBuilder(host).build(seeded)} == {7}
+    assert {seq.params.seed for seq in SequenceBuilder(host, OffLoop()).build(seeded)} == {7}
 
 
 def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     """Those of all choices together, before anything is computed."""
     sampling = {"logprobs": 7, "prompt_logprobs": 7}
     most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=16, sampling=sampling)
-    assert len(SequenceBuilder(host).build(most)) == 16
+    assert len(SequenceBuilder(host, OffLoop()).build(most)) == 16
     with pytest.raises(InvalidRequest, match=r"16400 tokens .* 8 log") as caught:
-        SequenceBuilder(host).build(replace(most, prompts=((5,) * 1025,)))
+        SequenceBuilder(host, OffLoop()).build(replace(most, prompts=((5,) * 1025,)))
     assert caught.value.param == "logprobs"
     named = replace(most, prompts=((5,) * 1025,), prompt_logprobs_param="prompt_logprobs")
     with pytest.raises(InvalidRequest) as caught:
-        SequenceBuilder(host).build(named)
+        SequenceBuilder(host, OffLoop()).build(named)
     assert caught.value.param == "prompt_logprobs"
 
 
@@ -69,14 +70,14 @@ def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHos
     longest = host.model.max_model_len
     request = GenerationRequest("r", prompts=((5,) * longest,), num_choices=64)
     with pytest.raises(PromptTooLong, match=f"{longest} tokens, and the prompt has") as caught:
-        SequenceBuilder(host).build(request)
+        SequenceBuilder(host, OffLoop()).build(request)
     assert caught.value.param == "prompt"
     chat = ({"role": "user", "content": "hi " * longest},)
     with pytest.raises(PromptTooLong) as caught:
-        SequenceBuilder(host).build(GenerationRequest("r", messages=chat))
+        SequenceBuilder(host, OffLoop()).build(GenerationRequest("r", messages=chat))
     assert caught.value.param == "messages"
     alone = replace(request, num_choices=1, sampling={"prompt_logprobs": 0, "max_tokens": 0})
-    assert len(SequenceBuilder(host).build(alone)) == 1
+    assert len(SequenceBuilder(host, OffLoop()).build(alone)) == 1
 
 
 def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:
@@ -84,16 +85,16 @@ def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> Non
     request = GenerationRequest(
         "r", prompts=((5, 6), (5, 6)), num_choices=3, sampling={"prompt_logprobs": 0}
     )
-    scores = [seq.prompt_scores for seq in SequenceBuilder(host).build(request)]
+    scores = [seq.prompt_scores for seq in SequenceBuilder(host, OffLoop()).build(request)]
     assert [scores.index(item) for item in scores] == [0, 0, 0, 3, 3, 3]
     assert None not in scores
-    alone = SequenceBuilder(host).build(replace(request, num_choices=1))
+    alone = SequenceBuilder(host, OffLoop()).build(replace(request, num_choices=1))
     assert [seq.prompt_scores for seq in alone] == [None, None]
 
 
 def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:
     """A client may use an id again while the first request runs."""
-    build = SequenceBuilder(host).build
+    build = SequenceBuilder(host, OffLoop()).build
     (first,), (second,) = (build(GenerationRequest("r", messages=CHAT)) for _ in range(2))
     assert first.request_id.startswith("r/")
     assert first.request_id != second.request_id
@@ -109,7 +110,7 @@ def test_what_the_client_chose(host: ModelHost) -> None:
         speculation={"max_draft_tokens": 7},
         prediction="a table",
     )
-    (seq,) = SequenceBuilder(host).build(request)
+    (seq,) = SequenceBuilder(host, OffLoop()).build(request)
     assert (seq.params.temperature, seq.params.seed) == (0.5, 3)
     assert seq.speculation.max_draft_tokens == 7
     found = list(seq.speculation.prediction)
@@ -122,7 +123,7 @@ def test_a_prediction_is_read_once_and_no_further_than_an_answer_goes(host: Mode
     request = GenerationRequest(
         "r", messages=CHAT, num_choices=3, prediction="a table " * (longest + 1)
     )
-    first, *others = SequenceBuilder(host).build(request)
+    first, *others = SequenceBuilder(host, OffLoop()).build(request)
     whole = host.tokenizer.encode(request.prediction or "", adds_special_tokens=False)
     assert list(first.speculation.prediction) == whole[:longest] != whole
     assert all(seq.speculation is first.speculation for seq in others)
@@ -134,7 +135,7 @@ def test_a_wrong_grammar_is_the_fault_of_who_asked_for_it(host: ModelHost) -> No
         "r", messages=CHAT, sampling={"grammar": grammar.regex("(")}, grammar_param="guided_regex"
     )
     with pytest.raises(InvalidRequest) as caught:
-        SequenceBuilder(host).build(request)
+        SequenceBuilder(host, OffLoop()).build(request)
     assert caught.value.param == "guided_regex"
 
 
@@ -151,7 +152,7 @@ def test_grammars_are_compiled_beside_others(host: ModelHost) -> None:
 
     async def test() -> None:
         task = asyncio.create_task(others())
-        assert len(await SequenceBuilder(host).build_off_loop(request)) == 1
+        assert len(await SequenceBuilder(host, OffLoop()).build_off_loop(request)) == 1
         task.cancel()
 
     num_turns: list[int] = []
@@ -176,7 +177,7 @@ def test_who_knows_a_grammar_waits_for_no_other_one(
         assert may_compile.wait(30)
         return compile_once(text)
 
-    builder = SequenceBuilder(host)
+    builder = SequenceBuilder(host, OffLoop())
     builder.build(request("known"))
     monkeypatch.setattr(host.grammars, "_compile", compile_later)
 
@@ -196,7 +197,7 @@ class _WaitingBuilder(SequenceBuilder):
     """Builds no large request before it may."""
 
     def __init__(self, host: ModelHost) -> None:
-        super().__init__(host)
+        super().__init__(host, OffLoop())
         self.may_build = threading.Event()
 
     def build(self, request: GenerationRequest) -> list[Sequence]:
@@ -229,7 +230,7 @@ def test_the_engine_compiles_no_grammar_of_a_server(host: ModelHost) -> None:
     sequences = [
         seq
         for text in texts
-        for seq in SequenceBuilder(host).build(
+        for seq in SequenceBuilder(host, OffLoop()).build(
             GenerationRequest("r", prompts=((5,),), sampling={"grammar": text}, num_choices=2)
         )
     ]
@@ -252,15 +253,15 @@ def test_how_much_to_reason_is_a_variable_of_the_template(tmp_path: Path) -> Non
         ("high", {"reasoning_effort": "low"}, "low: hi"),
     ):
         asked = replace(request, reasoning_effort=effort, template_options=options)
-        (seq,) = SequenceBuilder(host).build(asked)
+        (seq,) = SequenceBuilder(host, OffLoop()).build(asked)
         assert host.tokenizer.decode(seq.token_ids) == prompt
 
 
 def test_templates_that_do_not_ask_how_much_to_reason(host: ModelHost) -> None:
     request = GenerationRequest("r", messages=CHAT, reasoning_effort="none")
-    (seq,) = SequenceBuilder(host).build(request)
-    (plain,) = SequenceBuilder(host).build(replace(request, reasoning_effort=None))
+    (seq,) = SequenceBuilder(host, OffLoop()).build(request)
+    (plain,) = SequenceBuilder(host, OffLoop()).build(replace(request, reasoning_effort=None))
     assert seq.token_ids == plain.token_ids
     with pytest.raises(Unsupported) as caught:
-        SequenceBuilder(host).build(replace(request, reasoning_effort="high"))
+        SequenceBuilder(host, OffLoop()).build(replace(request, reasoning_effort="high"))
     assert caught.value.param == "reasoning_effort"
