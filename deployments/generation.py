@@ -77,13 +77,15 @@ class Alternative(NamedTuple):
 
 class TokenInfo(NamedTuple):
     """The log probabilities of one token; ``data`` are the bytes it stands for, which need not be
-    whole characters.  The first token of a prompt has none; its other ones have a rank, too."""
+    whole characters.  The first token of a prompt has none; its other ones have a rank, too.  One
+    that ``is_skipped`` is special, and the text of the answer leaves it out."""
 
     data: bytes
     logprob: float | None
     top: tuple[Alternative, ...]
     token_id: int = -1
     rank: int | None = None
+    is_skipped: bool = False
 
 
 class DraftedToken(NamedTuple):

@@ -77,10 +77,12 @@ class CompletionFormat:
         echo = self._echo(part.prompt_index)
         prompt = part.prompt_logprobs if self._echoes else ()
         offsets = _offsets_in_echo(echo, prompt)
-        decoder = self._decoders.setdefault(index, _new_decoder("replace"))
+        start = self._num_characters.get(index, len(echo))
         for token in part.logprobs:
-            offsets.append(self._num_characters.get(index, len(echo)))
-            self._num_characters[index] = offsets[-1] + len(decoder.decode(token.data))
+            offsets.append(start)
+            if not token.is_skipped:
+                start += self._length(token.data, index, part.text if start == len(echo) else "")
+        self._num_characters[index] = start
         tokens = [*prompt, *part.logprobs]
         return {
             "tokens": [_distinct_text(token.data) for token in tokens],
@@ -88,6 +90,16 @@ class CompletionFormat:
             "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _length(self, token: bytes, index: int, beginning: str) -> int:
+        """How many characters of an answer a token completes.
+
+        Args:
+            beginning: of the answer, before which many decoders drop a space; empty further on.
+        """
+        text = self._decoders.setdefault(index, _new_decoder("replace")).decode(token)
+        has_lost_space = beginning and text.startswith(" ") and not beginning.startswith(" ")
+        return len(text) - bool(has_lost_space)
 
     def _top(self, token: TokenInfo) -> dict[str, float] | None:
         """By text: as many of the likeliest as were asked for, and the token itself."""

@@ -96,7 +96,7 @@ class RecordBuilder:
             text=first.text,
             token_ids=output.token_ids,
             sources=tuple(int(source) for source in output.sources),
-            logprobs=None if output.logprobs is None else tuple(map(self._info, output.logprobs)),
+            logprobs=None if output.logprobs is None else self._answer(seq, output.logprobs),
             finish_reason=output.finish_reason and str(output.finish_reason),
             texts=output.texts if includes_sources else None,
             draft=self._draft(output) if includes_sources else (),
@@ -155,6 +155,11 @@ class RecordBuilder:
         first_id = seq.token_ids[0]
         first = TokenInfo(self._token_bytes(first_id), None, (), first_id)
         return (first, *(self._info(item) for item in logprobs if item is not None))
+
+    def _answer(self, seq: Sequence, logprobs: Iterable[TokenLogprob]) -> tuple[TokenInfo, ...]:
+        special = self._tokenizer.special_token_ids if seq.params.skip_special_tokens else ()
+        infos = map(self._info, logprobs)
+        return tuple(info._replace(is_skipped=info.token_id in special) for info in infos)
 
     def _info(self, logprob: TokenLogprob) -> TokenInfo:
         data = self._token_bytes

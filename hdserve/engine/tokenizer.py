@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,12 @@ class Tokenizer:
         """The token that ends a text, if the tokenizer names one."""
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that a text without special tokens leaves out."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def vocab_size(self) -> int:

@@ -205,6 +205,22 @@ def test_the_chosen_token_is_beside_the_likeliest(num: int) -> None:
     assert choice["logprobs"]["top_logprobs"] == [{**likeliest, "c": -4.0}, {"a": -0.5}]
 
 
+@pytest.mark.parametrize(("echo", "starts"), [("", [0, 0, 3, 3, 6]), ("ab", [2, 2, 5, 5, 8])])
+def test_what_is_not_in_the_text_takes_no_place(echo: str, starts: list[int]) -> None:
+    """Special tokens that are skipped, and a space that a decoder drops before the first token;
+    whole and streamed."""
+    end = TokenInfo(b"</s>", -1.0, (), is_skipped=True)
+    tokens = (end, TokenInfo(b" one", -1.0, ()), end, TokenInfo(b" 22", -1.0, ()), end)
+    parts = [delta("one", logprobs=tokens[:3]), delta(" 22", logprobs=tokens[3:])]
+    echoes = (echo,) if echo else ()
+    (choice,) = collected(CompletionFormat(echoes), *parts)["choices"]
+    assert choice["logprobs"]["text_offset"] == starts
+    assert choice["text"][starts[1] :].startswith("one 22")
+    made = builder(CompletionFormat(echoes))
+    chunks = [made.add(part)[0]["choices"][0]["logprobs"]["text_offset"] for part in parts]
+    assert chunks == [starts[:3], starts[3:]]
+
+
 def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)

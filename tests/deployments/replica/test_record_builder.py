@@ -77,6 +77,19 @@ def test_a_prompts_log_probabilities_come_once(tokenizer: Tokenizer) -> None:
     assert [other.prompt_logprobs for other in others] == [(), ()]
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_special_tokens_that_are_left_out_of_the_text(tokenizer: Tokenizer, skips: bool) -> None:
+    """Are told from those that are part of it."""
+    eos = tokenizer.eos_token_id
+    assert eos is not None
+    params = SamplingParams(skip_special_tokens=skips)
+    scores = tuple(TokenLogprob(token_id, -0.5, ()) for token_id in (5, eos))
+    output = StepOutput(Sequence("a/0/0", [1], params), (5, eos), logprobs=scores)
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=False)
+    assert delta.logprobs is not None
+    assert [info.is_skipped for info in delta.logprobs] == [False, skips]
+
+
 def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> None:
     """Of what cannot be, and of a model that overflowed."""
     tops = ((5, -0.5), (6, -math.inf), (7, math.nan))
