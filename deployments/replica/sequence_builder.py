@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from deployments.generation import GenerationRequest
 from deployments.off_loop import OffLoop
-from hdserve.core import PromptScores, Sequence, SpeculationParams
+from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
+from hdserve.engine.text_beginning import TextBeginning, encode_beginning
 from hdserve.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -55,14 +56,11 @@ class SequenceBuilder:
         params = self._host.params(request.sampling)
         self._grammar_state(params.grammar, request)  # a wrong one costs no prompts
         speculation = self._speculation(request)
-        prompts = [*self._prompts(request)]
+        prompts = [*self._prompts(request, params)]
         if params.prompt_logprobs is not None:
             num_scored = sum(map(len, prompts)) * request.num_choices
             param = request.prompt_logprobs_param or "logprobs"
             _check_scores(num_scored, 1 + params.prompt_logprobs, param)
-        for prompt in prompts:  # which every choice has a copy of
-            param = "messages" if request.messages else "prompt"
-            check_prompt_length(len(prompt), self._host.model.max_model_len, params, param)
         # Without a seed of the client, each prompt draws its own: equal ones are asked anew.
         others = [self._host.params(request.sampling) for _ in prompts[1:]]
         params_by_prompt = [params, *others]
@@ -93,12 +91,27 @@ class SequenceBuilder:
         except InvalidRequest as error:
             raise type(error)(error.message, request.grammar_param) from error
 
-    def _prompts(self, request: GenerationRequest) -> Iterator[tuple[int, ...]]:
+    def _prompts(
+        self, request: GenerationRequest, params: SamplingParams
+    ) -> Iterator[tuple[int, ...]]:
+        """Checked, as every choice has a copy of them."""
+        longest = self._host.model.max_model_len
+        param = "messages" if request.messages else "prompt"
+        for token_ids, is_whole in self._beginnings(request, longest):
+            check_prompt_length(len(token_ids), longest, params, param, is_whole=is_whole)
+            yield tuple(token_ids)
+
+    def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:
+        """Whole prompts, but for those that have far more than ``num_tokens``."""
         if request.messages:
             options = {**self._effort(request), **request.template_options}
-            yield tuple(self._tokenizer.encode_chat(request.messages, options, request.tools))
+            text = self._tokenizer.render_chat(request.messages, options, request.tools)
+            yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
-            yield tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+            if isinstance(prompt, str):
+                yield encode_beginning(self._tokenizer, prompt, num_tokens)
+            else:
+                yield TextBeginning([*prompt], is_whole=True)
 
     def _effort(self, request: GenerationRequest) -> dict[str, str]:
         """
@@ -116,10 +129,10 @@ class SequenceBuilder:
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         """What all choices are drafted with; of a prediction as much as an answer can have."""
-        token_ids: list[int] = []
-        if request.prediction:
-            token_ids = self._tokenizer.encode(request.prediction, adds_special_tokens=False)
-        prediction = tuple(token_ids[: self._host.model.max_model_len])
+        longest = self._host.model.max_model_len
+        text = request.prediction or ""
+        found = encode_beginning(self._tokenizer, text, longest, adds_special_tokens=False)
+        prediction = tuple(found.token_ids[:longest])
         return SpeculationParams(**request.speculation, prediction=prediction)
 
 

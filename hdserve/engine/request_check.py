@@ -10,19 +10,26 @@ from hdserve.errors import InvalidRequest, PromptTooLong
 
 
 def check_prompt_length(
-    num_tokens: int, max_total_tokens: int, params: SamplingParams, param: str = "prompt"
+    num_tokens: int,
+    max_total_tokens: int,
+    params: SamplingParams,
+    param: str = "prompt",
+    *,
+    is_whole: bool = True,
 ) -> None:
     """
     Args:
         param: what the client calls the prompt.
+        is_whole: whether ``num_tokens`` are all it has.
 
     Raises:
         PromptTooLong: there is no room for an answer, if one is wanted.
     """
     if num_tokens + (params.max_tokens != 0) > max_total_tokens:
+        number = f"{num_tokens}" if is_whole else f"at least {num_tokens}"
         raise PromptTooLong(
             f"this model's maximum context length is {max_total_tokens} tokens, and the prompt has "
-            f"{num_tokens}, which leaves none for an answer",
+            f"{number}, which leaves none for an answer",
             param,
         )
 

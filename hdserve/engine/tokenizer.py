@@ -130,7 +130,18 @@ class Tokenizer:
         template_options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Token ids of a conversation, up to where the assistant is to speak.
+        """Token ids of :meth:`render_chat`, which says what the arguments and errors are."""
+        text = self.render_chat(messages, template_options, tools)
+        return self.encode(text, adds_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of a conversation, up to where the assistant is to speak, with all its special
+        tokens.
 
         Args:
             messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
@@ -161,11 +172,10 @@ class Tokenizer:
             raise Unsupported(reason, "tools")
         self._check_shown(messages, has_tools=bool(tools))
         try:
-            text = self._render(messages, tools, template_options)
+            return self._render(messages, tools, template_options)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
-        return self.encode(text, adds_special_tokens=False)
 
     def _render(
         self,

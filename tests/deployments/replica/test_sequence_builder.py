@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,35 @@ def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHos
     assert caught.value.param == "messages"
     alone = replace(request, num_choices=1, sampling={"prompt_logprobs": 0, "max_tokens": 0})
     assert len(SequenceBuilder(host, OffLoop()).build(alone)) == 1
+
+
+TOO_LONG = "a b " * 30_000
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompts": (TOO_LONG,)},
+        {"prompts": ("short", TOO_LONG, TOO_LONG)},
+        {"messages": ({"role": "user", "content": TOO_LONG}, *CHAT)},
+    ],
+    ids=["text", "texts", "chat"],
+)
+def test_a_prompt_that_is_far_too_long_is_not_read_whole(
+    host: ModelHost, asked: dict[str, Any]
+) -> None:
+    """The reason says how many tokens it has at least."""
+    with pytest.raises(PromptTooLong, match=r"the prompt has at least \d{4}, which") as caught:
+        SequenceBuilder(host, OffLoop()).build(GenerationRequest("r", **asked))
+    assert caught.value.param == ("messages" if "messages" in asked else "prompt")
+
+
+def test_a_prompt_that_is_a_bit_too_long_is_counted(host: ModelHost) -> None:
+    """All its tokens are told."""
+    text = "a b " * (host.model.max_model_len // 2)
+    number = len(host.tokenizer.encode(text))
+    with pytest.raises(PromptTooLong, match=f"the prompt has {number}, which"):
+        SequenceBuilder(host, OffLoop()).build(GenerationRequest("r", prompts=(text,)))
 
 
 def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> None:
