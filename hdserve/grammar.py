@@ -13,6 +13,9 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
+from hdserve.schema_references import check_references
+
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation.  JSON
 allows endless white space, in which a small model loses itself."""
@@ -35,16 +38,6 @@ HELD_FORMATS = frozenset(
 it."""
 
 _MARKS = "hdserve_marks"
-_NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_SCHEMAS = (
-    "additionalItems",
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "items",
-    "oneOf",
-    "prefixItems",
-)
 _MAX_DIVISOR_STATES = 40_000
 """The most states of ``multipleOf``, which compile in at most some 0.2 s and 20 MB."""
 
@@ -64,7 +57,7 @@ def json_schema(schema: Mapping[str, Any]) -> str:
 
     Raises:
         ValueError: the schema is too large or too deep, its numbers are to be multiples of too
-            much, or a number in it has too many digits.
+            much, a number in it has too many digits, or a reference leads to itself.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -161,10 +154,11 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     forbids nothing and llguidance does not know.
 
     Raises:
-        ValueError: it is too large, its numbers are to be multiples of too much, or a number in it
-            has too many digits.
+        ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
+            too many digits, or a reference leads to itself.
     """
     check_size(schema)
+    check_references(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
     return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
@@ -225,7 +219,7 @@ def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
             yield from _numbers(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            if key in NAMED_SCHEMAS and isinstance(value, Mapping):
                 yield from _numbers([*value.values()])
             elif key in ("const", "enum"):
                 yield from ((key, number) for number in _numbers_in(value))
@@ -271,9 +265,9 @@ def _without_notes(schema: Any) -> Any:
         return schema
     found = {}
     for key, value in schema.items():
-        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
             found[key] = {name: _without_notes(item) for name, item in value.items()}
-        elif key in _SCHEMAS:
+        elif key in SCHEMAS:
             found[key] = _without_notes(value)
         elif not _is_note(key, value):
             found[key] = value

@@ -18,6 +18,8 @@ LAYERS = {
     "hdserve.grammar": 1,
     "hdserve.journal": 1,
     "hdserve.prompts": 1,
+    "hdserve.schema_parts": 1,
+    "hdserve.schema_references": 1,
     "hdserve.shadows": 1,
     "hdserve.core": 1,
     "hdserve.tree": 1,

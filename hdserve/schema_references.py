@@ -1,0 +1,87 @@
+"""References of a JSON Schema, which may not lead in a circle.
+
+A schema may refer to itself for a part of a value, as that of a tree does.  One that refers to
+itself for the same value says nothing, and a text of it would never begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from hdserve.schema_parts import subschemas
+
+Schema = Mapping[str, Any]
+
+
+class _Place(NamedTuple):
+    """A schema, and the one that pointers in it begin at."""
+
+    schema: Schema
+    base: Schema
+
+
+def check_references(schema: Schema) -> None:
+    """
+    Raises:
+        ValueError: a ``$ref`` within the schema leads to itself.
+        RecursionError: references follow each other too far.
+    """
+    is_checked: dict[int, bool] = {}
+    waiting = [_place(schema, schema)]
+    while waiting:
+        place = waiting.pop()
+        _follow(place, is_checked)
+        waiting += [_place(item, place.base) for item in subschemas(place.schema)]
+
+
+def _follow(place: _Place, is_checked: dict[int, bool]) -> None:
+    """Go on to all that a value of a schema has to be as well; what is on the way is not checked
+    yet."""
+    key = id(place.schema)
+    if key in is_checked:
+        if not is_checked[key]:
+            raise ValueError("$ref: a reference leads to itself, with nothing between")
+        return
+    is_checked[key] = False
+    for other in _same_value(place):
+        _follow(other, is_checked)
+    is_checked[key] = True
+
+
+def _same_value(place: _Place) -> Iterator[_Place]:
+    schema, base = place
+    target = _target(schema.get("$ref"), base)
+    if target is not None:
+        yield target
+    for key in ("allOf", "anyOf", "oneOf"):
+        items = schema.get(key)
+        if isinstance(items, (list, tuple)) and (key == "allOf" or len(items) == 1):
+            yield from (_place(item, base) for item in items if isinstance(item, Mapping))
+
+
+def _target(reference: Any, base: Schema) -> _Place | None:
+    """What a reference within the same document leads to, if that is a schema."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    place, value = _place(base, base), base
+    for part in unquote(reference).split("/")[1:]:
+        value = _member(value, part.replace("~1", "/").replace("~0", "~"))
+        if isinstance(value, Mapping):
+            place = _place(value, place.base)
+    return place if place.schema is value else None
+
+
+def _member(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+        return value[int(name)]
+    return None
+
+
+def _place(schema: Schema, base: Schema) -> _Place:
+    """One with a name of its own begins anew."""
+    name = schema.get("$id")
+    return _Place(schema, schema if isinstance(name, str) and not name.startswith("#") else base)
