@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +22,30 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 32
 _MAX_REASON_CHARACTERS = 200
+_LEXER_IS_FULL = "too many states"
+_MAX_RENEWAL_S = 0.1
+"""What may take more to compile is not compiled in the engine's thread, where everybody waits."""
+
+_NUM_TOKENS_OF_A_MASK = 500
+"""How many tokens of a text are read again in the time that one may take: some microseconds
+each."""
+
+_MAX_RENEWALS = 4
+"""How often one text may need a lexer that is not full."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compiled:
+    """A matcher that has read nothing.
+
+    Attributes:
+        form: what it was made of.
+        cpu_s: the processor time that took.
+    """
+
+    matcher: LLMatcher
+    form: str
+    cpu_s: float
 
 
 class Grammars:
@@ -31,7 +56,8 @@ class Grammars:
     what many ask for at once is compiled once.  What took longer is not tried again.
 
     All texts of a grammar share the states of its lexer, of which there is a bound: one that has
-    reached it follows no text any more, so it is given up, and compiled again when it is asked for.
+    reached it follows no text any more, so it is given up, and compiled again, for those who follow
+    it as well where that is quick, and for those who ask for it.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -50,7 +76,7 @@ class Grammars:
         self._special_tokens = _special_tokens(tokenizer)
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
         self._limits = parser_limits(step_fuel)
-        self._found: OrderedDict[str, LLMatcher | InvalidRequest] = OrderedDict()
+        self._found: OrderedDict[str, _Compiled | InvalidRequest] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -65,7 +91,7 @@ class Grammars:
             InvalidRequest: it is wrong, too large, or uses what is not supported; says what.
             Unsupported: the bytes of this model's tokens are not known.
         """
-        self._matcher(grammar)
+        self._compiled(grammar)
 
     def state(self, grammar: str) -> GrammarState:
         """The beginning of a text of ``grammar``.
@@ -73,11 +99,24 @@ class Grammars:
         Raises:
             InvalidRequest, Unsupported: as ``check``.
         """
-        matcher = self._matcher(grammar)
-        give_up = partial(self._give_up, grammar, matcher)
-        return GrammarState(matcher.deep_copy(), self._vocab_size, give_up)
+        return GrammarState(self, grammar, self._compiled(grammar), self._vocab_size)
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def renewed(self, grammar: str, failed: _Compiled) -> _Compiled | None:
+        """What can be followed instead of ``failed``, whose lexer is full; ``None`` where nothing
+        is at hand and it takes long to compile."""
+        self.give_up(grammar, failed)
+        found = self._known(grammar)
+        if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
+            found = self._keep(grammar, self._begun(failed.form))
+        return None if isinstance(found, InvalidRequest) else found
+
+    def give_up(self, grammar: str, failed: _Compiled) -> None:
+        """``failed`` is for no other text."""
+        with self._lock:
+            if self._found.get(grammar) is failed:
+                del self._found[grammar]
+
+    def _compiled(self, grammar: str) -> _Compiled:
         found = self._known(grammar)
         if found is None:
             with self._compiling:
@@ -86,42 +125,45 @@ class Grammars:
             raise InvalidRequest(found.message, found.param)
         return found
 
-    def _known(self, grammar: str) -> LLMatcher | InvalidRequest | None:
+    def _known(self, grammar: str) -> _Compiled | InvalidRequest | None:
         with self._lock:
             if grammar in self._found:
                 self._found.move_to_end(grammar)
             return self._found.get(grammar)
 
-    def _compile(self, grammar: str) -> LLMatcher | InvalidRequest:
+    def _compile(self, grammar: str) -> _Compiled | InvalidRequest:
         if self._tokenizer is None:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
-        found: LLMatcher | InvalidRequest
+        found: _Compiled | InvalidRequest
         if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
             form = with_marks(grammar, self._special_token_id)
             if any(spells(form, text) for text in self._special_tokens):
                 form = unforced(form)
-            found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
-            if found.is_error():
-                reason = f"the grammar cannot be used: {_reason(found)}"
-                found = InvalidRequest(reason, "grammar")
-            else:
-                # What the first token takes, up to a second, all texts share: the engine's thread
-                # does without.
-                found.deep_copy().compute_bitmask()
+            found = self._begun(form)
         else:
             reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
             found = InvalidRequest(reason, "grammar")
+        return self._keep(grammar, found)
+
+    def _keep(self, grammar: str, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
         with self._lock:
             self._found[grammar] = found
             if len(self._found) > _MAX_KEPT:
                 self._found.popitem(last=False)
         return found
 
-    def _give_up(self, grammar: str, matcher: LLMatcher) -> None:
-        """``matcher`` has failed; those who follow it now fail with it."""
-        with self._lock:
-            if self._found.get(grammar) is matcher:
-                del self._found[grammar]
+    def _begun(self, form: str) -> _Compiled | InvalidRequest:
+        """What the first token takes, up to a second, all texts share: the engine's thread does
+        without."""
+        assert self._tokenizer is not None
+        begin_s = time.thread_time()
+        found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
+        trial = found.deep_copy()
+        if not found.is_error():
+            trial.compute_bitmask()
+        if not trial.is_error():
+            return _Compiled(found, form, time.thread_time() - begin_s)
+        return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
 
     def _special_token_id(self, text: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(text)
@@ -138,22 +180,28 @@ class GrammarState:
     way back, and nodes that are not visited cost nothing.
 
     Args:
-        on_failure: called when the grammar cannot be followed any more.
+        grammars: what compiled it.
     """
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, on_failure: Callable[[], None] = lambda: None
+        self, grammars: Grammars, grammar: str, compiled: _Compiled, vocab_size: int
     ) -> None:
-        self._matcher = matcher
+        self._grammars = grammars
+        self._grammar = grammar
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
         self._vocab_size = vocab_size
-        self._on_failure = on_failure
+        self._token_ids: list[int] = []
+        self._num_renewals = 0
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """``[1, vocab_size]``: ``logits`` with what the grammar forbids at minus infinity."""
         if self._matcher.is_stopped():
             return logits
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        mask = self._matcher.compute_bitmask()
+        while self._is_renewed():
+            mask = self._matcher.compute_bitmask()
+        words = np.frombuffer(mask, np.uint8)
         bits = np.unpackbits(words, count=self._vocab_size, bitorder="little")
         is_forbidden = torch.from_numpy(bits == 0).to(logits.device)
         return logits.masked_fill(is_forbidden, -torch.inf)
@@ -161,8 +209,10 @@ class GrammarState:
     def push(self, token_id: int) -> None:
         """``token_id`` was chosen."""
         if not self._matcher.is_stopped():
+            self._token_ids.append(token_id)
             self._matcher.consume_token(token_id)
-            self._check()
+            while self._is_renewed():
+                pass
 
     @property
     def is_complete(self) -> bool:
@@ -176,9 +226,31 @@ class GrammarState:
             return None
         return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            self._on_failure()
+    def _is_renewed(self) -> bool:
+        """Whether the matcher has just failed and another one, perhaps failed, has its place."""
+        if not self._matcher.is_error():
+            return False
+        self._grammars.give_up(self._grammar, self._compiled)
+        is_full = _LEXER_IS_FULL in self._matcher.get_error()
+        if not is_full or self._num_renewals == _MAX_RENEWALS:
+            return False
+        self._num_renewals += 1
+        compiled = self._grammars.renewed(self._grammar, self._compiled)
+        if compiled is None:
+            return False
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._read_again()
+        return True
+
+    def _read_again(self) -> None:
+        """Follow the text from its beginning.  A mask begins what one token may take anew."""
+        for begin in range(0, len(self._token_ids), _NUM_TOKENS_OF_A_MASK):
+            if self._matcher.is_stopped():
+                return
+            if begin > 0:
+                self._matcher.compute_bitmask()
+            self._matcher.consume_tokens(self._token_ids[begin : begin + _NUM_TOKENS_OF_A_MASK])
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hdserve import core, grammar
 from hdserve.core import FinishReason
 from hdserve.drafting.base import Drafter
-from hdserve.engine.grammar import Grammars
+from hdserve.engine.grammar import Grammars, GrammarState
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import HdserveError, InvalidRequest
 from tests.drafters import JunkDrafter, OracleDrafter
@@ -207,6 +207,12 @@ def test_what_cannot_be_held_is_refused(schema: dict[str, Any]) -> None:
         GRAMMARS.check(grammar.json_schema(schema))
 
 
+def test_a_grammar_without_any_text_is_refused() -> None:
+    """Not only when the first token is to be chosen."""
+    with pytest.raises(InvalidRequest, match="the grammar cannot be used"):
+        GRAMMARS.check(grammar.json_schema({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}))
+
+
 @pytest.mark.parametrize("name", sorted(grammar.HELD_FORMATS))
 def test_known_formats_are_held(name: str) -> None:
     """None of them allows an empty text."""
@@ -371,19 +377,50 @@ def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
     assert other.finish_reason is not FinishReason.ERROR
 
 
-def test_a_grammar_whose_lexer_is_full_is_compiled_again() -> None:
-    """Each text needs a few hundred states, all of them together more than there may be."""
+def test_texts_go_on_where_the_lexer_is_full() -> None:
+    """Each needs a few hundred states, all of them together more than there may be: those that run
+    then go on in a grammar that is compiled anew, with the same masks, and share that one."""
     grammars = Grammars(TOKENIZER, 260, {256})
     text = grammar.regex("(a|b)*a(a|b){18}")
+    logits = torch.zeros(1, 260)
     draw = random.Random(5)
-    num_failed = 0
-    for _ in range(300):
-        state = grammars.state(text)
-        for token_id in draw.choices(b"ab", k=120):
+
+    def follow(state: GrammarState, num_tokens: int) -> GrammarState:
+        for token_id in draw.choices(b"ab", k=num_tokens):
             state.push(token_id)
-            state.apply(torch.zeros(1, 260))
-        num_failed += state.error is not None
-    assert 0 < num_failed < 10
+            state.apply(logits)
+        return state
+
+    running = [follow(grammars.state(text), 60) for _ in range(3)]
+    begun = running[0]._compiled
+    others = (follow(grammars.state(text), 120) for _ in range(300))
+    assert any(state._compiled is not begun for state in others)
+    for state in running:
+        assert follow(state, 120).error is None
+        fresh = Grammars(TOKENIZER, 260, {256}).state(text)
+        for token_id in state._token_ids:
+            fresh.push(token_id)
+        assert torch.equal(fresh.apply(logits), state.apply(logits))
+    (renewed,) = {state._compiled for state in running}
+    assert renewed is not begun
+    assert grammars.state(text)._compiled is renewed
+
+
+def test_a_long_text_goes_on_a_few_times() -> None:
+    """One that fills a lexer alone is read through again, so there is an end of it."""
+    state = Grammars(TOKENIZER, 260, {256}).state(grammar.regex("(a|b)*a(a|b){18}"))
+    begun, logits = state._compiled, torch.zeros(1, 260)
+    num_tokens = 0
+    for token_id in random.Random(5).choices(b"ab", k=30_000):
+        state.push(token_id)
+        if len(state._token_ids) % 3 == 0:
+            state.apply(logits)
+        if state.error is not None:
+            break
+        num_tokens += state._compiled is not begun
+    assert num_tokens > 1000
+    assert state.error is not None
+    assert "too many states" in state.error.message
 
 
 @pytest.mark.parametrize("text", [grammar.regex(""), grammar.choice([""]), grammar.regex("a?")])
