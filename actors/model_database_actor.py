@@ -182,7 +182,8 @@ class ModelDatabaseActor:
             How many outputs were new.
 
         Raises:
-            SnapshotError: it is corrupt or of another tokenizer.
+            SnapshotError: it is corrupt, of another tokenizer, or has a namespace that no key could
+                have.
             DatabaseError: the calibration in it is too large.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)

@@ -25,12 +25,14 @@ from deployments.replica.statistics_state import choice_key
 from hdserve.access import NAMESPACE
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.archive import check_namespaces
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
     DatabaseGone,
+    EngineStopped,
     HdserveError,
     InvalidRequest,
     ModelNotFound,
@@ -133,8 +135,7 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
 async def _check_kept(database: _Database, namespace: str) -> None:
     """
     Raises:
-        InvalidRequest: nothing is kept under a name that no key has; an archive may have brought
-            it.
+        InvalidRequest: no key could have such a name, and nothing is kept under it.
     """
     if namespace not in (await database.info())["namespaces"]:
         reason = "a namespace consists of up to 64 letters, digits, '_', '.' and '-'"
@@ -253,7 +254,7 @@ class _Database:
 
         Raises:
             InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
-                calibration in it is too large.
+                calibration in it is too large, or a namespace none that a key could have.
         """
         buffer, num_new, is_empty = bytearray(), 0, True
         async for chunk in chunks:
@@ -275,11 +276,12 @@ class _Database:
     async def _import_message(self, message: bytes) -> int:
         """
         Raises:
-            SnapshotError: it is corrupt or of another tokenizer, or a calibration in it is too
-                large; nothing of it was added.
+            SnapshotError: it is corrupt or of another tokenizer, a calibration in it is too large,
+                or a namespace none that a key could have; nothing of it was added.
         """
         fingerprint = self._key.fingerprint
         received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
+        check_namespaces(received)
         largest = max(map(len, received.calibrations.values()), default=0)
         if largest > MAX_CALIBRATION_BYTES:
             raise SnapshotError(
@@ -328,14 +330,26 @@ async def _open(gateway: Gateway, model: str, *, starts_replica: bool = True) ->
 
 
 async def _existing(gateway: Gateway, model: str) -> _Database:
-    """
+    """The database of a model; a replica is started only where nothing else tells which one it is.
+
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
     """
-    database = await _open(gateway, model)
+    may_sleep = gateway.model(model).min_num_replicas == 0
+    database = await _of_sleeping(gateway, model) if may_sleep else None
+    if database is None:
+        database = await _open(gateway, model)
     if database is None:
         raise ModelNotFound(f"{model[:100]!r} has no model database", "model")
     return database
+
+
+async def _of_sleeping(gateway: Gateway, model: str) -> _Database | None:
+    """What is in the cluster of a model that may have no replica, if one has said which it is."""
+    try:
+        return await _open(gateway, model, starts_replica=False)
+    except EngineStopped:
+        return None
 
 
 async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from hdserve.access import NAMESPACE
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
@@ -250,14 +251,15 @@ def import_archive(
         How many outputs were new.
 
     Raises:
-        SnapshotError: the archive is corrupt or of another tokenizer; nothing was added.
+        SnapshotError: the archive is corrupt, of another tokenizer, or has a namespace that no key
+            could have; nothing was added.
         DatabaseError: a calibration in it is too large, or ``root`` is one of shards, and nothing
             was added; or the database is in use, or cannot be written.
     """
     check_unsharded(root)
     total = 0
     for message in _imported(archive, key):
-        _check_calibrations(message)
+        _check(message)
         total += message.num_outputs
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     store.check_writable()
@@ -298,9 +300,10 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
         How many outputs were new.
 
     Raises:
-        DatabaseError: a calibration is too large; nothing was added.
+        SnapshotError: it has a namespace that no key could have.
+        DatabaseError: a calibration is too large.  In both cases nothing was added.
     """
-    _check_calibrations(message)
+    _check(message)
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):
@@ -315,7 +318,21 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
     return num_new
 
 
-def _check_calibrations(message: Publish) -> None:
+def check_namespaces(message: Publish) -> None:
+    """
+    Raises:
+        SnapshotError: a namespace in it is none that a key could have.
+    """
+    for name in message.namespaces:
+        if not NAMESPACE.fullmatch(name):
+            raise SnapshotError(
+                f"it has a namespace {name[:100]!r}; one consists of 1 to 64 letters, digits, '_', "
+                "'.' and '-'"
+            )
+
+
+def _check(message: Publish) -> None:
+    check_namespaces(message)
     for calibration in message.calibrations.values():
         check_calibration(calibration)
 

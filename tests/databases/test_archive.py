@@ -279,6 +279,23 @@ def test_an_archive_of_many_calibrations_can_be_imported(tmp_path: Path) -> None
     assert all(item.has_calibration for item in found)
 
 
+@pytest.mark.parametrize("name", ["", "a" * 65, "a b"])
+def test_a_namespace_that_no_key_could_have_is_refused_before_anything_is_added(
+    tmp_path: Path, name: str
+) -> None:
+    """Also where it comes last, and with calibration alone."""
+    outputs = Segment.from_outputs("r", 0, [np.full(7, 1, np.uint32)])
+    archive = AppendLog(tmp_path / "a.archive")
+    for message in (
+        Publish("archive", {"tenant": outputs}),
+        Publish("archive", {}, {name: b"learned"}),
+    ):
+        archive.append(message.encode(KEY))
+    with pytest.raises(SnapshotError, match="it has a namespace"):
+        archives.import_archive(archive.path, tmp_path, KEY)
+    assert not database_directory(tmp_path, KEY).exists()
+
+
 def test_a_calibration_that_is_too_large_is_refused_before_anything_is_added(
     tmp_path: Path,
 ) -> None:

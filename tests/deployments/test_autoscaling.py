@@ -134,5 +134,13 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
     assert has_replicas()
     wait_for(lambda: not has_replicas(), "the last replica stayed")
     assert listed(application, SLEEPING)["namespaces"]["default"]["num_outputs"] == 1
+    url = f"{application.base_url}/v1/speculation/databases/{SLEEPING}"
+    with httpx.Client(headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60) as client:
+        assert client.get(url).json()["namespaces"]["default"]["num_outputs"] == 1
+        archive = client.get(f"{url}/export").content
+        flushed = client.delete(url, params={"namespace": "default"}).json()
+        assert flushed["num_outputs"] == 1
+        imported = client.post(f"{url}/import", content=archive).json()
+        assert imported == {"num_new_outputs": 1}
     assert not has_replicas()
     assert "choices" in ask(application, "again", model=SLEEPING)

@@ -15,23 +15,48 @@ from pydantic import SecretStr
 from ray.exceptions import RayActorError
 from starlette.testclient import TestClient
 
+from actors import model_database
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE
 from deployments.gateway import Gateway
+from deployments.generation import ModelInfo
 from deployments.http import admin
 from deployments.http.admin import _ask, _Database
 from deployments.http.routes import build_api
 from hdserve.access import read_access
-from hdserve.config import AccessConfig, ModelDatabaseConfig, default_config
+from hdserve.config import (
+    AccessConfig,
+    AutoscalingConfig,
+    ModelConfig,
+    ModelDatabaseConfig,
+    ServeConfig,
+    default_config,
+)
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record, take_record
 from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseGone, InvalidRequest
+from hdserve.errors import DatabaseGone, InvalidRequest, SnapshotError
 
 KEY = DatabaseKey("m", "f")
 ADMIN_KEY = "the-key-of-the-administrator"
+INFO = ModelInfo(
+    name=KEY.model,
+    max_model_len=64,
+    dtype="float32",
+    device="cpu",
+    is_compiled=False,
+    is_exact=False,
+    num_threads=1,
+    num_slots=1,
+    num_kv_tokens=64,
+    num_running=0,
+    num_waiting=0,
+    weight_bytes=1,
+    drafters=(),
+    tokenizer_fingerprint=KEY.fingerprint,
+)
 
 
 class Handle:
@@ -148,15 +173,30 @@ def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
     assert "new" not in actor.info()["namespaces"]
 
 
+@pytest.mark.parametrize("namespace", ["", "a" * 65, "a b", "a/b", "é", "a\n"])
+def test_an_archive_of_a_namespace_that_no_key_could_have(namespace: str) -> None:
+    """Is refused: nobody could draft from it, and not every name could be forgotten."""
+    actor, found = database()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(archive_of(namespace).encode(KEY))
+
+    with pytest.raises(InvalidRequest, match="the archive cannot be used: it has a namespace '"):
+        asyncio.run(found.import_(chunks()))
+    with pytest.raises(SnapshotError, match="1 to 64 letters"):
+        actor.import_(archive_of(namespace).encode(KEY))
+    assert set(actor.info()["namespaces"]) == {"a", "b"}
+
+
 def ask(
     method: str, path: str, num_records: int, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> httpx.Response:
     """The answer of a route about :func:`database`, with more namespaces."""
     actor, found = database(num_records)
     for namespace in more:
-        actor.import_(archive_of(namespace).encode(KEY))
+        actor.publish(archive_of(namespace).encode(KEY))
 
-    async def opened(*_: Any) -> _Database:
+    async def opened(*_: Any, **__: Any) -> _Database:
         return found
 
     monkeypatch.setattr(admin, "_open", opened)
@@ -164,6 +204,26 @@ def ask(
     api = build_api(Gateway(default_config(), {}, access))
     with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
         return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
+
+
+def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its actor has all that the routes need: no replica, of which there is none, is asked."""
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    actor.import_(archive_of("a").encode(KEY))
+    found = {KEY: {WHOLE: Handle(actor)}}
+    monkeypatch.setattr(model_database, "get_all", lambda key, _: found[key])
+    model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
+    access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
+    gateway = Gateway(ServeConfig(models=(model,)), {}, access)
+    gateway._infos.learn(INFO)
+    path = "/v1/speculation/databases/m"
+    with TestClient(build_api(gateway), headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
+        assert client.get(path).json()["namespaces"]["a"]["num_outputs"] == 1
+        archive = client.get(f"{path}/export").content
+        flushed = client.delete(path, params={"namespace": "a"}).json()
+        assert flushed == {"model": "m", "flushed": "a", "num_outputs": 1}
+        assert client.post(f"{path}/import", content=archive).status_code == 200
+    assert "a" in actor.info()["namespaces"]
 
 
 @pytest.mark.parametrize("num_records", [0, 1000])
@@ -230,7 +290,7 @@ def test_an_export_of_an_unknown_namespace(namespace: str, monkeypatch: pytest.M
 def test_names_that_can_be_forgotten(
     namespace: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that keys may have, and others that an archive brought."""
+    """Those that keys may have, and others that are there."""
     answer = ask("DELETE", f"?namespace={namespace}", 1000, monkeypatch, "kept / nowhere else")
     assert answer.status_code == status
     if status == 400:
