@@ -29,6 +29,7 @@ class GemmaCallReader(CallReader):
         super().__init__(closing)
         self._closing_mark = closing
         self._arguments: _OpenArguments | None = None
+        self._is_json = False
 
     def end(self) -> list[CallPart]:
         if self._arguments is None:
@@ -45,13 +46,15 @@ class GemmaCallReader(CallReader):
                 if not self._arguments.is_over:
                     return
                 self._arguments = None
-            elif head := _HEAD.match(self.kept):
+            elif not self._is_json and (head := _HEAD.match(self.kept)):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 self._arguments = _OpenArguments(self._closing_mark)
                 yield CallBegin(head[1])
             else:
+                num_calls = self.num_calls
                 yield from super()._take()
+                self._is_json |= self.num_calls > num_calls
                 return
 
 

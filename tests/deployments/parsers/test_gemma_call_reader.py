@@ -101,3 +101,15 @@ def test_texts_are_streamed_as_they_come() -> None:
     assert parser.push("|>,guests:5") == [Arguments('", "guests": ', is_last=False)]
     assert parser.push("}") == [Arguments("5}", is_last=True)]
     assert parser.push("<tool_call|>") == parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("behind", "plain"), [("", ""), ("call:f{", "call:f{"), ("call:f{a:1}", "call:f{a:1}")]
+)
+def test_json_is_read_as_json_to_its_end(behind: str, plain: str) -> None:
+    """A text in it, or what follows it, may look like a call in the other form, and the answer may
+    be cut right before it."""
+    arguments = '{"a": "call:f{x}", "b": " call:f{"}'
+    text = f'<|tool_call>{{"name": "g", "arguments": {arguments}}}{behind}<tool_call|>'
+    for size in range(1, len(text) + 1):
+        assert read(text, size) == (plain, [ToolCall("g", arguments)])
