@@ -8,14 +8,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticKnownError
 
 
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):  # which pydantic takes for a number
+def _is_number(value: Any) -> Any:
+    if isinstance(value, (bool, str)):  # which pydantic reads as numbers
         raise PydanticKnownError("float_type")
     return value
 
 
-Integer = Annotated[int, BeforeValidator(_no_boolean)]
-Number = Annotated[float, BeforeValidator(_no_boolean)]
+def _is_truth(value: Any) -> Any:
+    if isinstance(value, str):
+        raise PydanticKnownError("bool_type")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_is_number)]
+Number = Annotated[float, BeforeValidator(_is_number)]
+Truth = Annotated[bool, BeforeValidator(_is_truth)]
+"""True or false; ``"false"`` is neither."""
 
 
 class Body(BaseModel):

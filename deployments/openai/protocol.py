@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from deployments.generation import GenerationRequest, Prompt
-from deployments.openai.body import Body, ClosedBody, Integer, Number
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
@@ -70,22 +70,22 @@ MAX_DATABASES = 16
 class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Truth = False
+    continuous_usage_stats: Truth = False
     """Whether the chunks before the last one say how many tokens there are so far; as vLLM has it,
     only beside ``include_usage``."""
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Truth | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
-    include_sources: bool = False
+    include_sources: Truth = False
     """Whether chunks say where each token came from; an extension of hdserve."""
 
 
 class Speculation(ClosedBody):
     """How this request is drafted for; an extension of hdserve."""
 
-    enabled: bool = True
+    enabled: Truth = True
     max_draft_tokens: Integer | None = Field(default=None, ge=0)
     databases: (
         Annotated[
@@ -94,7 +94,7 @@ class Speculation(ClosedBody):
         ]
         | None
     ) = None
-    share_output: bool = True
+    share_output: Truth = True
 
 
 class Prediction(Body):

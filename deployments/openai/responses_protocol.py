@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.openai.body import Body, ClosedBody
+from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
 from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.openai.request_body import RequestBody
@@ -176,7 +176,7 @@ class TextFormat(ClosedBody):
     name: str | None = None
     description: str | None = None
     schema_: Schema | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    strict: Truth | None = None
 
     def for_chat(self) -> dict[str, Any]:
         """The ``response_format`` of a chat, as the chat API, and with it the template, has it.
@@ -220,7 +220,7 @@ class NamedFunction(FunctionName):
 class ResponseStreamOptions(Body):
     """``stream_options`` of this API."""
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Truth | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from deployments.openai.body import ClosedBody
+from deployments.openai.body import ClosedBody, Truth
 from deployments.openai.json_text import parse_json
 from hdserve import grammar
 from hdserve.errors import InvalidRequest
@@ -22,7 +22,7 @@ class JsonSchema(ClosedBody):
     name: str
     description: str | None = None
     schema_: Schema = Field(default_factory=dict, alias="schema")
-    strict: bool | None = None
+    strict: Truth | None = None
 
 
 class ResponseFormat(ClosedBody):

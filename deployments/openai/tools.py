@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from deployments.openai.body import Body, ClosedBody
+from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
@@ -21,7 +21,7 @@ class FunctionDefinition(Body):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    strict: bool | None = None
+    strict: Truth | None = None
 
     def call_parameters(self) -> Mapping[str, Any]:
         """The schema of the arguments of a call, which are an object; of none, where it has no

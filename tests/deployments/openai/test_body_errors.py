@@ -39,6 +39,27 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (ChatBody, {**CHAT, "stop": ["a", 5]}, "stop.1: a string is expected"),
     (ChatBody, {**CHAT, "logit_bias": {"a": 1}}, "logit_bias.a: an integer is expected"),
     (ChatBody, {**CHAT, "logit_bias": {"5": True}}, "logit_bias.5: a number is expected"),
+    (ChatBody, {**CHAT, "logit_bias": {"5": "3"}}, "logit_bias.5: a number is expected"),
+    (
+        ChatBody,
+        {**CHAT, "stream": True, "stream_options": {"include_usage": "false"}},
+        "stream_options.include_usage: true or false is expected",
+    ),
+    (
+        ChatBody,
+        {**CHAT, "speculation": {"enabled": "no"}},
+        "speculation.enabled: true or false is expected",
+    ),
+    (
+        ChatBody,
+        {**CHAT, "speculation": {"max_draft_tokens": "5"}},
+        "speculation.max_draft_tokens: a number is expected",
+    ),
+    (
+        ChatBody,
+        {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "strict": "true"}}]},
+        "tools.0.function.strict: true or false is expected",
+    ),
     (ChatBody, {**CHAT, "speculation": {"on": 1}}, "speculation.on: is unknown"),
     (ChatBody, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function: is missing"),
     (
