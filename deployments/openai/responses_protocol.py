@@ -97,7 +97,7 @@ class InputMessage(Body):
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
 
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["assistant", "developer", "system", "user"]
     content: str | Parts
 
@@ -146,7 +146,13 @@ class InputCallOutput(Body):
 
 # Brackets tell forms of a value from its fields where an error is told.
 def _type_of_item(item: Any) -> Any:
-    return f"[{item.get('type', 'message')}]" if isinstance(item, Mapping) else None
+    return f"[{_named_type(item)}]" if isinstance(item, Mapping) else None
+
+
+def _named_type(item: Mapping[str, Any]) -> Any:
+    """A message need not say what it is."""
+    found = item.get("type")
+    return "message" if found is None else found
 
 
 def _type_of_input(value: Any) -> str:

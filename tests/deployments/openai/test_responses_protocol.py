@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.responses import EasyInputMessage, ResponseFunctionToolCall
 
 from deployments.generation import GenerationRequest
 from deployments.http.param_names import params_named
@@ -35,6 +36,21 @@ def test_a_text_is_a_message_of_the_user() -> None:
     user = {"role": "user", "content": "hi"}
     system = {"role": "system", "content": "Be brief."}
     assert request(instructions="Be brief.") == chat(messages=[system, user])
+
+
+def test_items_of_the_openai_library_are_read() -> None:
+    """With all the fields that it knows, most of which are ``null``, also the type."""
+    said = EasyInputMessage(role="user", content="hi").model_dump()
+    call = ResponseFunctionToolCall(**CALL).model_dump()
+    assert said["type"] is None
+    body = ResponsesBody.parse({"model": "m", "input": [said, call]})
+    assert not body.ignored
+    user, assistant = body.to_chat().to_generation("r").messages
+    assert user == {"role": "user", "content": "hi"}
+    assert [found["id"] for found in assistant["tool_calls"]] == ["c1"]
+    for kind in ("", "frobs", 5):
+        with pytest.raises(InvalidRequest, match=r"^input\.0: a type of 'message', 'reasoning'"):
+            request(input=[{**said, "type": kind}])
 
 
 def test_items_are_messages() -> None:
