@@ -119,7 +119,7 @@ def replay(options: ReplayOptions) -> None:
     drafting = _drafting(options)
     if options.fill and options.mode is not ReplayMode.WARM:
         told = f"--fill is left out: in --mode {options.mode} nothing warms the model database"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
+        typer.echo(told, err=True)
     output = JsonOutput(options.json_path)
     shown = _shown(options, drafting)
     with interruptible(how_to_go_on(output.file)):

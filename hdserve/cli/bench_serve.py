@@ -185,8 +185,7 @@ def serve(options: LoadOptions) -> None:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
     if results.is_interrupted or len(results.rows) < len(plans):
-        told = f"interrupted; {how_to_go_on(output.file)}"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
+        typer.echo(f"interrupted; {how_to_go_on(output.file)}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     journal.finish()
     if any(row["failed"] for row in results.rows):
@@ -198,9 +197,11 @@ def _warn(plans: Sequence[LoadPlan]) -> None:
     most = max(plan.concurrency for plan in plans)
     num_prompts = plans[0].num_prompts
     if num_prompts < most:
-        told = f"of --concurrency {most} no more than {num_prompts} are reached: so many requests "
-        told += "are sent; --num-prompts has more sent"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
+        typer.echo(
+            f"of --concurrency {most} no more than {num_prompts} are reached: so many requests are "
+            "sent; --num-prompts has more sent",
+            err=True,
+        )
 
 
 def _rows(options: LoadOptions) -> list[PromptRow]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from hdserve.cli.json_option import OPTION, STDOUT, with_path
 
@@ -45,6 +44,5 @@ def interruptible(advice: str = GO_ON) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        told = f"interrupted; {advice}" if advice else "interrupted"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(told)
+        typer.echo(f"interrupted; {advice}" if advice else "interrupted", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -187,8 +187,9 @@ def test_interrupted_it_keeps_what_it_has(server: StandIn, tmp_path: Path) -> No
 def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     server: StandIn, tmp_path: Path, num_before: int
 ) -> None:
-    """The same one, with a file for its result; in the first request as well as later."""
-    prompts = tmp_path / "my prompts.jsonl"
+    """The same one, with a file for its result, whatever its words have in them; in the first
+    request as well as later."""
+    prompts = tmp_path / "my prompts [old].jsonl"
     prompts.write_text('{"turns": ["good"]}\n')
     server.num_answered_to_end = num_before
     command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
