@@ -17,6 +17,7 @@ LAYERS = {
     "hdserve.errors": 0,
     "hdserve.grammar": 1,
     "hdserve.journal": 1,
+    "hdserve.ports": 1,
     "hdserve.prompts": 1,
     "hdserve.schema_parts": 1,
     "hdserve.schema_references": 1,

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from hdserve.cli.ports import listening_error
 from hdserve.config.deployed import PROXY_VARIABLES
+from hdserve.ports import listening_error
 
 _CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 """The variable that says whether HAProxy replaces Ray Serve's own proxy: 1, or 0."""

@@ -24,7 +24,6 @@ import typer
 
 from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
-from hdserve.cli.ports import listening_error
 from hdserve.cli.proxy import proxy_variables
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
@@ -33,6 +32,7 @@ from hdserve.config.mistakes import nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
+from hdserve.ports import listening_error
 from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
 

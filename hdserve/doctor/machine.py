@@ -19,6 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.ports import listening_error
 from hdserve.shadows import shadows
 
 MIN_SHARED_MEMORY_BYTES = 2**30
@@ -26,6 +27,7 @@ MIN_SHARED_MEMORY_BYTES = 2**30
 _MIN_PYTHON = (3, 11)
 _IMPORT_TIMEOUT_S = 120.0
 _HTTP_TIMEOUT_S = 2.0
+_HOST = "127.0.0.1"
 _MIN_PORT, _MAX_PORT = 1024, 65535
 _OWN_TITLE = b'"title":"hdserve"'
 """Near the beginning of the ``/openapi.json`` of hdserve, and of no other server."""
@@ -116,14 +118,11 @@ def check_cluster(address: str) -> Iterator[Finding]:
 
 def check_port(port: int) -> Iterator[Finding]:
     """Whether ``serve run`` can listen, or hdserve does already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            yield _closed_port(port) if error.errno == errno.EACCES else _taken_port(port)
-            return
-    yield ok("port", f"{port} is free")
+    error = listening_error(_HOST, port)
+    if error is None:
+        yield ok("port", f"{port} is free")
+    else:
+        yield _closed_port(port) if error.errno == errno.EACCES else _taken_port(port)
 
 
 def _closed_port(port: int) -> Finding:
@@ -133,7 +132,7 @@ def _closed_port(port: int) -> Finding:
 
 def _taken_port(port: int) -> Finding:
     with suppress(OSError, ValueError, http.client.HTTPException):  # no answer, or one of its own
-        url = f"http://127.0.0.1:{port}/openapi.json"
+        url = f"http://{_HOST}:{port}/openapi.json"
         with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
             if _OWN_TITLE in answer.read(1000):
                 return ok("port", f"hdserve answers on {port}")
@@ -142,9 +141,6 @@ def _taken_port(port: int) -> Finding:
 
 
 def _free_port(taken: int) -> int:
-    """The next one that nobody listens at."""
-    for port in chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    return taken
+    """The next port at which nobody listens; ``taken`` where there is none."""
+    ports = chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken))
+    return next((port for port in ports if listening_error(_HOST, port) is None), taken)
