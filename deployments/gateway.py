@@ -7,23 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from grpc import StatusCode
-from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import BackpressureConfig
-from ray.serve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RequestCancelledError,
-)
 from ray.serve.handle import DeploymentHandle
 
-from deployments.cancelling import cancel_stream
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http.metrics import HttpMetrics
@@ -31,12 +21,12 @@ from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Report
 from deployments.model_infos import ModelInfos
+from deployments.model_servers import ModelServers
 from deployments.parsers.template_parsers import AUTO
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import TOOL_PARSERS
 from deployments.refusals import Refusals
 from deployments.replica.statistics_state import StatisticsState
-from deployments.request_faults import without_fault
 from deployments.runtime import actor_options
 from deployments.tracing import Tracing
 from hdserve.access import Access
@@ -45,13 +35,11 @@ from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 from hdserve.current_access import CurrentAccess
 from hdserve.engine.request_check import check_num_sequences
 from hdserve.errors import (
-    BodyTooLarge,
     EngineGone,
     EngineStopped,
     HdserveError,
     ModelNotFound,
     Overloaded,
-    RequestError,
     RequestTimeout,
 )
 
@@ -101,13 +89,7 @@ class Gateway:
         }
         self._startable = {m.name for m in config.models if m.min_num_replicas == 0}
         """Models that may have no replica: to ask one would start it, and keep it from ending."""
-        # gRPC instead of calls of Ray actors: half the processor time a message.
-        direct = {name: handle.options(_by_reference=False) for name, handle in handles.items()}
-        self._unary = dict(direct)
-        self._streaming = {
-            name: handle.options(stream=True, response_serialization="pickle")
-            for name, handle in direct.items()
-        }
+        self._servers = ModelServers(handles)
         self._refusals = Refusals()
         self._infos = ModelInfos(self._describe)
         self.http_metrics = HttpMetrics(self._configs)
@@ -124,7 +106,7 @@ class Gateway:
         from deployments.http.routes import build_api
 
         api = build_api(self)
-        reporter = Reporter("gateway", {}, self._report, self.http_metrics.observations)
+        reporter = Reporter("gateway", {}, self.report, self.http_metrics.observations)
         self._closing.callback(reporter.close)
         reporter.start()
         return api
@@ -170,11 +152,10 @@ class Gateway:
         check_num_sequences(request.num_prompts, request.num_choices, max_num_open)
         name = config.name
         self._refusals.check(name, num_sequences)
-        handle: Any = self._streaming[name]
         pauses_s = iter(_RETRY_PAUSES_S)
         was_refused = has_begun = False
         while True:
-            async with aclosing(self._attempt(handle, request, deadline)) as found:
+            async with aclosing(self._servers.generate(name, request, deadline)) as found:
                 try:
                     async for records in found:
                         has_begun = True
@@ -194,26 +175,6 @@ class Gateway:
                     raise
             request = replace(request, session_id="")
             await asyncio.sleep(min(pause_s, deadline.remaining_s))
-
-    async def _attempt(
-        self, handle: Any, request: GenerationRequest, deadline: Deadline
-    ) -> AsyncGenerator[Records, None]:
-        stream = None
-        try:
-            if request.session_id:
-                handle = handle.options(session_id=request.session_id)
-            stream = handle.generate.remote(request)
-            with deadline.ending(partial(cancel_stream, stream)):
-                async for records in stream:
-                    yield without_fault(records)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise (deadline.error if deadline.is_over else translated(error)) from error
-        except BaseException:  # closed or cancelled
-            if stream is not None:
-                cancel_stream(stream)
-            raise
 
     async def describe(self, model: str) -> ModelInfo:
         """What a replica of the model says of itself.
@@ -235,7 +196,7 @@ class Gateway:
             return await self.describe(name)
         if self._infos.known(name) is None:
             try:
-                for info in await self._call_all(name, self._describe_timeout_s, "describe"):
+                for info in await self._ask_all(name, "describe"):
                     self._infos.learn(info)
             except EngineStopped:
                 logger.debug("no replica of %s says what it is", name)
@@ -266,30 +227,30 @@ class Gateway:
         known = self._infos.known(model)
         if known is not None:
             return known
-        info: ModelInfo = await deadline.wait(self._call(model, "describe"))
+        info: ModelInfo = await deadline.wait(self._servers.call(model, "describe"))
         self._infos.learn(info)
         return info
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
-        ids: list[int] = await self._call(model, "tokenize", text, adds_special_tokens)
+        ids: list[int] = await self._ask(model, "tokenize", text, adds_special_tokens)
         return ids
 
     async def tokenize_chat(
         self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
     ) -> list[int]:
         """The token ids of a conversation that came in a body of so many bytes."""
-        ids: list[int] = await self._call(model, "tokenize_chat", messages, num_body_bytes)
+        ids: list[int] = await self._ask(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 
     async def detokenize(self, model: str, token_ids: list[int], param: str) -> str:
         """The text of token ids that came as the parameter ``param``."""
-        text: str = await self._call(model, "detokenize", token_ids, param)
+        text: str = await self._ask(model, "detokenize", token_ids, param)
         return text
 
     async def statistics(self, model: str) -> list[StatisticsState]:
         """From which statistics database each replica of the model drafts."""
-        return await self._call_all(model, self._describe_timeout_s, "statistics")
+        return await self._ask_all(model, "statistics")
 
     async def check_statistics(self, model: str, directory: str) -> None:
         """Whether every replica of the model can draft from the database in ``directory``.
@@ -297,7 +258,8 @@ class Gateway:
         Raises:
             InvalidRequest: one of them says why not.
         """
-        await self._call_all(model, _CHECK_TIMEOUT_S, "check_statistics", directory)
+        name = self.model(model).name
+        await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self, timeout_s: float) -> list[str]:
         """The models of which no replica answers, but for those that may have none."""
@@ -313,74 +275,35 @@ class Gateway:
         answers = await asyncio.gather(*map(is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
-    def report(self) -> Report:
-        """What this gateway counted."""
+    async def report(self) -> Report:
+        """Return what this gateway counted."""
         replica = serve.get_replica_context().replica_id.unique_id
         return Report(replica, self.http_metrics.samples())
-
-    async def _report(self) -> Report:
-        return self.report()
 
     async def metrics_text(self) -> bytes:
         """The reports of all replicas and gateways as Prometheus text."""
         if self._metrics_poll is None:
             context = serve.get_replica_context()
             gateways = serve.get_deployment_handle(context.deployment, context.app_name)
-            self._metrics_poll = MetricsPoll(self._unary, gateways)
+            self._metrics_poll = MetricsPoll(self._servers.handles, gateways)
         return await self._metrics_poll.text()
 
     async def _describe(self, model: str) -> ModelInfo:
         try:
             async with asyncio.timeout(self._describe_timeout_s):
-                info: ModelInfo = await self._call(model, "describe")
+                info: ModelInfo = await self._ask(model, "describe")
         except TimeoutError as error:
             reason = f"no replica of the model has answered in {self._describe_timeout_s:g} s"
             raise EngineStopped(f"{reason}; try again") from error
         return info
 
-    async def _call(self, model: str, method: str, *arguments: Any) -> Any:
-        handle: Any = self._unary[self.model(model).name]
-        try:
-            answer = await getattr(handle, method).remote(*arguments)
-        except RequestCancelledError as error:
-            raise asyncio.CancelledError from error  # whoever waited for it is gone
-        except Exception as error:
-            raise translated(error) from error
-        return without_fault(answer)
+    async def _ask(self, model: str, method: str, *arguments: Any) -> Any:
+        return await self._servers.call(self.model(model).name, method, *arguments)
 
-    async def _call_all(
-        self, model: str, timeout_s: float, method: str, *arguments: Any
-    ) -> list[Any]:
-        """The answers of all replicas.
-
-        Raises:
-            HdserveError: the first that failed, or that one has not answered in time.
-        """
-        handle: Any = self._unary[self.model(model).name]
-        try:
-            answers: list[Any] = await handle.broadcast(method, *arguments).results_async(
-                timeout_s=timeout_s
-            )
-        except TimeoutError as error:
-            raise EngineStopped("a replica of the model did not answer; try again") from error
-        except Exception as error:
-            raise translated(error) from error
-        return [without_fault(answer) for answer in answers]
-
-
-def translated(error: Exception) -> HdserveError:
-    """What a failed call of a model server means to the client."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, HdserveError):
-        return cause
-    if isinstance(error, BackPressureError):
-        return Overloaded()
-    if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED:
-        return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
-    if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
-        return EngineStopped("the model's replica went away; try again")
-    logger.error("a model server failed", exc_info=error)
-    return HdserveError("the model server failed; its log says why")
+    async def _ask_all(self, model: str, method: str) -> list[Any]:
+        """Return the answers of all replicas to what each answers at once."""
+        name = self.model(model).name
+        return await self._servers.call_all(name, self._describe_timeout_s, method)
 
 
 def gateway_deployment(

@@ -12,8 +12,9 @@ from grpc.aio import AioRpcError, Metadata
 from ray import serve
 
 from deployments.deadline import Deadline
-from deployments.gateway import Gateway, translated
+from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
+from deployments.model_servers import translated
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
 from hdserve.config import ModelConfig, ServeConfig
@@ -154,6 +155,8 @@ def test_a_message_that_is_too_large_is_the_clients_error(code: StatusCode, stat
     assert translated(AioRpcError(code, Metadata(), Metadata())).status == status
 
 
-def test_a_model_without_a_working_replica_is_given_up() -> None:
+def test_a_model_without_a_working_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all tries, the pauses between which are shorter here."""
+    monkeypatch.setattr("deployments.gateway._RETRY_PAUSES_S", (0.01, 0.02))
     with pytest.raises(EngineGone, match="gone"):
         generate(EngineGone("gone"), 1000, 0)

@@ -1,0 +1,122 @@
+"""Calls of the model servers, and what it means to a client when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from typing import Any
+
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from deployments.cancelling import cancel_stream
+from deployments.deadline import Deadline
+from deployments.generation import GenerationRequest, Records
+from deployments.request_faults import without_fault
+from hdserve.errors import BodyTooLarge, EngineStopped, HdserveError, Overloaded, RequestError
+
+logger = logging.getLogger(__name__)
+
+
+class ModelServers:
+    """Calls replicas of models; whatever goes wrong is raised as an :class:`HdserveError`.
+
+    Args:
+        handles: those of the model servers, by model name.
+
+    Attributes:
+        handles: the same, for calls that are answered in one message.
+    """
+
+    def __init__(self, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        # gRPC instead of calls of Ray actors: half the processor time a message.
+        self.handles: Mapping[str, Any] = {
+            name: handle.options(_by_reference=False) for name, handle in handles.items()
+        }
+        self._streaming: Mapping[str, Any] = {
+            name: handle.options(stream=True, response_serialization="pickle")
+            for name, handle in self.handles.items()
+        }
+
+    async def generate(
+        self, model: str, request: GenerationRequest, deadline: Deadline
+    ) -> AsyncGenerator[Records, None]:
+        """Yield the records of one answer of one replica, as many at a time as have come.
+
+        Closing the iterator aborts the request, and so does ``deadline``.
+
+        Raises:
+            HdserveError: the model server raised it, or there is none.
+            RequestTimeout: the time is over.
+        """
+        handle, stream = self._streaming[model], None
+        try:
+            if request.session_id:
+                handle = handle.options(session_id=request.session_id)
+            stream = handle.generate.remote(request)
+            with deadline.ending(partial(cancel_stream, stream)):
+                async for records in stream:
+                    yield without_fault(records)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise (deadline.error if deadline.is_over else translated(error)) from error
+        except BaseException:  # closed or cancelled
+            if stream is not None:
+                cancel_stream(stream)
+            raise
+
+    async def call(self, model: str, method: str, *arguments: Any) -> Any:
+        """Return what ``method`` of one replica returns.
+
+        Raises:
+            HdserveError: the model server raised it, or there is none.
+        """
+        try:
+            answer = await getattr(self.handles[model], method).remote(*arguments)
+        except RequestCancelledError as error:
+            raise asyncio.CancelledError from error  # whoever waited for it is gone
+        except Exception as error:
+            raise translated(error) from error
+        return without_fault(answer)
+
+    async def call_all(
+        self, model: str, timeout_s: float, method: str, *arguments: Any
+    ) -> list[Any]:
+        """Return what ``method`` of each replica returns.
+
+        Raises:
+            HdserveError: the first that failed raised it, or one has not answered in time.
+        """
+        try:
+            called = self.handles[model].broadcast(method, *arguments)
+            answers: list[Any] = await called.results_async(timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise EngineStopped("a replica of the model did not answer; try again") from error
+        except Exception as error:
+            raise translated(error) from error
+        return [without_fault(answer) for answer in answers]
+
+
+def translated(error: Exception) -> HdserveError:
+    """Return what the failure of a call of a model server means to the client."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, HdserveError):
+        return cause
+    if isinstance(error, BackPressureError):
+        return Overloaded()
+    if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED:
+        return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
+    if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
+        return EngineStopped("the model's replica went away; try again")
+    logger.error("a model server failed", exc_info=error)
+    return HdserveError("the model server failed; its log says why")
