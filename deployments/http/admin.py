@@ -11,33 +11,24 @@ from uuid import uuid4
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database, statistics_database
-from actors.shards import Shard, shard_of
 from actors.statistics_database import Choice
 from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
+from deployments.http.cluster_database import OBJECT, ClusterDatabase
 from deployments.http.json_body import read_json
 from deployments.openai.objects import error_body
 from deployments.openai.request_body import parse_body
 from deployments.replica.statistics_state import choice_key
 from hdserve.access import NAMESPACE
-from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.append_log import pack_record, take_record
-from hdserve.databases.archive import check_namespaces
-from hdserve.databases.messages import Publish
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import (
-    DatabaseGone,
     EngineStopped,
     HdserveError,
     InvalidRequest,
     ModelNotFound,
     NamespaceNotFound,
-    SnapshotError,
 )
 
 if TYPE_CHECKING:
@@ -59,19 +50,6 @@ _CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
     504: {"description": "The body took longer than is allowed"},
 }
 
-_INFO_TIMEOUT_S = 10.0
-_CHANGE_TIMEOUT_S = 120.0
-"""How long a change may take; it may have to wait for a slow disk."""
-
-_OBJECT = "speculation.database"
-_ACTOR_STATE = (
-    "directory",
-    "is_writable",
-    "is_unwritten",
-    "num_write_failures",
-    "num_refused_files",
-    "settings",
-)
 _ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -132,7 +110,7 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
         return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
 
 
-async def _check_kept(database: _Database, namespace: str) -> None:
+async def _check_kept(database: ClusterDatabase, namespace: str) -> None:
     """
     Raises:
         InvalidRequest: no key could have such a name, and nothing is kept under it.
@@ -202,108 +180,6 @@ class StatisticsBody(BaseModel):
     directory: str = Field(min_length=1, max_length=1000)
 
 
-class _Database:
-    """The model database of one model, through the actors of its shards.
-
-    Args:
-        actors: by shard; those that no namespace was used of are not there.
-    """
-
-    def __init__(
-        self, key: DatabaseKey, config: ModelDatabaseConfig, actors: dict[Shard, Any]
-    ) -> None:
-        self._key = key
-        self._config = config
-        self._actors = actors
-
-    async def info(self) -> dict[str, Any]:
-        found = await asyncio.gather(
-            *(_ask(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
-        )
-        namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
-        return {
-            "id": self._key.model,
-            "object": _OBJECT,
-            "tokenizer_fingerprint": self._key.fingerprint,
-            "num_bytes": sum(info["num_bytes"] for info in found),
-            "num_readers": sum(info["num_readers"] for info in found),
-            "num_shards": self._config.num_shards,
-            "directories": [info["directory"] for info in found if info["directory"]],
-            "actors": [{name: info.get(name) for name in _ACTOR_STATE} for info in found],
-            "namespaces": {
-                name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
-                for name, item in sorted(namespaces.items())
-            },
-        }
-
-    async def flush(self, namespace: str) -> int:
-        num_outputs: int = await _ask((await self._actor(namespace)).flush.remote(namespace))
-        return num_outputs
-
-    async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
-        """The records of an archive; at least one, so that an empty one says whose it is."""
-        for namespace in namespaces or ["default"]:
-            cursor, is_last = 0, False
-            while not is_last:
-                actor = await self._actor(namespace)
-                message, cursor, is_last = await _ask(actor.export.remote(namespace, cursor))
-                yield pack_record(message)
-
-    async def import_(self, chunks: AsyncIterator[bytes]) -> int:
-        """Add the records of an archive as they come; return how many outputs were new.
-
-        Raises:
-            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
-                calibration in it is too large, or a namespace none that a key could have.
-        """
-        buffer, num_new, is_empty = bytearray(), 0, True
-        async for chunk in chunks:
-            buffer += chunk
-            try:
-                while (taken := take_record(buffer)) is not None:
-                    body, end = taken
-                    del buffer[:end]
-                    num_new += await self._import_message(body)
-                    is_empty = False
-            except SnapshotError as error:
-                raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
-        if buffer:
-            raise InvalidRequest("the archive is cut off")
-        if is_empty:
-            raise InvalidRequest("the archive is empty")
-        return num_new
-
-    async def _import_message(self, message: bytes) -> int:
-        """
-        Raises:
-            SnapshotError: it is corrupt or of another tokenizer, a calibration in it is too large,
-                or a namespace none that a key could have; nothing of it was added.
-        """
-        fingerprint = self._key.fingerprint
-        received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
-        check_namespaces(received)
-        largest = max(map(len, received.calibrations.values()), default=0)
-        if largest > MAX_CALIBRATION_BYTES:
-            raise SnapshotError(
-                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
-            )
-        num_new = 0
-        for namespace, part in received.by_namespace():
-            actor = await self._actor(namespace)
-            encoded = await asyncio.to_thread(part.encode, self._key)
-            num_new += await _ask(actor.import_.remote(encoded))
-        return num_new
-
-    async def _actor(self, namespace: str) -> Any:
-        """The actor that keeps a namespace; started if there is none."""
-        shard = shard_of(namespace, self._config.num_shards)
-        if shard not in self._actors:
-            arguments = self._key, self._config, merge_drafter_states, shard
-            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
-            self._actors[shard] = await _ask(starting)
-        return self._actors[shard]
-
-
 async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """What has come already, so that an error before it has its status, and what follows."""
     async with aclosing(rest):
@@ -312,7 +188,9 @@ async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIte
             yield record
 
 
-async def _open(gateway: Gateway, model: str, *, starts_replica: bool = True) -> _Database | None:
+async def _open(
+    gateway: Gateway, model: str, *, starts_replica: bool = True
+) -> ClusterDatabase | None:
     """The database of a served model, if it has one.
 
     Args:
@@ -326,10 +204,10 @@ async def _open(gateway: Gateway, model: str, *, starts_replica: bool = True) ->
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
-    return _Database(key, config, found) if found else None
+    return ClusterDatabase(key, config, found) if found else None
 
 
-async def _existing(gateway: Gateway, model: str) -> _Database:
+async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
     """The database of a model; a replica is started only where nothing else tells which one it is.
 
     Raises:
@@ -344,7 +222,7 @@ async def _existing(gateway: Gateway, model: str) -> _Database:
     return database
 
 
-async def _of_sleeping(gateway: Gateway, model: str) -> _Database | None:
+async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
     """What is in the cluster of a model that may have no replica, if one has said which it is."""
     try:
         return await _open(gateway, model, starts_replica=False)
@@ -359,22 +237,4 @@ async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
         found = await _open(gateway, model, starts_replica=False)
         return await found.info() if found else None
     except HdserveError as error:
-        return {"id": model, "object": _OBJECT, **error_body(error)}
-
-
-async def _ask(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
-    """
-    Raises:
-        HdserveError: what the actor raised, or that it is out of reach.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await reference
-    except TimeoutError as error:
-        reason = f"the model database has not answered in {timeout_s:g} s; try again"
-        raise DatabaseGone(reason) from error
-    except RayError as error:
-        cause = error.cause if isinstance(error, RayTaskError) else None
-        if isinstance(cause, HdserveError):
-            raise cause from error
-        raise DatabaseGone("the model database is out of reach; try again") from error
+        return {"id": model, "object": OBJECT, **error_body(error)}

@@ -11,11 +11,9 @@ from pydantic import SecretStr
 from ray import serve
 
 from deployments.gateway import Gateway
-from deployments.http.admin import _ask
 from deployments.http.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, GatewayConfig, ModelConfig, ServeConfig
-from hdserve.errors import DatabaseGone
 
 KEY = "the-key-of-the-administrator"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -135,13 +133,3 @@ def test_the_list_of_databases() -> None:
     (entry,) = answer.json()["data"]
     assert (entry["id"], entry["object"]) == ("m", "speculation.database")
     assert entry["error"]["code"] == "engine_stopped"
-
-
-def test_a_database_that_does_not_answer() -> None:
-    """Its actor may wait for a place in the cluster, or hang."""
-
-    async def asked() -> None:
-        with pytest.raises(DatabaseGone, match=r"0\.01 s; try again"):
-            await _ask(asyncio.sleep(WAIT_S), 0.01)
-
-    asyncio.run(asked())

@@ -1,0 +1,166 @@
+"""The model database of one model in the cluster, as the administrator sees and changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+
+from actors import model_database
+from actors.shards import Shard, shard_of
+from hdserve.config import ModelDatabaseConfig
+from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.archive import check_namespaces
+from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.registry import merge_drafter_states
+from hdserve.errors import DatabaseGone, HdserveError, InvalidRequest, SnapshotError
+
+OBJECT = "speculation.database"
+"""The ``object`` of what describes a database."""
+
+_INFO_TIMEOUT_S = 10.0
+_CHANGE_TIMEOUT_S = 120.0
+"""How long a change may take; it may have to wait for a slow disk."""
+
+_ACTOR_STATE = (
+    "directory",
+    "is_writable",
+    "is_unwritten",
+    "num_write_failures",
+    "num_refused_files",
+    "settings",
+)
+
+
+class ClusterDatabase:
+    """The model database of one model, through the actors of its shards.
+
+    Args:
+        config: the settings of an actor that has to be started.
+        actors: the actors by shard; a shard of which no namespace was used has none.
+    """
+
+    def __init__(
+        self, key: DatabaseKey, config: ModelDatabaseConfig, actors: dict[Shard, Any]
+    ) -> None:
+        self._key = key
+        self._config = config
+        self._actors = actors
+
+    async def info(self) -> dict[str, Any]:
+        """Return what the database holds, by namespace, and how its actors are.
+
+        Raises:
+            HdserveError: an actor raised it, or is out of reach; so do all methods.
+        """
+        found = await asyncio.gather(
+            *(ask_actor(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
+        )
+        namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
+        return {
+            "id": self._key.model,
+            "object": OBJECT,
+            "tokenizer_fingerprint": self._key.fingerprint,
+            "num_bytes": sum(info["num_bytes"] for info in found),
+            "num_readers": sum(info["num_readers"] for info in found),
+            "num_shards": self._config.num_shards,
+            "directories": [info["directory"] for info in found if info["directory"]],
+            "actors": [{name: info.get(name) for name in _ACTOR_STATE} for info in found],
+            "namespaces": {
+                name: {"num_outputs": item["num_outputs"], "num_bytes": item["num_bytes"]}
+                for name, item in sorted(namespaces.items())
+            },
+        }
+
+    async def flush(self, namespace: str) -> int:
+        """Forget a namespace, and return how many outputs it had."""
+        num_outputs: int = await ask_actor((await self._actor(namespace)).flush.remote(namespace))
+        return num_outputs
+
+    async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
+        """Yield the records of an archive; at least one, so that an empty one says whose it is."""
+        for namespace in namespaces or [DEFAULT_NAMESPACE]:
+            cursor, is_last = 0, False
+            while not is_last:
+                actor = await self._actor(namespace)
+                message, cursor, is_last = await ask_actor(actor.export.remote(namespace, cursor))
+                yield pack_record(message)
+
+    async def import_(self, chunks: AsyncIterator[bytes]) -> int:
+        """Add the records of an archive as they come; return how many outputs were new.
+
+        Raises:
+            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
+                calibration in it is too large, or a namespace none that a key could have.
+        """
+        buffer, num_new, is_empty = bytearray(), 0, True
+        async for chunk in chunks:
+            buffer += chunk
+            try:
+                while (taken := take_record(buffer)) is not None:
+                    body, end = taken
+                    del buffer[:end]
+                    num_new += await self._import_message(body)
+                    is_empty = False
+            except SnapshotError as error:
+                raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
+        if buffer:
+            raise InvalidRequest("the archive is cut off")
+        if is_empty:
+            raise InvalidRequest("the archive is empty")
+        return num_new
+
+    async def _import_message(self, message: bytes) -> int:
+        """Add one record of an archive, and return how many of its outputs were new.
+
+        Raises:
+            SnapshotError: it is corrupt or of another tokenizer, a calibration in it is too large,
+                or a namespace none that a key could have; nothing of it was added.
+        """
+        fingerprint = self._key.fingerprint
+        received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
+        check_namespaces(received)
+        largest = max(map(len, received.calibrations.values()), default=0)
+        if largest > MAX_CALIBRATION_BYTES:
+            raise SnapshotError(
+                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
+        num_new = 0
+        for namespace, part in received.by_namespace():
+            actor = await self._actor(namespace)
+            encoded = await asyncio.to_thread(part.encode, self._key)
+            num_new += await ask_actor(actor.import_.remote(encoded))
+        return num_new
+
+    async def _actor(self, namespace: str) -> Any:
+        """Return the actor that keeps a namespace, which is started if there is none."""
+        shard = shard_of(namespace, self._config.num_shards)
+        if shard not in self._actors:
+            arguments = self._key, self._config, merge_drafter_states, shard
+            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
+            self._actors[shard] = await ask_actor(starting)
+        return self._actors[shard]
+
+
+async def ask_actor(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
+    """Return what an actor of a model database answers.
+
+    Raises:
+        HdserveError: the actor raised it, or is out of reach.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as error:
+        reason = f"the model database has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, HdserveError):
+            raise cause from error
+        raise DatabaseGone("the model database is out of reach; try again") from error

@@ -1,0 +1,61 @@
+"""Model databases whose actors run in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from ray.exceptions import RayActorError
+
+from actors.model_database_actor import ModelDatabaseActor
+from actors.shards import WHOLE
+from deployments.http.cluster_database import ClusterDatabase
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.messages import Publish
+from hdserve.databases.segment import Segment
+from hdserve.databases.snapshot import DatabaseKey
+
+KEY = DatabaseKey("m", "f")
+
+
+class Handle:
+    """Of an actor that runs here, and dies after so many records of an export."""
+
+    def __init__(self, actor: ModelDatabaseActor, num_records: int = 1000) -> None:
+        self._actor = actor
+        self._num_records = num_records
+        self.info = SimpleNamespace(remote=self._info)
+        self.import_ = SimpleNamespace(remote=self._import)
+        self.export = SimpleNamespace(remote=self._export)
+        self.flush = SimpleNamespace(remote=self._flush)
+
+    async def _info(self) -> Any:
+        return self._actor.info()
+
+    async def _import(self, message: bytes) -> int:
+        return self._actor.import_(message)
+
+    async def _flush(self, namespace: str) -> int:
+        return self._actor.flush(namespace)
+
+    async def _export(self, namespace: str, cursor: int) -> Any:
+        if not self._num_records:
+            raise RayActorError
+        self._num_records -= 1
+        return self._actor.export(namespace, cursor)
+
+
+def database(num_records: int = 1000) -> tuple[ModelDatabaseActor, ClusterDatabase]:
+    """One with two namespaces, and its actor."""
+    config = ModelDatabaseConfig()
+    actor = ModelDatabaseActor(KEY, config)
+    actor.import_(archive_of("a").encode(KEY))
+    actor.import_(archive_of("b").encode(KEY))
+    return actor, ClusterDatabase(KEY, config, {WHOLE: Handle(actor, num_records)})
+
+
+def archive_of(namespace: str, num_calibration_bytes: int = 0) -> Publish:
+    outputs = {namespace: Segment.from_outputs("origin", 0, [np.ones(3, np.uint32)])}
+    calibration = bytes(num_calibration_bytes)
+    return Publish("archive", outputs, {namespace: calibration} if calibration else {})

@@ -1,0 +1,128 @@
+"""A model database in the cluster: actors that are gone or silent, archives that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from ray.exceptions import RayActorError
+
+from actors.model_database_actor import ModelDatabaseActor
+from actors.shards import WHOLE
+from deployments.http.cluster_database import ClusterDatabase, ask_actor
+from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
+from hdserve.databases.messages import Poll, Reply
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.errors import DatabaseGone, InvalidRequest, SnapshotError
+from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
+
+
+def test_a_database_that_is_gone_may_come_back() -> None:
+    """So the client is told to try again."""
+
+    async def gone() -> None:
+        raise RayActorError
+
+    with pytest.raises(DatabaseGone, match="try again") as caught:
+        asyncio.run(ask_actor(gone()))
+    assert caught.value.status == 503
+
+
+def test_what_an_actor_keeps_on_disk(tmp_path: Path) -> None:
+    """Whether it can, and with which settings: others may be deployed than it was started with."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path / "snapshots", max_bytes=2**20)
+    (tmp_path / "snapshots").touch()
+    actor = ModelDatabaseActor(KEY, config)
+    found = ClusterDatabase(KEY, ModelDatabaseConfig(), {WHOLE: Handle(actor)})
+    (state,) = asyncio.run(found.info())["actors"]
+    assert (state["is_writable"], state["is_unwritten"]) == (False, True)
+    assert state["num_write_failures"] == 1
+    assert state["settings"]["max_bytes"] == 2**20
+    assert state["settings"]["snapshot_dir"] == str(tmp_path / "snapshots")
+    (tmp_path / "snapshots").unlink()
+    assert actor.snapshot_now()
+    (state,) = asyncio.run(found.info())["actors"]
+    assert (state["is_writable"], state["is_unwritten"]) == (True, False)
+
+
+def test_an_archive_cannot_have_a_record_of_any_length() -> None:
+    """It is refused by the length it declares, before more of it is read."""
+    num_read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        yield (MAX_RECORD_BYTES + 1).to_bytes(4, "little") + bytes(4)
+        while True:
+            num_read += 1
+            yield bytes(2**16)
+
+    database = ClusterDatabase(KEY, ModelDatabaseConfig(), {})
+    with pytest.raises(InvalidRequest, match="impossible length"):
+        asyncio.run(database.import_(chunks()))
+    assert num_read == 0
+
+
+def test_an_archive_of_nothing() -> None:
+    """Every export says whose it is, so this is none, but perhaps one that failed."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b""
+
+    _, model_database = database()
+    with pytest.raises(InvalidRequest, match="the archive is empty"):
+        asyncio.run(model_database.import_(chunks()))
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES, MAX_CALIBRATION_BYTES + 1])
+def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
+    """Its record is refused, and nothing of it added."""
+    actor, found = database()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(archive_of("new", num_bytes).encode(KEY))
+
+    if num_bytes <= MAX_CALIBRATION_BYTES:
+        assert asyncio.run(found.import_(chunks())) == 1
+        return
+    with pytest.raises(InvalidRequest, match="a calibration of 65537 bytes is over the 65536"):
+        asyncio.run(found.import_(chunks()))
+    assert "new" not in actor.info()["namespaces"]
+
+
+@pytest.mark.parametrize("namespace", ["", "a" * 65, "a b", "a/b", "é", "a\n"])
+def test_an_archive_of_a_namespace_that_no_key_could_have(namespace: str) -> None:
+    """Is refused: nobody could draft from it, and not every name could be forgotten."""
+    actor, found = database()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(archive_of(namespace).encode(KEY))
+
+    with pytest.raises(InvalidRequest, match="the archive cannot be used: it has a namespace '"):
+        asyncio.run(found.import_(chunks()))
+    with pytest.raises(SnapshotError, match="1 to 64 letters"):
+        actor.import_(archive_of(namespace).encode(KEY))
+    assert set(actor.info()["namespaces"]) == {"a", "b"}
+
+
+def test_what_was_forgotten_is_not_listed() -> None:
+    """Of it, and of a namespace that never was, only the mark for replicas stays."""
+    actor, found = database()
+    for namespace in ("a", "nobody"):
+        asyncio.run(found.flush(namespace))
+    assert list(asyncio.run(found.info())["namespaces"]) == ["b"]
+    poll = Poll("r", "", {}, idle={"a": 1, "nobody": 1})
+    reply = Reply.decode(actor.changes_since(poll.encode(KEY)), KEY)
+    assert all(reply.changes[name].is_flushed for name in ("a", "nobody"))
+
+
+def test_a_database_that_does_not_answer() -> None:
+    """Its actor may wait for a place in the cluster, or hang."""
+
+    async def asked() -> None:
+        with pytest.raises(DatabaseGone, match=r"0\.01 s; try again"):
+            await ask_actor(asyncio.sleep(60.0), 0.01)
+
+    asyncio.run(asked())
