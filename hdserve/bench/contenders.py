@@ -98,6 +98,11 @@ class Contender(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @classmethod
+    def is_able(cls, batch_size: int) -> bool:
+        """Whether it can decode so many sequences together."""
+        return cls.max_batch_size is None or batch_size <= cls.max_batch_size
+
     def begin_round(self) -> None:  # noqa: B027 - optional
         """Bring the databases and what was learned to the state a round begins with."""
 

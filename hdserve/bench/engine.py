@@ -101,11 +101,7 @@ def run_rounds(
     """
     journal = journal or Journal(None, {})
     tasks = filling(tasks, batch_size)
-    able = [
-        contender
-        for contender in contenders
-        if contender.max_batch_size is None or batch_size <= contender.max_batch_size
-    ]
+    able = [contender for contender in contenders if contender.is_able(batch_size)]
 
     def decode(round_number: int) -> Any:
         shift = round_number % len(able)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hdserve.bench.contenders import Contender, EngineContender, State, Task
+from hdserve.bench.contenders import EngineContender, State, Task
 from hdserve.bench.engine import Result, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
@@ -58,8 +57,8 @@ class EngineJob:
         if options.fill is not None:
             self._fill(options.fill)
         results: list[Result] = []
-        able = sum(_num_able(self._contenders, size) for size in options.sizes)
-        with progress("decoding", able * options.rounds * len(self._tasks)) as bar:
+        num_able = sum(one.is_able(size) for one in self._contenders for size in options.sizes)
+        with progress("decoding", num_able * options.rounds * len(self._tasks)) as bar:
             for size in options.sizes:
                 runs = run_rounds(
                     self._contenders,
@@ -157,10 +156,3 @@ def _unshown(options: EngineOptions) -> dict[str, Any]:
         "compare": options.contenders,
         "temperature": options.temperature,
     }
-
-
-def _num_able(contenders: Sequence[Contender], batch_size: int) -> int:
-    return sum(
-        contender.max_batch_size is None or batch_size <= contender.max_batch_size
-        for contender in contenders
-    )

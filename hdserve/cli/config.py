@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +10,13 @@ import typer
 import yaml
 
 from hdserve.cli.config_option import ConfigFile
+from hdserve.cli.config_problems import find_problems, find_warnings
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
-from hdserve.config.mistakes import LineOf, Location, nowhere, place_of
+from hdserve.config.mistakes import nowhere
 from hdserve.errors import ConfigError
-from hdserve.models import bundled_models, context_length, is_path
-
-_IMPORT_TIMEOUT_S = 60.0
-_MAX_REASON_CHARACTERS = 300
+from hdserve.models import bundled_models
 
 
 def check_config(
@@ -48,7 +43,7 @@ def check_config(
         config, line_of, problems = None, nowhere, error.message.splitlines()
     models = () if config is None else config.models
     facts = list(map(_facts, models))
-    warnings = [] if config is None else [*_warnings(config, line_of)]
+    warnings = [] if config is None else [*find_warnings(config, line_of)]
     output.write(
         {
             "file": str(file),
@@ -107,99 +102,6 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
         "args": {"config": chosen},
     }
     return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
-
-
-def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
-    """What only the parts that a key is meant for can tell: where it is, and the reason.
-
-    Args:
-        line_of: of the file that ``config`` is from.
-    """
-    return [f"{place_of(where, line_of)}: {reason}" for where, reason in _problems(config)]
-
-
-def _problems(config: ServeConfig) -> Iterator[tuple[Location, str]]:
-    from hdserve.access import read_access
-    from hdserve.drafting.registry import check_drafters
-
-    try:
-        read_access(config.access)
-    except ConfigError as error:
-        yield ("access",), error.message
-    for index, model in enumerate(config.models):
-        try:
-            check_drafters(model.drafting)
-        except ConfigError as error:
-            for line in error.message.splitlines():
-                yield ("models", index, "drafting", "drafters"), line
-        for where, reason in _model_problems(model):
-            yield ("models", index, *where), reason
-
-
-def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
-    if is_path(model.model) and not os.path.isdir(model.model):
-        yield ("model",), f"there is no directory {Path(model.model).absolute()}"
-    wanted, longest = model.engine.max_model_len, context_length(model.model)
-    if wanted is not None and longest is not None and wanted > longest:
-        reason = f"the model was made for {longest} tokens, not for {wanted}"
-        yield ("engine", "max_model_len"), reason
-    if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
-        yield ("chat_template",), reason
-    policy = model.autoscaling and model.autoscaling.policy
-    if policy and (reason := _why_not_imported(policy.policy_function)):
-        yield ("autoscaling", "policy", "policy_function"), reason
-
-
-def _template_fault(path: Path) -> str:
-    """Empty where there is none."""
-    from hdserve.engine.tokenizer import read_chat_template
-
-    try:
-        read_chat_template(path)
-    except ConfigError as error:
-        return error.message
-    return ""
-
-
-def _why_not_imported(name: str) -> str:
-    """Empty where it can be; from this directory, too, as `serve run` does.  What a module does
-    when it is imported, it does to a process of its own."""
-    resolve = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
-    command = [sys.executable, "-c", resolve, name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"{name} is not imported in {_IMPORT_TIMEOUT_S:g} s"
-    if not done.returncode:
-        return ""
-    lines = done.stderr.splitlines() or [f"status {done.returncode}"]
-    return f"{name} cannot be imported: {lines[-1][:_MAX_REASON_CHARACTERS]}"
-
-
-def _warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
-    """What may be meant as it is."""
-    from hdserve.access import key_file_warnings
-
-    for item in key_file_warnings(config.access):
-        yield item.text
-    for index, model in enumerate(config.models):
-        directory = model.statistics
-        if directory not in (None, "bundled") and not os.path.isdir(directory):
-            absolute = Path(directory).absolute()
-            reason = f"there is no directory {absolute} here; without one there is less to draft"
-            yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
-        for reason in _vain_drafts(config, model):
-            yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
-
-
-def _vain_drafts(config: ServeConfig, model: ModelConfig) -> Iterator[str]:
-    """Why other models never have anything for ``model`` to draft from."""
-    if model.draft_from and not config.model_database.is_enabled:
-        yield "model_database is off, so nothing of other models can be drafted from"
-        return
-    for other in config.models:
-        if other.name in model.draft_from and not other.share_output:
-            yield f"{other.name} has share_output: false, so there is nothing to draft from"
 
 
 def _facts(model: ModelConfig) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from typing import Annotated
 
 import typer
 
-from hdserve.cli.config import find_problems
 from hdserve.cli.config_option import ConfigFile
+from hdserve.cli.config_problems import find_problems
 from hdserve.cli.proxy import proxy_variables
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
