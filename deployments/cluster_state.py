@@ -14,8 +14,8 @@ from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 
 
 def cluster_state(address: str) -> dict[str, Any]:
-    """What each node has free; and of an application of ours that is there already, what Ray Serve
-    says of the deployments that are not as they should be.
+    """Return what each node has free; and of an application of ours that is there already, what Ray
+    Serve says of the deployments that are not as they should be.
 
     Raises:
         ConnectionError, RuntimeError: the cluster cannot be reached.

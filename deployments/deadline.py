@@ -31,7 +31,7 @@ class Deadline:
 
     @property
     def error(self) -> RequestTimeout:
-        """What a request that it ends is answered with."""
+        """The error that a request is answered with when it ends it."""
         return RequestTimeout(
             f"the answer was not complete {self._timeout_s:g} s after the request had come "
             "(gateway.request_timeout_s)"
@@ -39,13 +39,13 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """How long it is until then."""
+        """How many seconds there are until then."""
         if self._at_s is None:
             return math.inf
         return max(0.0, self._at_s - asyncio.get_running_loop().time())
 
     async def wait(self, awaitable: Awaitable[T]) -> T:
-        """The result of ``awaitable``.
+        """Return the result of ``awaitable``.
 
         Raises:
             RequestTimeout: it was cancelled, because it took until then.

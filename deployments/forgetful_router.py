@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ForgetfulRouter(RequestRouter):
-    """What routers of Ray Serve lack: who waits for a replica and is cancelled leaves the queues.
+    """Takes a request that is cancelled while it waits for a replica out of the queues.
 
-    They drop such requests when the next replica takes one; while there is none they keep them all,
-    with all they hold.
+    Ray Serve's routers drop such requests when the next replica takes one; while there is none they
+    keep them all, with all they hold.
     """
 
     async def _choose_replica_for_request(
@@ -33,4 +33,4 @@ class ForgetfulRouter(RequestRouter):
 
 
 class LoadRouter(ForgetfulRouter, PowerOfTwoChoicesRequestRouter):
-    """The less busy of two replicas, as Ray Serve has it."""
+    """Chooses the less busy of two replicas, as Ray Serve does by itself."""

@@ -98,11 +98,11 @@ class Gateway:
         self._metrics_poll: MetricsPoll | None = None
 
     def __del__(self) -> None:
-        """Ray Serve calls it once the last request has ended."""
+        """End what runs beside the requests; Ray Serve calls it once the last request has ended."""
         self._closing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called in the replica, once."""
+        """Build the application; Ray Serve calls it once, in the replica."""
         from deployments.http.routes import build_api
 
         api = build_api(self)
@@ -117,7 +117,7 @@ class Gateway:
         return tuple(self._names)
 
     def model(self, name: str) -> ModelConfig:
-        """The configuration of a served model.
+        """Return the configuration of a served model.
 
         Raises:
             ModelNotFound: names the models there are.
@@ -130,18 +130,18 @@ class Gateway:
         return self._configs[self._names[name]]
 
     def deadline(self) -> Deadline:
-        """That of a request that arrives now."""
+        """Return the deadline of a request that arrives now."""
         return Deadline(self.config.gateway.request_timeout_s)
 
     async def generate(
         self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
-        """The records of one answer, as many at a time as have come.  Closing the iterator aborts
-        the request, and so does ``deadline``.
+        """Yield the records of one answer, as many at a time as have come.  Closing the iterator
+        aborts the request, and so does ``deadline``.
 
-        A replica whose engine has failed answers faster than any other until it is gone, so what
-        it had not begun with is tried again.  What a replica had begun with is not: it may be why
-        the replica failed.  What a full replica refuses is tried once more, where there is room.
+        A replica whose engine has failed answers faster than any other until it is gone, so what it
+        had not begun with is tried again.  What a replica had begun with is not: it may be why the
+        replica failed.  What a full replica refuses is tried once more, where there is room.
 
         Raises:
             HdserveError: as the model server raised it, or that there is none.
@@ -177,7 +177,7 @@ class Gateway:
             await asyncio.sleep(min(pause_s, deadline.remaining_s))
 
     async def describe(self, model: str) -> ModelInfo:
-        """What a replica of the model says of itself.
+        """Return what a replica of the model says of itself.
 
         Raises:
             EngineStopped: none has, for ``describe_timeout_s``.
@@ -185,8 +185,8 @@ class Gateway:
         return await self._infos.describe(model)
 
     async def last_description(self, model: str) -> ModelInfo:
-        """What a replica of the model says of itself, or said last where it may have none by now:
-        none is started to be asked.
+        """Return what a replica of the model says of itself, or said last where it may have none by
+        now: none is started to be asked.
 
         Raises:
             EngineStopped: none has said anything, and none that is there does.
@@ -206,14 +206,14 @@ class Gateway:
         return known
 
     async def context_lengths(self) -> dict[str, int]:
-        """How many tokens fit into the models, by their own names; without those of which no
+        """Return how many tokens fit into the models, by their own names; without those of which no
         replica has answered yet."""
         return await self._infos.context_lengths(self._configs, unasked=self._startable)
 
     async def tool_parser(
         self, model: str, deadline: Deadline, *, has_tools: bool
     ) -> type[ToolParser] | None:
-        """What reads the calls of the model, where it may make some and they can be read."""
+        """Return what reads the calls of the model, where it may make some and they can be read."""
         config = self.model(model)
         if not has_tools or config.tool_parser is None:
             return None
@@ -222,8 +222,8 @@ class Gateway:
         return TOOL_PARSERS.get((await self._info(config.name, deadline)).tool_parser or "")
 
     async def _info(self, model: str, deadline: Deadline) -> ModelInfo:
-        """What a replica has said of itself, or says as long as the request may take: the model may
-        have none yet."""
+        """Return what a replica has said of itself, or says as long as the request may take: the
+        model may have none yet."""
         known = self._infos.known(model)
         if known is not None:
             return known
@@ -232,28 +232,28 @@ class Gateway:
         return info
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         ids: list[int] = await self._ask(model, "tokenize", text, adds_special_tokens)
         return ids
 
     async def tokenize_chat(
         self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
     ) -> list[int]:
-        """The token ids of a conversation that came in a body of so many bytes."""
+        """Return the token ids of a conversation that came in a body of so many bytes."""
         ids: list[int] = await self._ask(model, "tokenize_chat", messages, num_body_bytes)
         return ids
 
     async def detokenize(self, model: str, token_ids: list[int], param: str) -> str:
-        """The text of token ids that came as the parameter ``param``."""
+        """Return the text of token ids that came as the parameter ``param``."""
         text: str = await self._ask(model, "detokenize", token_ids, param)
         return text
 
     async def statistics(self, model: str) -> list[StatisticsState]:
-        """From which statistics database each replica of the model drafts."""
+        """Return from which statistics database each replica of the model drafts."""
         return await self._ask_all(model, "statistics")
 
     async def check_statistics(self, model: str, directory: str) -> None:
-        """Whether every replica of the model can draft from the database in ``directory``.
+        """Check that every replica of the model can draft from the database in ``directory``.
 
         Raises:
             InvalidRequest: one of them says why not.
@@ -262,7 +262,7 @@ class Gateway:
         await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self, timeout_s: float) -> list[str]:
-        """The models of which no replica answers, but for those that may have none."""
+        """Return the models of which no replica answers, but for those that may have none."""
 
         async def is_ready(name: str) -> bool:
             try:
@@ -281,7 +281,7 @@ class Gateway:
         return Report(replica, self.http_metrics.samples())
 
     async def metrics_text(self) -> bytes:
-        """The reports of all replicas and gateways as Prometheus text."""
+        """Return the reports of all replicas and gateways as Prometheus text."""
         if self._metrics_poll is None:
             context = serve.get_replica_context()
             gateways = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -309,7 +309,7 @@ class Gateway:
 def gateway_deployment(
     config: ServeConfig, models: Mapping[str, serve.Application], access: Access
 ) -> serve.Application:
-    """The Serve application of the whole system; its ingress is the gateway."""
+    """Return the Serve application of the whole system; its ingress is the gateway."""
     deploy = serve.deployment(
         name=GATEWAY_DEPLOYMENT,
         num_replicas=config.gateway.num_replicas,

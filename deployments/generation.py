@@ -58,12 +58,12 @@ class GenerationRequest:
 
     @property
     def num_prompts(self) -> int:
-        """A chat is one."""
+        """The number of prompts; a chat is one."""
         return max(len(self.prompts), 1)
 
     @property
     def num_sequences(self) -> int:
-        """Answers to all prompts."""
+        """The number of answers to all prompts."""
         return self.num_prompts * self.num_choices
 
 

@@ -16,7 +16,7 @@ _NUM_OTHER_CALLS = 32
 
 
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
-    """The Serve application of one model of ``system``.
+    """Return the Serve application of one model of ``system``.
 
     The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
     back of a full replica would be a second queue, in which calls for metrics and readiness wait,

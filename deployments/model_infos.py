@@ -31,7 +31,7 @@ class ModelInfos:
         self._questions: dict[str, asyncio.Task[None]] = {}
 
     async def describe(self, name: str) -> ModelInfo:
-        """What a replica of the model says of itself.
+        """Return what a replica of the model says of itself.
 
         Raises:
             HdserveError: none has answered.
@@ -41,17 +41,17 @@ class ModelInfos:
         return info
 
     def known(self, name: str) -> ModelInfo | None:
-        """What a replica of the model said last."""
+        """Return what a replica of the model said last."""
         return self._known.get(name)
 
     def learn(self, info: ModelInfo) -> None:
-        """A replica has said this."""
+        """Remember what a replica has said."""
         self._known[info.name] = info
 
     async def context_lengths(
         self, models: Iterable[str], unasked: Collection[str] = ()
     ) -> dict[str, int]:
-        """The lengths, in tokens, of the contexts of those that are known or known soon.
+        """Return the lengths, in tokens, of the contexts of those that are known or known soon.
 
         Args:
             unasked: models that are not asked, because that would start a replica.

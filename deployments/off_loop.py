@@ -19,21 +19,22 @@ seconds, and smaller ones would wait."""
 
 
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """The result of ``function``, which runs in a thread when ``size`` says it may take long."""
+    """Return the result of ``function``, which runs in a thread when ``size`` says it may take
+    long."""
     if size <= _MAX_INLINE_SIZE:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 
 
 class OffLoop:
-    """As :func:`off_loop`, for work on what clients send: large work has one thread of its own, so
-    that other work waits for none of it."""
+    """Does what :func:`off_loop` does, for work on what clients send: large work has one thread of
+    its own, so that other work waits for none of it."""
 
     def __init__(self) -> None:
         self._one_large = ThreadPoolExecutor(1, "hdserve-large-work")
 
     async def __call__(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """The result of ``function``, see :func:`off_loop`."""
+        """Return the result of ``function``, see :func:`off_loop`."""
         if size <= _MAX_SHARED_SIZE:
             return await off_loop(size, function, *arguments)
         loop = asyncio.get_running_loop()

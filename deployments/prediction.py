@@ -17,7 +17,7 @@ class PredictionCounts(NamedTuple):
 
 
 def count_prediction(sequences: Iterable[core.Sequence]) -> PredictionCounts:
-    """Over all choices, each of which is compared with the whole prediction."""
+    """Count over all choices, each of which is compared with the whole prediction."""
     num_tokens = num_accepted = 0
     for seq in sequences:
         num_tokens += len(seq.speculation.prediction)
@@ -26,11 +26,11 @@ def count_prediction(sequences: Iterable[core.Sequence]) -> PredictionCounts:
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """The length of the longest common subsequence.
+    """Return the length of the longest common subsequence.
 
-    Bit-parallel, one step for each token of ``second`` (Hyyrö, "Bit-parallel LCS-length
-    computation revisited", AWOCA 2004): bit ``i`` of the row is 0 where the length grows at token
-    ``i`` of ``first``.  Two times 2000 tokens take 2 ms, two times 30,000 take 0.2 s.
+    Bit-parallel, one step for each token of ``second`` (Hyyrö, "Bit-parallel LCS-length computation
+    revisited", AWOCA 2004): bit ``i`` of the row is 0 where the length grows at token ``i`` of
+    ``first``.  Two times 2000 tokens take 2 ms, two times 30,000 take 0.2 s.
     """
     places: dict[int, int] = {}
     for index, token_id in enumerate(first):

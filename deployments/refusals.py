@@ -27,11 +27,12 @@ class Refusals:
         self._last: dict[str, _Refusal] = {}
 
     def note(self, model: str, num_sequences: int) -> None:
-        """``model`` has refused so many sequences."""
+        """Note that ``model`` has refused so many sequences."""
         self._last[model] = _Refusal(num_sequences, time.monotonic() + self._remembered_s)
 
     def check(self, model: str, num_sequences: int) -> None:
-        """
+        """Refuse a request that the replicas would refuse.
+
         Raises:
             Overloaded: as many, or fewer, were refused a moment ago.
         """

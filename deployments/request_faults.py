@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestFault:
-    """What crosses instead of an answer, or as the last of its messages."""
+    """Crosses instead of an answer, or as the last of its messages."""
 
     error: RequestError
 
 
 def tells_faults(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | RequestFault]]:
-    """A method that returns a fault instead of raising it."""
+    """Return ``method`` as one that returns a fault instead of raising it."""
 
     @wraps(method)
     async def told(*args: P.args, **kwargs: P.kwargs) -> T | RequestFault:
@@ -42,7 +42,8 @@ def tells_faults(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T |
 def streams_faults(
     method: Callable[P, AsyncIterator[T]],
 ) -> Callable[P, AsyncIterator[T | RequestFault]]:
-    """An asynchronous generator that ends with a fault instead of raising it."""
+    """Return ``method``, an asynchronous generator, as one that ends with a fault instead of
+    raising it."""
 
     @wraps(method)
     async def told(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T | RequestFault]:
@@ -58,7 +59,8 @@ def streams_faults(
 
 
 def without_fault(answer: T | RequestFault) -> T:
-    """
+    """Return ``answer``, unless it is a fault.
+
     Raises:
         RequestError: it is a fault.
     """

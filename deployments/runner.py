@@ -61,7 +61,7 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
 
 
 def _serve(path: str, address: str, ending: ExitStack) -> None:
-    """Without end.
+    """Serve without end.
 
     Args:
         ending: is told how to take away what was started on a cluster of others.
@@ -109,7 +109,8 @@ def until_interrupted() -> Iterator[None]:
 
 
 def _check_room(path: str) -> None:
-    """Of a cluster that has no other node than this one, and never will.
+    """Check that a cluster of this node alone, to which none is ever added, has room for the
+    application.
 
     Raises:
         ConfigError: a process of the application would wait for resources for ever.
@@ -125,7 +126,7 @@ def _check_room(path: str) -> None:
 
 
 def _wait_until_it_runs() -> None:
-    """Until each deployment has what it needs to begin with.
+    """Wait until each deployment has what it needs to begin with.
 
     Raises:
         ConfigError: one never will: Ray Serve has tried a few times to start it, and given up.
@@ -147,19 +148,20 @@ def _wait_until_it_runs() -> None:
 
 
 def _reason(message: str) -> str:
-    """The last line of a traceback, without the class of an error of ours."""
+    """Return the last line of a traceback, without the class of an error of ours."""
     last = message.strip().splitlines()[-1]
     name, _, reason = last.partition(": ")
     return reason if name.startswith("hdserve.errors.") else last
 
 
 def _client() -> Any:
-    """The client of Ray Serve on the cluster; ``None`` where Ray Serve does not run."""
+    """Return the client of Ray Serve on the cluster; ``None`` where Ray Serve does not run."""
     return _get_global_client(raise_if_no_controller_running=False)
 
 
 def _check_replaces_nothing(applications: Mapping[str, Mapping[str, Any]]) -> None:
-    """
+    """Check that deploying takes nothing away that others serve.
+
     Raises:
         ConfigError: Ray Serve would take one of ``applications`` away: it has one of each name, and
             of those that were deployed by a file only what the last file names.
@@ -173,7 +175,7 @@ def _check_replaces_nothing(applications: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def _take_away(*, with_serve: bool) -> None:
-    """The application, if it is still there.
+    """Take the application away, if it is still there.
 
     Args:
         with_serve: and Ray Serve itself, unless others serve something by now.
@@ -201,7 +203,7 @@ def _status() -> ApplicationStatus | None:
 
 
 def main() -> None:
-    """With the arguments of :func:`run_until_interrupted` in the command line."""
+    """Call :func:`run_until_interrupted` with the arguments of the command line."""
     path, address, drain_timeout_s = sys.argv[1:]
     try:
         run_until_interrupted(path, address, float(drain_timeout_s))

@@ -31,7 +31,7 @@ to 9 of a message; a schema is in a message a second time, quoted; and a charact
 
 
 def actor_options(num_cpus: float, max_body_bytes: int, **options: Any) -> dict[str, Any]:
-    """``ray_actor_options`` of a deployment.
+    """Return the ``ray_actor_options`` of a deployment.
 
     Args:
         num_cpus: what it reserves.

@@ -13,8 +13,9 @@ _MAX_HEADER_CHARACTERS = 256
 
 
 def session_id(header: str, generation: GenerationRequest) -> str:
-    """The name that the client gives its conversation, else a hash of the messages that all its
-    turns begin with: those up to the first one of the user.  Empty where there is neither."""
+    """Return the name that the client gives its conversation, else a hash of the messages that all
+    its turns begin with: those up to the first one of the user.  It is empty where there is
+    neither."""
     if header:
         return header[:_MAX_HEADER_CHARACTERS]
     if not generation.messages:

@@ -24,7 +24,8 @@ class SessionRouter(ForgetfulRouter, ConsistentHashRouter):
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """
+        """Set up the router, as Ray Serve does with ``request_router_kwargs``.
+
         Args:
             max_lead: how many requests more than another replica the preferred one may have.
         """
@@ -36,7 +37,7 @@ class SessionRouter(ForgetfulRouter, ConsistentHashRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Replicas in ranks: those of a rank are tried before those of the next."""
+        """Return replicas in ranks: those of a rank are tried before those of the next."""
         ranks: list[list[RunningReplica]] = await super().choose_replicas(
             candidate_replicas, pending_request
         )

@@ -66,11 +66,11 @@ class Tracing:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is where spans go."""
+        """Whether there is a collector that spans go to."""
         return self._tracer is not None
 
     def start_http(self, method: str, carrier: Carrier) -> Span | None:
-        """The span of an HTTP request that has arrived; ``None`` when it is not sampled.
+        """Begin the span of an HTTP request that has arrived; ``None`` when it is not sampled.
 
         Args:
             carrier: of the client's span, if it sent one.
@@ -89,7 +89,7 @@ class Tracing:
 
     @contextmanager
     def generation(self, request: GenerationRequest, model: str) -> Iterator[GenerationTrace]:
-        """The span of a request to a model, as long as the block runs."""
+        """Keep the span of a request to a model open as long as the block runs."""
         trace = GenerationTrace(self._start(request, model), self._tracer, self._config.max_steps)
         try:
             yield trace
@@ -100,7 +100,7 @@ class Tracing:
             trace.end()
 
     def close(self) -> None:
-        """Send what is waiting."""
+        """Send the spans that wait, and end."""
         if self._provider is not None:
             self._provider.shutdown()
 
@@ -139,13 +139,13 @@ class GenerationTrace:
         self._sequences: list[Sequence] = []
 
     def sequence(self, seq: Sequence) -> SequenceTrace:
-        """Of a choice that arrives now."""
+        """Return what makes the spans of a choice that arrives now."""
         if self._span is not None:
             self._sequences.append(seq)
         return SequenceTrace(seq, self._span, self._tracer, self._max_steps)
 
     def summarise(self, summary: Summary) -> None:
-        """The request has been answered."""
+        """Note on the span that the request has been answered."""
         if self._span is None:
             return
         self._span.set_attributes(
@@ -161,7 +161,8 @@ class GenerationTrace:
         )
 
     def fail(self, error: BaseException) -> None:
-        """The request ended with ``error``, or because its client went away."""
+        """Note on the span that the request ended with ``error``, or because its client went
+        away."""
         if self._span is None:
             return
         from opentelemetry.trace import StatusCode
@@ -176,8 +177,8 @@ class GenerationTrace:
 
 
 class SequenceTrace:
-    """The spans of one choice, made when it has ended, with the times that were taken; without a
-    parent there are none."""
+    """Makes the spans of one choice when it has ended, with the times that were taken; without a
+    parent it makes none."""
 
     def __init__(
         self, seq: Sequence, parent: Span | None, tracer: Tracer | None, max_steps: int
@@ -200,7 +201,7 @@ class SequenceTrace:
             self._steps.append(_step_attributes(output))
 
     def end(self) -> None:
-        """Make the spans; the choice has ended, whatever the reason."""
+        """Make the spans of the choice, which has ended for whatever reason."""
         if self._parent is None:
             return
         seq, ended_s = self._seq, time.monotonic()
@@ -233,7 +234,7 @@ class SequenceTrace:
         end_s: float,
         attributes: Mapping[str, Any],
     ) -> Span:
-        """A span that is over."""
+        """Make a span that is over."""
         from opentelemetry.trace import set_span_in_context
 
         assert self._tracer is not None
@@ -247,7 +248,10 @@ class SequenceTrace:
 
 
 def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:
-    """Mean acceptance length is ``1 + accepted / drafts``: the bonus token counts."""
+    """Return what drafting did, as attributes of a span.
+
+    The mean acceptance length is ``1 + accepted / drafts``: the bonus token counts.
+    """
     found: dict[str, Any] = {
         "hdserve.num_steps": counts.num_steps,
         "hdserve.num_drafts": counts.num_drafts,
@@ -272,7 +276,7 @@ def _step_attributes(output: StepOutput) -> dict[str, int]:
 
 
 def _context(carrier: Carrier) -> Any:
-    """The remote parent that ``carrier`` names; a malformed one is none."""
+    """Return the remote parent that ``carrier`` names, without one where it is malformed."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -56,13 +56,14 @@ class SignIn:
 
 
 def identity_of(request: Request) -> Identity:
-    """Who sent ``request``, as :class:`SignIn` found."""
+    """Return who sent ``request``, as :class:`SignIn` found."""
     identity: Identity = request.state.identity
     return identity
 
 
 def require_admin(request: Request) -> None:
-    """
+    """Check that the administrator sent ``request``.
+
     Raises:
         Forbidden: the request was not sent with the key of the administrator.
     """

@@ -54,7 +54,7 @@ _ARCHIVE = {"application/octet-stream": {"schema": {"type": "string", "format": 
 
 
 def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
-    """``/v1/speculation/databases``: list, show, flush, export and import model databases, and
+    """Add ``/v1/speculation/databases``: list, show, flush, export and import model databases, and
     choose statistics databases."""
     router = APIRouter(
         prefix="/v1/speculation/databases",
@@ -68,7 +68,8 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
 
 
 def _check_query(request: Request) -> None:
-    """
+    """Check that the query has none but the parameters of the route, each once.
+
     Raises:
         InvalidRequest: a parameter is none of the route's: without one, it is about more; or is
             there twice, of which it would be about one.
@@ -111,7 +112,8 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
 
 
 async def _check_kept(database: ClusterDatabase, namespace: str) -> None:
-    """
+    """Check that something is kept under a name that no key has.
+
     Raises:
         InvalidRequest: no key could have such a name, and nothing is kept under it.
     """
@@ -181,7 +183,7 @@ class StatisticsBody(BaseModel):
 
 
 async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """What has come already, so that an error before it has its status, and what follows."""
+    """Yield what has come already, so that an error before it has its status, and what follows."""
     async with aclosing(rest):
         yield first
         async for record in rest:
@@ -191,7 +193,7 @@ async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIte
 async def _open(
     gateway: Gateway, model: str, *, starts_replica: bool = True
 ) -> ClusterDatabase | None:
-    """The database of a served model, if it has one.
+    """Return the database of a served model, if it has one.
 
     Args:
         starts_replica: of a model that may have none, to be asked.
@@ -208,7 +210,8 @@ async def _open(
 
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
-    """The database of a model; a replica is started only where nothing else tells which one it is.
+    """Return the database of a model, for which a replica is started only where nothing else tells
+    which one it is.
 
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
@@ -223,7 +226,7 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
 
 
 async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
-    """What is in the cluster of a model that may have no replica, if one has said which it is."""
+    """Return the database of a model that may have no replica, if one has said which it is."""
     try:
         return await _open(gateway, model, starts_replica=False)
     except EngineStopped:
@@ -231,8 +234,8 @@ async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
 
 
 async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
-    """An entry of the list, if the model has a database: a silent one leaves the others be, and one
-    without a replica is left so."""
+    """Return the entry of a model in the list, if it has a database: a silent one leaves the others
+    be, and one without a replica is left so."""
     try:
         found = await _open(gateway, model, starts_replica=False)
         return await found.info() if found else None

@@ -12,7 +12,7 @@ from deployments.http.own_path import root_of
 
 
 def add_api_pages(api: FastAPI) -> None:
-    """Pages that show the schema of ``api``, which must have none of its own."""
+    """Add pages that show the schema of ``api``, which must have none of its own."""
     api.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
 
     @api.get("/docs", include_in_schema=False)

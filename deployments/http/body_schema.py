@@ -7,14 +7,14 @@ from typing import Any
 
 
 def body_schema(model: Any) -> dict[str, Any]:
-    """``openapi_extra`` of a route whose body is a pydantic ``model``."""
+    """Return the ``openapi_extra`` of a route whose body is a pydantic ``model``."""
     schema = model.model_json_schema()
     schema = _inlined(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """``schema`` without references, which would point into the whole document; none of the
+    """Return ``schema`` without references, which would point into the whole document; none of the
     definitions holds itself."""
     if isinstance(schema, list):
         return [_inlined(item, definitions) for item in schema]

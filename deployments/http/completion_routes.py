@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Routes that generate, by a conversation or a text."""
+    """Add the routes that generate, by a conversation or a text."""
     responses = dict(GENERATION_RESPONSES)
 
     @api.post("/v1/chat/completions", responses=responses, openapi_extra=body_schema(ChatBody))
@@ -79,7 +79,7 @@ async def _answer(
     form: ResponseFormat,
     deadline: Deadline,
 ) -> Response:
-    """The whole answer, or a stream of it."""
+    """Return the whole answer, or a stream of it."""
     builder = ResponseBuilder(
         form,
         body.model,

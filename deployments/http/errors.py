@@ -24,7 +24,7 @@ sees it."""
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """For our own errors, for those of the framework, and for what nobody expected."""
+    """Have our own errors, those of the framework, and what nobody expected answered."""
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -62,8 +62,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _moved(request: Request) -> RedirectResponse | None:
-    """To the path without slashes too many, if that is another one, and served.  Neither scheme nor
-    host are in it: the server does not know by which ones a proxy in front of it is asked."""
+    """Redirect to the path without slashes too many, if that is another one, and served.  Neither
+    scheme nor host are in it: the server does not know by which ones a proxy in front of it is
+    asked."""
     path = own_path(request.scope)
     meant = without_slashes(path)
     if meant == path or not _is_served(request, meant):
@@ -73,7 +74,7 @@ def _moved(request: Request) -> RedirectResponse | None:
 
 
 def _no_route(request: Request, path: str) -> str:
-    """What is not there, and what may be meant: base URLs end in ``/v1`` or not, as clients add
+    """Say what is not there, and what may be meant: base URLs end in ``/v1`` or not, as clients add
     it themselves or not."""
     message = f"there is no route {request.method} {path[:_MAX_PATH_CHARACTERS]}"
     for meant in (_PREFIX + path, path.removeprefix(_PREFIX)):
@@ -92,7 +93,7 @@ async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes of a path; Starlette names those of the first one alone."""
+    """Return the methods of all routes of a path; Starlette names those of the first one alone."""
     path = own_path(request.scope)
     found = {method for method in _METHODS if _is_served(request, path, method)}
     return sorted(found | {"HEAD"} if "GET" in found else found)

@@ -49,14 +49,15 @@ SPECULATION_HEADER = "x-hdserve-speculation"
 
 
 def request_id(request: Request) -> str:
-    """The id of who sent it, or a new one; bytes that are no UTF-8 are escaped."""
+    """Return the id that the sender gave the request, or a new one; bytes that are no UTF-8 are
+    escaped."""
     sent = request.headers.get("x-request-id", "").encode("latin-1")
     return sent.decode(errors="backslashreplace")[:64] or uuid4().hex
 
 
 async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """``generation`` in the namespace of who sent it, in its conversation and its trace, with the
-    size of the body, which was read; without drafts where a header says so.
+    """Return ``generation`` in the namespace of who sent it, in its conversation and its trace,
+    with the size of the body, which was read; without drafts where a header says so.
 
     Raises:
         InvalidRequest: the header says something else.
@@ -78,7 +79,7 @@ async def owned(request: Request, generation: GenerationRequest) -> GenerationRe
 
 
 def ignored_header(config: GatewayConfig, body: OfferedBody) -> dict[str, str]:
-    """The header that names what of ``body`` is ignored.
+    """Return the header that names what of ``body`` is ignored.
 
     Raises:
         InvalidRequest: there are fields nobody documents, and the configuration wants strict
@@ -96,28 +97,28 @@ class AnswerBuilder(Protocol):
     """Builds one answer: its events, or the whole of it from what was collected."""
 
     def begin(self) -> list[Event]:
-        """The events before the first delta."""
+        """Return the events before the first delta."""
 
     def add(self, delta: Delta) -> list[Event]:
-        """The events of a delta."""
+        """Return the events of a delta."""
 
     def end(self, summary: Summary) -> list[Event]:
-        """The events after the last delta."""
+        """Return the events after the last delta."""
 
     def fail(self, error: HdserveError) -> list[Event]:
-        """The events instead of what has not come."""
+        """Return the events instead of what has not come."""
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole answer."""
 
     def whole(self, summary: Summary) -> dict[str, Any]:
-        """The answer in one object."""
+        """Return the answer in one object."""
 
 
 async def whole_answer(
     builder: AnswerBuilder, messages: AsyncGenerator[Records], headers: Mapping[str, str]
 ) -> Response:
-    """The answer in one object.
+    """Return the answer in one object.
 
     Raises:
         HdserveError: as the model server raised it, or that it ended too early.
@@ -139,8 +140,8 @@ async def streamed_answer(
     write: Callable[[Event], bytes],
     last: bytes = b"",
 ) -> Response:
-    """A stream of events.  The first records are awaited before any header is sent, so a request
-    that is refused gets its status.
+    """Return a stream of events.  The first records are awaited before any header is sent, so a
+    request that is refused gets its status.
 
     Args:
         write: an event as it is sent.
@@ -163,7 +164,8 @@ async def _stream(
     write: Callable[[Event], bytes],
     last: bytes,
 ) -> AsyncIterator[bytes]:
-    """What came together is written together; an error in mid-stream is the last event."""
+    """Yield the events as they are sent: what came together is written together, and an error in
+    mid-stream is the last event."""
     records = first
     async with aclosing(rest):
         events = builder.begin()
@@ -186,7 +188,7 @@ def _events_of(builder: AnswerBuilder, records: Records) -> Iterator[Event]:
 
 
 async def _next(messages: AsyncGenerator[Records]) -> Records:
-    """The next records; until the summary there are some.
+    """Return the next records; until the summary there are some.
 
     Raises:
         HdserveError: there are no more, though the summary has not come.
@@ -198,5 +200,5 @@ async def _next(messages: AsyncGenerator[Records]) -> Records:
 
 
 def _header_value(names: Iterable[str]) -> str:
-    """Names a client chose, as printable ASCII of bounded length."""
+    """Return names that a client chose as printable ASCII of bounded length."""
     return ", ".join(names).encode("unicode_escape").decode()[:1000]

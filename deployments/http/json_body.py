@@ -18,7 +18,7 @@ _UPGRADE_HEADER = "upgrade"
 
 
 async def read_json(request: Request) -> Any:
-    """The body of a request.
+    """Return the value that the body of a request spells.
 
     Raises:
         Unsupported: it is compressed.

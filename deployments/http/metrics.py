@@ -55,7 +55,8 @@ class HttpMetrics:
             self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
-        """A request was answered: its first byte and its end came so long after its arrival."""
+        """Count a request that was answered: its first byte and its end came so long after its
+        arrival."""
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
             if (name, route) not in self._histograms:
@@ -63,11 +64,11 @@ class HttpMetrics:
             self._histograms[name, route].observe(value)
 
     def timed_out(self, model: str) -> None:
-        """An answer of ``model`` was ended because it took too long."""
+        """Count an answer of ``model`` that was ended because it took too long."""
         self._timeouts[model] += 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """All counts and latencies of now."""
+        """Return all counts and latencies of now."""
         counts = [
             Sample("hdserve_http_requests", count, labels)
             for labels, count in tuple(self._requests.items())
@@ -117,8 +118,8 @@ class MeasuredRequests:
 
 
 def _route_of(scope: Scope, status: int) -> str:
-    """Where a request went, or would have gone had it not been refused before, if it is declared
-    that this may be the answer there."""
+    """Return where a request went, or would have gone had it not been refused before, if it is
+    declared that this may be the answer there."""
     found = scope.get("route")
     if found is None and "app" in scope:
         routes = (route for route in scope["app"].routes if isinstance(route, APIRoute))
@@ -128,8 +129,8 @@ def _route_of(scope: Scope, status: int) -> str:
 
 
 def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
-    """Each route with the statuses it declares, and with 200 and 500; and what is answered before a
-    route is found."""
+    """Yield each route with the statuses it declares, and with 200 and 500; and what is answered
+    before a route is found."""
     for route in api.routes:
         if isinstance(route, APIRoute):
             declared = (int(status) for status in route.responses)
@@ -138,7 +139,7 @@ def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
 
 
 def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:
-    """``GET /metrics``, and the middleware that feeds it."""
+    """Add ``GET /metrics``, and the middleware that feeds it."""
     api.add_middleware(MeasuredRequests, metrics=gateway.http_metrics)
 
     @api.get("/metrics", response_class=Response)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Routes that say which models there are, and what they run on."""
+    """Add the routes that say which models there are, and what they run on."""
     created = int(time.time())
 
     def entry(name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _READY_TIMEOUT_S = 2.0
 
 
 def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Routes for whoever runs the server."""
+    """Add the routes for whoever runs the server."""
 
     @api.get("/health")
     async def health() -> dict[str, str]:

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 
 def root_of(scope: Scope) -> str:
-    """The path below which the application is mounted."""
+    """Return the path below which the application is mounted."""
     root: str = scope.get("root_path", "")
     return root
 
 
 def own_path(scope: Scope) -> str:
-    """The path of a request below it."""
+    """Return the path of a request below the one at which the application is mounted."""
     path: str = scope["path"]
     return path.removeprefix(root_of(scope))
 
 
 def without_slashes(path: str) -> str:
-    """``path`` without slashes too many."""
+    """Return ``path`` without slashes too many."""
     return re.sub("/+", "/", path).rstrip("/") or "/"

@@ -14,8 +14,10 @@ T = TypeVar("T")
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors raised within speak of parameters by the names they have in the request; in their
-    messages only of those that no word of the language is, or that they begin with.
+    """Have errors that are raised within speak of parameters by the names they have in the request.
+
+    Their messages name only parameters whose name is no word of the language, or that they begin
+    with.
 
     Args:
         names: what the request calls them, by what they are called inside.
@@ -36,7 +38,7 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
 async def with_params_named(
     names: Mapping[str, str], found: AsyncGenerator[T]
 ) -> AsyncGenerator[T]:
-    """What ``found`` gives, and its errors as :func:`params_named` has them."""
+    """Yield what ``found`` gives; its errors are as :func:`params_named` has them."""
     with params_named(names):
         async with aclosing(found):
             async for item in found:

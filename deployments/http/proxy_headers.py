@@ -28,7 +28,7 @@ _REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
 
 
 def middlewares() -> list[Middleware]:
-    """Called by Ray Serve in processes whose environment says so
+    """Return the middlewares of Ray Serve's processes, which call it when their environment says so
     (:data:`hdserve.config.deployed.PROXY_VARIABLES`)."""
     return [Middleware(ProxyHeaders)]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
-    """The route, whose answers are those of a chat in other words."""
+    """Add the route, whose answers are those of a chat in other words."""
 
     @api.post(
         "/v1/responses",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def build_api(gateway: Gateway) -> FastAPI:
-    """The ASGI application of a gateway replica."""
+    """Build the ASGI application of a gateway replica."""
     api = DocumentedApi(
         needs_key=gateway.access.needs_key,
         title="hdserve",

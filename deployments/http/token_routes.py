@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Routes that ask a model's tokenizer."""
+    """Add the routes that ask a model's tokenizer."""
     errors = dict(GENERATION_ERRORS)
 
     @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))

@@ -41,12 +41,12 @@ class MetricInfo:
 
     @property
     def owner_labels(self) -> tuple[str, ...]:
-        """What names the process it is of, before its own labels."""
+        """The labels that name the process it is of, before its own labels."""
         return ("gateway",) if self.is_of_gateway else ("model_name", "engine")
 
 
 def _series(first: float, last: float) -> tuple[float, ...]:
-    """1, 2.5 and 5 times each power of ten from ``first`` to ``last``."""
+    """Return 1, 2.5 and 5 times each power of ten from ``first`` to ``last``."""
     bounds, power = [], first
     while power <= last:
         bounds += [factor * power for factor in (1, 2.5, 5) if factor * power <= last]

@@ -53,7 +53,7 @@ class ReportBook:
             del self._heard[replica]
 
     def reports(self, since_s: float) -> list[Report]:
-        """The reports heard since this time, and the counters of older ones."""
+        """Return the reports heard since this time, and the counters of older ones."""
         return [
             item.report if item.at_s >= since_s else _without_gauges(item.report)
             for item in self._heard.values()
@@ -81,7 +81,7 @@ class MetricsPoll:
         self._polled_s = -POLL_INTERVAL_S
 
     async def text(self) -> bytes:
-        """The reports of all, as Prometheus text."""
+        """Return the reports of all as Prometheus text."""
         async with self._lock:
             if time.monotonic() - self._polled_s >= POLL_INTERVAL_S:
                 await self._poll_all()
@@ -102,7 +102,7 @@ class MetricsPoll:
 
 async def _poll(handle: Any, book: ReportBook) -> int:
     """Hear what every replica behind ``handle`` reports; one that cannot, or is silent, is left
-    out.  How many there are; 0 where nobody says.
+    out.  Return how many replicas there are; 0 where nobody says.
 
     Ray Serve's ``results_async`` gives nothing of the others when one is silent.
     """

@@ -23,7 +23,8 @@ LINE_INTERVAL_S = 10.0
 
 
 def ray_name(name: str) -> str:
-    """Ray allows no colon and adds its own prefix ``ray_``: ``vllm:x`` is ``hdserve_x``."""
+    """Return the name of a metric for Ray, which allows no colon and adds its own prefix ``ray_``:
+    ``vllm:x`` is ``hdserve_x``."""
     return name.replace("vllm:", "hdserve_")
 
 
@@ -117,7 +118,7 @@ class Reporter:
         self._thread.start()
 
     def close(self) -> None:
-        """End soon, without waiting for it."""
+        """Ask it to end soon, without waiting for it."""
         self._is_closing.set()
 
     def _run(self) -> None:

@@ -94,12 +94,12 @@ class Histogram:
             self._observations.add(Observation(self._name, value, self._labels))
 
     def sample(self) -> Sample:
-        """All that was observed so far."""
+        """Return all that was observed so far."""
         return Sample(self._name, HistogramValue(tuple(self._counts), self._total), self._labels)
 
 
 def histogram_of(name: str, num_by_value: Iterable[int]) -> Sample:
-    """A histogram of whole numbers, by how often 0, 1, 2 and so on were observed."""
+    """Return a histogram of whole numbers, by how often 0, 1, 2 and so on were observed."""
     bounds = METRICS[name].bounds
     counts, total = [0] * (len(bounds) + 1), 0
     for value, number in enumerate(num_by_value):

@@ -9,9 +9,9 @@ from deployments.metrics.samples import HistogramValue, Sample
 
 
 def statistics_line(before: Iterable[Sample], now: Iterable[Sample], elapsed_s: float) -> str:
-    """What happened between two reports; empty when nothing did.
+    """Say what happened between two reports; empty when nothing did.
 
-    Mean acceptance length is ``1 + accepted / drafts``: the bonus token counts.
+    The mean acceptance length is ``1 + accepted / drafts``: the bonus token counts.
     """
     samples = list(now)
     gauges = {sample.name: sample.value for sample in samples if not sample.labels}

@@ -28,7 +28,7 @@ _FAMILIES: Mapping[Kind, Any] = {
 
 
 def render(models: Mapping[str, Iterable[Report]], gateways: Iterable[Report] = ()) -> bytes:
-    """The text of the reports.
+    """Return the text of the reports.
 
     Args:
         models: by model name, one report per replica.

@@ -35,7 +35,8 @@ class Body(BaseModel):
     """Documented fields that could not change an answer."""
 
     def undocumented_inside(self) -> set[str]:
-        """Fields of the parts of this one that nobody documents: the way to each, without indices.
+        """Return the fields of the parts of this one that nobody documents: the way to each,
+        without indices.
 
         Clients send back answers with all the fields their library knows, so one that says nothing
         does not count.
@@ -45,7 +46,7 @@ class Body(BaseModel):
         return found
 
     def unread_fields(self) -> dict[str, Any]:
-        """What was sent beside the documented fields and says something."""
+        """Return what was sent beside the documented fields and says something."""
         return {
             name: value
             for name, value in (self.model_extra or {}).items()
@@ -63,7 +64,7 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def without_nulls(value: Any) -> Any:
-    """An object without the fields that say nothing."""
+    """Return an object without the fields that say nothing."""
     if not isinstance(value, dict):
         return value
     return {name: item for name, item in value.items() if item is not None}

@@ -47,7 +47,7 @@ in brackets are others."""
 
 
 def first_error(error: ValidationError) -> tuple[Location, str]:
-    """Where the first field at fault is wrong, and what is expected there.
+    """Return where the first field at fault is wrong, and what is expected there.
 
     Of a value that may have several forms it is where the one that was followed furthest ends, and
     of an object with a wrong ``type``, that: the other fields follow from it.
@@ -77,7 +77,7 @@ def _expected(item: ErrorDetails) -> str:
 
 
 def _types(context: Mapping[str, Any]) -> str:
-    """The tags of a union, which are types in brackets."""
+    """Name the tags of a union, which are types in brackets."""
     *others, last = str(context.get("expected_tags", "")).translate(_NO_BRACKETS).split(", ")
     return f"{', '.join(others)} or {last}" if others else last
 

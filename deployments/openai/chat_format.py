@@ -14,7 +14,7 @@ from deployments.parsers.tool_parser import MakeParser
 
 
 class ChatFormat:
-    """``chat.completion`` objects and chunks.
+    """Makes ``chat.completion`` objects and chunks.
 
     Args:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
@@ -43,8 +43,9 @@ class ChatFormat:
         self._readers: dict[int, ToolReader] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
-        """The ``choices`` entries of the chunks of a delta: one for each call that begins, and for
-        each piece of arguments, since a client takes a call for complete when the next begins."""
+        """Return the ``choices`` entries of the chunks of a delta: one for each call that begins,
+        and for each piece of arguments, since a client takes a call for complete when the next
+        begins."""
         if index not in self._readers:
             self._readers[index] = self._make_reader()
         reader = self._readers[index]
@@ -68,7 +69,7 @@ class ChatFormat:
         return entries
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
-        """The ``choices`` entry of a whole answer."""
+        """Return the ``choices`` entry of a whole answer."""
         reader = self._make_reader()
         text, calls = reader.whole(answer.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -86,7 +87,8 @@ class ChatFormat:
         }
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
-        """The fields of a whole answer beside its choices, which all have the same prompt."""
+        """Return the fields of a whole answer beside its choices, which all have the same
+        prompt."""
         if self._num_prompt_logprobs is None:
             return {}
         tokens = answers[0].prompt_logprobs

@@ -14,7 +14,7 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class CompletionFormat:
-    """``text_completion`` objects and chunks.
+    """Makes ``text_completion`` objects and chunks.
 
     Args:
         echoes: per prompt the text that comes before the answer; empty without ``echo``.
@@ -41,7 +41,7 @@ class CompletionFormat:
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
-        """The ``choices`` entry of a delta's chunk."""
+        """Return the ``choices`` entry of a delta's chunk."""
         text = (self._echo(delta.prompt_index) if is_first else "") + delta.text
         entry = {
             "index": index,
@@ -52,7 +52,7 @@ class CompletionFormat:
         return [entry]
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
-        """The ``choices`` entry of a whole answer."""
+        """Return the ``choices`` entry of a whole answer."""
         found = {
             "index": index,
             "text": self._echo(answer.prompt_index) + answer.text,
@@ -65,7 +65,7 @@ class CompletionFormat:
         return found
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
-        """Each choice has its own prompt."""
+        """Return nothing, since each choice has its own prompt."""
         return {}
 
     def _echo(self, prompt_index: int) -> str:
@@ -102,7 +102,8 @@ class CompletionFormat:
         return len(text) - bool(has_lost_space)
 
     def _top(self, token: TokenInfo) -> dict[str, float] | None:
-        """By text: as many of the likeliest as were asked for, and the token itself."""
+        """Return log probabilities by text: as many of the likeliest as were asked for, and that of
+        the token itself."""
         if token.logprob is None:
             return None
         own = Alternative(token.data, token.logprob, token.token_id)
@@ -110,7 +111,7 @@ class CompletionFormat:
 
 
 def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:
-    """Where each token of a prompt begins in its text."""
+    """Return where each token of a prompt begins in its text."""
     decoder = _new_decoder("replace")
     offsets, end = list[int](), 0
     for token in tokens:
@@ -120,7 +121,8 @@ def _offsets_in_echo(echo: str, tokens: Iterable[TokenInfo]) -> list[int]:
 
 
 def _length_in_echo(echo: str, start: int, token: str) -> int:
-    """What tokenizers put before a text, a special token or a space, takes no place in it."""
+    """Return how many characters of the text a token of a prompt is.  What tokenizers put before a
+    text, a special token or a space, takes no place in it."""
     if echo.startswith(token, start) or start > 0:
         return len(token)
     begun = token.removeprefix(" ")
@@ -128,7 +130,7 @@ def _length_in_echo(echo: str, start: int, token: str) -> int:
 
 
 def _by_text(top: Iterable[Alternative]) -> dict[str, float]:
-    """Of two tokens with the same text the likelier one stays."""
+    """Return log probabilities by text; of two tokens with the same text the likelier one stays."""
     found: dict[str, float] = {}
     for token in top:
         found.setdefault(_distinct_text(token.data), token.logprob)
@@ -136,8 +138,8 @@ def _by_text(top: Iterable[Alternative]) -> dict[str, float]:
 
 
 def _distinct_text(data: bytes) -> str:
-    """The text of a token; parts of characters as the OpenAI API writes them, so that two of them
-    stay two keys."""
+    """Return the text of a token; parts of characters as the OpenAI API writes them, so that two of
+    them stay two keys."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord(":"): 0, ord("]"): -1, ord("}"): -1}
 
 
 def parse_json(body: bytes) -> Any:
-    """The value that ``body`` spells.
+    """Return the value that ``body`` spells.
 
     Raises:
         InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
@@ -46,12 +46,12 @@ def parse_json(body: bytes) -> Any:
 
 
 def num_parts(body: bytes) -> int:
-    """The number of objects, arrays and members of objects; 0 where there are few."""
+    """Return the number of objects, arrays and members of objects; 0 where there are few."""
     return _num_marks(_marks(body))
 
 
 def _fault(error: ValueError | RecursionError) -> str:
-    """What is wrong with a text that is no JSON, and where."""
+    """Say what is wrong with a text that is no JSON, and where."""
     if isinstance(error, json.JSONDecodeError):
         place = f"line {error.lineno}, column {error.colno}"
         return f"{error.msg}, {place}" if error.doc else "it is empty"
@@ -64,7 +64,8 @@ def _fault(error: ValueError | RecursionError) -> str:
 
 
 def _marks(body: bytes) -> bytes:
-    """Brackets and colons outside of texts; none where there are too few for any limit."""
+    """Return the brackets and colons outside of texts; none where there are too few for any
+    limit."""
     if _num_marks(body) <= _MAX_DEPTH:
         return b""
     return _STRING.sub(b"", body).translate(None, _NO_MARKS)
@@ -75,7 +76,7 @@ def _num_marks(marks: bytes) -> int:
 
 
 def _finite(number: str) -> float:
-    """A finite number; JSON has neither ``NaN`` nor ``Infinity``."""
+    """Read a finite number; JSON has neither ``NaN`` nor ``Infinity``."""
     value = float(number)
     if not math.isfinite(value):
         raise InvalidRequest(f"the request body has a number that is not finite: {number[:20]}")

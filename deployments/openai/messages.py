@@ -53,8 +53,8 @@ class ToolCall(Body):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the arguments as an object, or as the text they are where the
-        model was cut off in them."""
+        """Return the call as chat templates take it: the arguments as an object, or as the text
+        they are where the model was cut off in them."""
         arguments = _arguments(self.function.arguments)
         fields = {"id": self.id, "type": self.type}
         return {
@@ -81,8 +81,8 @@ class Message(Body):
     function_call: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the content as one string, and without what says nothing.
-        Fields nobody documents may be the template's own.
+        """Return the message as chat templates take it: the content as one string, and without what
+        says nothing.  Fields nobody documents may be the template's own.
 
         Raises:
             Unsupported: a part of the message is neither text nor a call of a tool.
@@ -106,7 +106,8 @@ class Message(Body):
         return {name: value for name, value in fields.items() if value is not None}
 
     def _check_is_whole(self) -> None:
-        """
+        """Check that the message says something, as an assistant need not.
+
         Raises:
             InvalidRequest: it says nothing.  An assistant may have answered so.
         """
@@ -121,7 +122,7 @@ Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fa
 
 
 def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """A conversation as chat templates take it, see :meth:`Message.for_template`.
+    """Return a conversation as chat templates take it, see :meth:`Message.for_template`.
 
     Raises:
         InvalidRequest: also where the arguments of all calls, which are JSON in texts, have more
@@ -143,7 +144,7 @@ def joined(
     param: str = "messages",
     part_types: Collection[str] = ("text",),
 ) -> str:
-    """The text of a content.
+    """Return the text of a content.
 
     Args:
         param: the parameter the client gave it in.
@@ -161,7 +162,8 @@ def joined(
 
 
 def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:
-    """An object, if the text is one; some clients write no arguments as no text."""
+    """Return the object that a text spells, or the text; some clients write no arguments as no
+    text."""
     if not isinstance(data, str):
         return data
     try:

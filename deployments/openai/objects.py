@@ -13,12 +13,12 @@ STREAM_END = b"data: [DONE]\n\n"
 
 
 def server_sent_event(data: Mapping[str, Any]) -> bytes:
-    """One event of a stream."""
+    """Write one event of a stream."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def error_body(error: HdserveError) -> dict[str, Any]:
-    """The ``error`` object of the OpenAI API; ``code`` is a slug."""
+    """Return the ``error`` object of the OpenAI API; ``code`` is a slug."""
     is_client_error = 400 <= error.status < 500
     kind = "invalid_request_error" if is_client_error else "server_error"
     return {
@@ -32,7 +32,7 @@ def error_body(error: HdserveError) -> dict[str, Any]:
 
 
 def token_counts(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
-    """The beginning of a ``usage`` object."""
+    """Return the beginning of a ``usage`` object."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
@@ -41,7 +41,7 @@ def token_counts(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, in
 
 
 def usage(summary: Summary) -> dict[str, Any]:
-    """The ``usage`` object."""
+    """Return the ``usage`` object."""
     found: dict[str, Any] = {
         **token_counts(summary.num_prompt_tokens, summary.num_output_tokens),
         "prompt_tokens_details": {"cached_tokens": summary.num_reused_tokens},
@@ -58,8 +58,8 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
-    """What drafting did, by the field names of vLLM, with accepted tokens by source, which replica
-    it was, and how long its first token took."""
+    """Return what drafting did, by the field names of vLLM, with accepted tokens by source, which
+    replica it was, and how long its first token took."""
     counts = summary.drafts
     first_token_s = summary.first_token_s
     return {

@@ -22,8 +22,8 @@ class PromptLogprobFields(BaseModel):
     )
 
     def num_prompt_logprobs(self, *, is_streamed: bool) -> int | None:
-        """How many of the likeliest tokens are shown at each place of a prompt; ``None`` shows
-        nothing, and so does 0 in a stream.
+        """Return how many of the likeliest tokens are shown at each place of a prompt; ``None``
+        shows nothing, and so does 0 in a stream.
 
         Raises:
             Unsupported: the whole vocabulary is asked for.
@@ -41,8 +41,8 @@ class PromptLogprobFields(BaseModel):
 
 
 def shown_prompt(tokens: Iterable[TokenInfo], num_top: int) -> list[dict[str, Any] | None]:
-    """By token id, at each place of a prompt, the token that is there and the ``num_top``
-    likeliest; ``None`` for the first, which follows nothing."""
+    """Return, at each place of a prompt, the token that is there and the ``num_top`` likeliest, by
+    token id; ``None`` for the first, which follows nothing."""
     return [None if token.logprob is None else _shown(token, num_top) for token in tokens]
 
 

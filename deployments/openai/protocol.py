@@ -169,7 +169,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     def sampling(
         self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
     ) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` that the client set."""
+        """Return the fields of ``SamplingParams`` that the client set."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
             found["top_k"] = 0
@@ -184,7 +184,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         return {name: value for name, value in found.items() if value is not None}
 
     def speculation_fields(self) -> dict[str, Any]:
-        """The fields of ``SpeculationParams`` that the client set."""
+        """Return the fields of ``SpeculationParams`` that the client set."""
         if self.speculation is None:
             return {}
         databases = self.speculation.databases
@@ -236,7 +236,7 @@ class ChatBody(GenerationBody, ToolFields):
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
     ) -> GenerationRequest:
-        """What the model is asked for.
+        """Return what the model is asked for.
 
         Args:
             tool_parser: reads the tool calls of the model.
@@ -319,7 +319,7 @@ class CompletionBody(GenerationBody):
         return cast("tuple[Prompt, ...]", self.prompt)
 
     def to_generation(self, request_id: str) -> GenerationRequest:
-        """What the model is asked for.
+        """Return what the model is asked for.
 
         Raises:
             InvalidRequest: parameters contradict each other.
@@ -350,7 +350,8 @@ class CompletionBody(GenerationBody):
         )
 
     def _scores(self, *, computes_prompt: bool) -> dict[str, int]:
-        """By the parameters that ask for them, how many likeliest tokens the prompt's have each.
+        """Return how many likeliest tokens each token of the prompt has, by the parameters that ask
+        for them.
 
         Args:
             computes_prompt: whether nothing else is to be computed.

@@ -85,7 +85,7 @@ class OfferedBody(Body):
 
     @classmethod
     def _offered(cls, data: Any) -> dict[str, Any]:
-        """The fields that are read."""
+        """Return the fields that are read."""
         if not isinstance(data, dict):
             raise InvalidRequest("the request body must be a JSON object")
         extensions = _UNSUPPORTED_EXTENSIONS.items()
@@ -120,7 +120,7 @@ class RequestBody(OfferedBody):
 
     @classmethod
     def parse(cls, data: Any) -> Self:
-        """As :meth:`OfferedBody.parse`.
+        """Check the JSON body of a request, as :meth:`OfferedBody.parse` does.
 
         Raises:
             InvalidRequest: there are options of a stream, and no stream is asked for, too.
@@ -137,7 +137,7 @@ class RequestBody(OfferedBody):
 
 
 def parse_body(model: type[Model], data: Any) -> Model:
-    """Check ``data`` against ``model``.
+    """Make a ``model`` of ``data``.
 
     Raises:
         InvalidRequest: names the first field at fault; the message is bounded whatever was sent.
@@ -153,5 +153,5 @@ def parse_body(model: type[Model], data: Any) -> Model:
 
 
 def _printable(text: str) -> str:
-    """Without halves of surrogate pairs."""
+    """Return ``text`` with the halves of surrogate pairs escaped."""
     return text.encode(errors="backslashreplace").decode()

@@ -18,7 +18,7 @@ ResponseFormat = ChatFormat | CompletionFormat
 
 
 class ResponseBuilder:
-    """The objects of one response, which share an id and a time.
+    """Builds the objects of one response, which share an id and a time.
 
     Args:
         includes_usage: whether a stream ends with a chunk of usage, which is null in those before.
@@ -50,11 +50,11 @@ class ResponseBuilder:
         self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
     def begin(self) -> list[dict[str, Any]]:
-        """Nothing comes before the first delta."""
+        """Return nothing, since nothing comes before the first delta."""
         return []
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of one delta: one, but two where a tool call begins and goes on."""
+        """Return the chunks of one delta: one, but two where a tool call begins and goes on."""
         index = self._index(delta)
         is_first = index not in self._answers
         if is_first:
@@ -72,8 +72,8 @@ class ResponseBuilder:
         ]
 
     def end(self, summary: Summary) -> list[dict[str, Any]]:
-        """The chunk after the last delta, if asked for: no choices, but usage and what drafting
-        did."""
+        """Return the chunk after the last delta, if asked for: no choices, but usage and what
+        drafting did."""
         if not self._includes_usage:
             return []
         chunk = {
@@ -86,7 +86,7 @@ class ResponseBuilder:
         return [chunk]
 
     def fail(self, error: HdserveError) -> list[dict[str, Any]]:
-        """The error, instead of what has not come."""
+        """Return the error, instead of what has not come."""
         return [error_body(error)]
 
     def collect(self, delta: Delta) -> None:
@@ -98,7 +98,7 @@ class ResponseBuilder:
         self._answers[index].add(delta)
 
     def whole(self, summary: Summary) -> dict[str, Any]:
-        """The answer in one object."""
+        """Return the answer in one object."""
         return {
             **self._head,
             "object": self._form.kind,
@@ -111,7 +111,8 @@ class ResponseBuilder:
         }
 
     def _with_prompt(self, delta: Delta) -> Delta:
-        """The first delta of a choice with the log probabilities of its prompt, which came once."""
+        """Return the first delta of a choice with the log probabilities of its prompt, which came
+        once."""
         prompt = delta.prompt_logprobs or self._prompts.get(delta.prompt_index, ())
         self._prompts[delta.prompt_index] = prompt
         return delta._replace(prompt_logprobs=prompt)
@@ -121,8 +122,8 @@ class ResponseBuilder:
 
 
 def _sources(delta: Delta) -> dict[str, Any]:
-    """Where the tokens of a chunk came from, and the draft they were verified with, if the request
-    asked for it.
+    """Return where the tokens of a chunk came from, and the draft they were verified with, if the
+    request asked for it.
 
     In ``draft`` the ``parent`` of an entry is the index of the entry before it on its path, and -1
     for those that follow the last token.

@@ -19,13 +19,13 @@ from hdserve.errors import HdserveError
 
 
 def named_event(event: Event) -> bytes:
-    """An event of a stream, which this API names twice."""
+    """Write an event of a stream, which this API names twice."""
     data = json.dumps(event, separators=(",", ":"))
     return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
 def usage(summary: Summary) -> dict[str, Any]:
-    """The ``usage`` object."""
+    """Return the ``usage`` object."""
     num_input, num_reused = summary.num_prompt_tokens, summary.num_reused_tokens
     return {
         "input_tokens": num_input,
@@ -64,13 +64,13 @@ class ResponseEvents:
         self._num_events = 0
 
     def begin(self) -> list[Event]:
-        """The events before the first delta."""
+        """Return the events before the first delta."""
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return [self._numbered({"type": kind, "response": response}) for kind in kinds]
 
     def add(self, delta: Delta) -> list[Event]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         self._finish_reason = delta.finish_reason or self._finish_reason
         parts: list[str | CallPart] = [delta.text]
         if self._parser is not None:
@@ -81,7 +81,7 @@ class ResponseEvents:
         return [self._numbered(event) for event in events]
 
     def end(self, summary: Summary) -> list[Event]:
-        """The events after the last delta; the last one has the whole response."""
+        """Return the events after the last delta; the last one has the whole response."""
         events: list[Event] = []
         if not self._items and self._open is None:
             events += self._begin(MessageItem())
@@ -92,7 +92,7 @@ class ResponseEvents:
         return [self._numbered(event) for event in events]
 
     def _ended(self, summary: Summary) -> dict[str, Any]:
-        """The response, once it has ended."""
+        """Return the response, once it has ended."""
         is_cut_off = self._finish_reason == "length"
         return {
             **self._response("incomplete" if is_cut_off else "completed"),
@@ -103,7 +103,7 @@ class ResponseEvents:
         }
 
     def fail(self, error: HdserveError) -> list[Event]:
-        """The last event, instead of what has not come."""
+        """Return the last event, instead of what has not come."""
         told = error_body(error)["error"]
         fields = {name: told[name] for name in ("code", "message", "param")}
         return [self._numbered({"type": "error", **fields})]
@@ -113,7 +113,7 @@ class ResponseEvents:
         self.add(delta)
 
     def whole(self, summary: Summary) -> dict[str, Any]:
-        """The response, which its last event has."""
+        """Return the response, which its last event has."""
         response: dict[str, Any] = self.end(summary)[-1]["response"]
         return response
 
@@ -173,7 +173,7 @@ class ResponseEvents:
 
 
 def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
-    """What a response says of its request."""
+    """Return what a response says of its request."""
     choice = body.tool_choice
     text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
     return {

@@ -24,14 +24,14 @@ class _TextItem(ABC):
 
     @abstractmethod
     def item(self, status: str) -> dict[str, Any]:
-        """The item as it is now; one in progress has no content yet."""
+        """Return the item as it is now; one in progress has no content yet."""
 
     def part(self) -> dict[str, Any]:
-        """The content so far."""
+        """Return the content so far."""
         return {"type": self._KIND, "text": self.text, **_empty(self._EMPTY_OF_PART)}
 
     def begin(self) -> list[Event]:
-        """What follows its being added."""
+        """Return what follows its being added."""
         return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
 
     def add(self, text: str) -> Event:
@@ -40,7 +40,7 @@ class _TextItem(ABC):
         return self._event("delta", text)
 
     def end(self) -> list[Event]:
-        """What comes before its being done."""
+        """Return what comes before its being done."""
         return [
             self._event("done", self.text, key="text"),
             {"type": "response.content_part.done", **self._place(), "part": self.part()},
@@ -91,7 +91,7 @@ class CallItem:
         self._arguments = ""
 
     def item(self, status: str) -> dict[str, Any]:
-        """The item as it is now."""
+        """Return the item as it is now."""
         return {
             "id": self.id,
             "type": "function_call",
@@ -102,7 +102,7 @@ class CallItem:
         }
 
     def begin(self) -> list[Event]:
-        """Nothing follows its being added."""
+        """Return nothing, since nothing follows its being added."""
         return []
 
     def add(self, text: str) -> Event:
@@ -112,7 +112,7 @@ class CallItem:
         return {"type": kind, "item_id": self.id, "delta": text}
 
     def end(self) -> list[Event]:
-        """What comes before its being done."""
+        """Return what comes before its being done."""
         kind = "response.function_call_arguments.done"
         named = {"item_id": self.id, "name": self._name}
         return [{"type": kind, **named, "arguments": self._arguments}]

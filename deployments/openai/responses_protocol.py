@@ -86,7 +86,7 @@ _NEVER_THERE = frozenset(
     }
 )
 """What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
-Agents ask for it always."""
+Some clients ask for it always."""
 
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
@@ -113,7 +113,7 @@ class InputReasoning(Body):
     encrypted_content: str | None = None
 
     def text(self) -> str:
-        """What it says in full, else its summary.
+        """Return what it says in full, else its summary.
 
         Raises:
             Unsupported: only the server that wrote it can read it.
@@ -185,7 +185,8 @@ class TextFormat(ClosedBody):
     strict: Truth | None = None
 
     def for_chat(self) -> dict[str, Any]:
-        """The ``response_format`` of a chat, as the chat API, and with it the template, has it.
+        """Return the ``response_format`` of a chat, as the chat API, and with it the template, has
+        it.
 
         Raises:
             InvalidRequest: name or schema is missing.
@@ -210,10 +211,11 @@ class FunctionTool(FunctionDefinition):
     type: Literal["function"]
 
     def for_chat(self) -> dict[str, Any]:
+        """Return the tool as a chat has it."""
         return {"type": self.type, "function": self.described()}
 
     def shown(self) -> dict[str, Any]:
-        """As the answer repeats it."""
+        """Return the tool as the answer repeats it."""
         return self.model_dump(include={*FunctionTool.model_fields})
 
 
@@ -231,6 +233,9 @@ class ResponseStreamOptions(Body):
 
 
 class _Chat(ChatBody):
+    """The chat that a request of this API is, whose errors name ``text`` where the form is
+    wrong."""
+
     format_param: ClassVar[str] = "text"
 
 
@@ -243,6 +248,7 @@ class Reasoning(ClosedBody):
 
     @property
     def asks_for_summary(self) -> bool:
+        """Whether a summary of the reasoning is wanted, by either of its names."""
         return bool(self.summary or self.generate_summary)
 
 
@@ -298,8 +304,8 @@ class ResponsesBody(RequestBody):
 
     @property
     def unmet(self) -> frozenset[str]:
-        """Beside those of all requests: reasoning is never summarised, what is too long for the
-        context is an error and never cut, and there is nothing to include."""
+        """Beside what all requests may ask in vain: reasoning is never summarised, what is too long
+        for the context is an error and never cut, and there is nothing to include."""
         asked = {
             "include": bool(self.include),
             "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
@@ -308,7 +314,7 @@ class ResponsesBody(RequestBody):
         return super().unmet.union(name for name, is_asked in asked.items() if is_asked)
 
     def to_chat(self) -> ChatBody:
-        """The chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
+        """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
 
         Raises:
             InvalidRequest: a value is wrong.
@@ -350,8 +356,8 @@ class ResponsesBody(RequestBody):
 def _messages_of(
     items: Iterable[InputMessage | InputReasoning | InputCall | InputCallOutput],
 ) -> list[Any]:
-    """The messages of a chat: reasoning belongs to the message of the assistant behind it, calls to
-    the one before them."""
+    """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
+    calls to the one before them."""
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):

@@ -32,7 +32,7 @@ class ResponseFormat(ClosedBody):
     json_schema: JsonSchema | None = None
 
     def grammar(self, param: str) -> str | None:
-        """The grammar; ``None`` is any text.
+        """Return the grammar; ``None`` is any text.
 
         Args:
             param: what the client calls it.
@@ -56,7 +56,7 @@ class StructuredOutputs(ClosedBody):
     choice: Choices | None = None
 
     def grammars(self, param: str = "structured_outputs") -> list[str]:
-        """One for each field that is set."""
+        """Return one grammar for each field that is set."""
         found = []
         if self.json_ is not None:
             found.append(_of_schema(_schema(self.json_, param), param))
@@ -89,7 +89,7 @@ class StructuredFields(BaseModel):
     guided_choice: Choices | None = None
 
     def constraint(self) -> Constraint | None:
-        """What the output must match; ``None`` is any text.
+        """Return what the output must match; ``None`` is any text.
 
         Raises:
             InvalidRequest: there is more than one demand, or one is incomplete.
@@ -117,7 +117,7 @@ class StructuredFields(BaseModel):
 
 
 def one_of(*constraints: Constraint | None) -> Constraint | None:
-    """The one that there is, if any.
+    """Return the one constraint that there is, if any.
 
     Raises:
         InvalidRequest: there are several.
@@ -130,7 +130,7 @@ def one_of(*constraints: Constraint | None) -> Constraint | None:
 
 
 def _schema(data: Schema | str, param: str) -> Schema:
-    """A schema, or the one that a text is of."""
+    """Return a schema, or the one that a text spells."""
     if not isinstance(data, str):
         return data
     try:

@@ -22,7 +22,7 @@ class ToolDelta(NamedTuple):
 
 
 class ToolReader:
-    """The text and the tool calls of one choice, in the shape of the OpenAI API.
+    """Reads the text and the tool calls of one choice, in the shape of the OpenAI API.
 
     Args:
         is_one_call: whether calls after the first are dropped.
@@ -39,7 +39,7 @@ class ToolReader:
         self._is_inside = False
 
     def read(self, text: str, *, is_last: bool) -> ToolDelta:
-        """What ``text``, the next piece of the answer, makes certain."""
+        """Return what ``text``, the next piece of the answer, makes certain."""
         if self._parser is None:
             return ToolDelta(text, [])
         parts = self._parser.push(text)
@@ -58,7 +58,7 @@ class ToolReader:
         return ToolDelta("".join(shown), calls)
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The text and the calls of a whole answer."""
+        """Return the text and the calls of a whole answer."""
         text, pieces = self.read(text, is_last=True)
         calls: list[dict[str, Any]] = []
         for piece in pieces:
@@ -69,8 +69,8 @@ class ToolReader:
         return text, calls
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason the OpenAI API gives, which is ``stop`` where the client chose the function,
-        not the model; a call that a stop string cut short is none to make."""
+        """Return the reason the OpenAI API gives, which is ``stop`` where the client chose the
+        function, not the model; a call that a stop string cut short is none to make."""
         has_called = self._num_begun > 0 and not self._is_inside
         is_choice = has_called and not self._is_named
         return "tool_calls" if reason == "stop" and is_choice else reason

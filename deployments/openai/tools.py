@@ -24,8 +24,8 @@ class FunctionDefinition(Body):
     strict: Truth | None = None
 
     def call_parameters(self) -> Mapping[str, Any]:
-        """The schema of the arguments of a call, which are an object; of none, where it has no
-        ``parameters``.  Those that are elsewhere say so themselves.
+        """Return the schema of the arguments of a call, which are an object; of no arguments, where
+        it has no ``parameters``.  Those that are elsewhere say so themselves.
 
         Raises:
             InvalidRequest: they can be no object.
@@ -41,7 +41,7 @@ class FunctionDefinition(Body):
         return {**self.parameters, "type": "object"}
 
     def described(self) -> dict[str, Any]:
-        """What the client said of it."""
+        """Return what the client said of it."""
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
 
 
@@ -52,7 +52,7 @@ class Tool(Body):
     function: FunctionDefinition
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """Return the tool as chat templates take it."""
         return {"type": self.type, "function": self.function.described()}
 
 
@@ -90,13 +90,13 @@ class ToolFields(BaseModel):
         return isinstance(self.tool_choice, NamedTool)
 
     def template_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools as chat templates take them."""
+        """Return the tools as chat templates take them."""
         if not self.may_call_tools:
             return ()
         return tuple(tool.for_template() for tool in self.tools or ())
 
     def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
-        """Makes what reads the calls of an answer; ``None`` where it is all text."""
+        """Return what makes the reader of the calls of an answer; ``None`` where it is all text."""
         if parser is None or not self.may_call_tools:
             return None
         known = [
@@ -106,7 +106,7 @@ class ToolFields(BaseModel):
         return partial(parser, known)
 
     def tool_constraint(self, parser: type[ToolParser] | None) -> Constraint | None:
-        """What the output must match, because a call is required.
+        """Return what the output must match, because a call is required.
 
         Args:
             parser: reads the calls of the model; ``None`` where nothing can.
@@ -133,7 +133,7 @@ class ToolFields(BaseModel):
         return Constraint(self._calls(functions, parser), "tools")
 
     def or_calls(self, constraint: Constraint, parser: type[ToolParser] | None) -> Constraint:
-        """``constraint``, or calls, where the model may make some instead of answering.
+        """Return ``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
             InvalidRequest: the parameters of tools are too large or too deep, hold numbers to

@@ -29,7 +29,7 @@ class Elements(NamedTuple):
     has_lines: bool = False
 
     def without_end(self, text: str) -> str:
-        """``text`` without what may belong to a mark that ends a value."""
+        """Return ``text`` without what may belong to a mark that ends a value."""
         lines = ("", "\n") if self.has_lines else ("",)
         return without_part(text, *(f"{line}{mark}" for line in lines for mark in self.value_ends))
 

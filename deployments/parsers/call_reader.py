@@ -80,12 +80,12 @@ class CallReader:
         self.rest = ""
 
     def push(self, text: str) -> list[CallPart]:
-        """What is certain now that ``text`` has come; nothing may come after ``closing``."""
+        """Return what is certain now that ``text`` has come; nothing may come after ``closing``."""
         self.kept += text
         return list(self._take())
 
     def end(self) -> list[CallPart]:
-        """The calls in what was kept; no more comes."""
+        """Return the calls in what was kept; no more comes."""
         left = self.kept.strip(self._separators)
         is_mark = self._ending.startswith(left) or self._closing.startswith(left)
         if self._call is not None or (self.num_calls and is_mark):
@@ -150,8 +150,8 @@ class _OpenCall:
         return self._depth < 1 or (self.has_arguments and not self._is_enclosed)
 
     def read(self, text: str) -> tuple[str, int]:
-        """The arguments ``text`` begins with, and how many of its characters belong to the call:
-        none of what comes after it, and none of what is ``closing`` or may become it."""
+        """Return the arguments ``text`` begins with, and how many of its characters belong to the
+        call: none of what comes after it, and none of what is ``closing`` or may become it."""
         num_arguments = 0
         for index, char in enumerate(text):
             if self.is_over or self._may_close(text, index):
@@ -163,8 +163,11 @@ class _OpenCall:
         return text[:num_arguments], len(text)
 
     def _may_close(self, text: str, index: int) -> bool:
-        """JSON has no line break in a string: after one the string is none, and so no reason to
-        read on behind ``closing``."""
+        """Whether ``text`` may have ``closing`` at ``index``.
+
+        JSON has no line break in a string: after one the string is none, and so no reason to read
+        on behind ``closing``.
+        """
         closing = self._closing
         if not closing or (self._is_string and not self._is_torn):
             return False
@@ -186,7 +189,7 @@ class _OpenCall:
 
 
 def _whole_calls(text: str, separators: str) -> list[CallPart]:
-    """The calls ``text`` consists of; none if it is anything else."""
+    """Return the calls ``text`` consists of; none if it is anything else."""
     decoder = json.JSONDecoder()
     found: list[CallPart] = []
     try:
@@ -202,7 +205,7 @@ def _whole_calls(text: str, separators: str) -> list[CallPart]:
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """An object, ``null`` for none, or the text of one.
+    """Return the arguments of a call: an object, ``null`` for none, or the text of one.
 
     Raises:
         KeyError, TypeError, ValueError: there are no arguments, or they are something else.

@@ -17,7 +17,7 @@ _NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
 
 
 def json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[str]:
-    """Lark rules; ``json`` is a call of one of ``functions``."""
+    """Yield Lark rules, in which ``json`` is a call of one of ``functions``."""
     yield "json: " + " | ".join(f"json_{index}" for index in range(len(functions)))
     for index, function in enumerate(functions):
         schema = _call_schema(function, arguments_key)
@@ -25,7 +25,7 @@ def json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[st
 
 
 def named_rules(functions: Sequence[Function], before: str, after: str) -> Iterator[str]:
-    """Lark rules; ``call`` is the name of one of ``functions`` and its arguments.
+    """Yield Lark rules, in which ``call`` is the name of one of ``functions`` and its arguments.
 
     Args:
         before: what the name follows.
@@ -41,8 +41,8 @@ def named_rules(functions: Sequence[Function], before: str, after: str) -> Itera
 
 
 def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
-    """The schema of a call.  What the parameters refer to in themselves is looked for from its
-    root, unless they have an ``$id``."""
+    """Return the schema of a call.  What the parameters refer to in themselves is looked for from
+    its root, unless they have an ``$id``."""
     parameters = function.parameters
     if "$id" not in parameters:
         parameters = _rebased(parameters, f"#/properties/{arguments_key}")
@@ -55,7 +55,7 @@ def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
 
 
 def _rebased(schema: Any, root: str) -> Any:
-    """``schema`` with references to its own root, and from there, that begin at ``root``."""
+    """Return ``schema`` with references to its own root, and from there, that begin at ``root``."""
     if isinstance(schema, list):
         return [_rebased(item, root) for item in schema]
     if not isinstance(schema, Mapping):

@@ -77,7 +77,7 @@ class _OpenArguments:
         self.is_over = False
 
     def read(self, text: str) -> tuple[str, str]:
-        """The next of them, and what is left of ``text``."""
+        """Return the next of them, and what is left of ``text``."""
         found = ""
         while text and not self.is_over:
             read = self._between if not self._end_of_text else self._inside
@@ -89,7 +89,7 @@ class _OpenArguments:
         return found, text
 
     def _inside(self, text: str) -> tuple[str, str]:
-        """Of a text in quotes of either kind."""
+        """Read on in a text in quotes of either kind."""
         if self._end_of_text == '"':
             read = _IN_STRING.match(text)
             assert read is not None, "the pattern matches nothing, too"
@@ -131,7 +131,8 @@ class _OpenArguments:
         return _SEPARATORS.get(mark, mark)
 
     def _word(self, text: str) -> tuple[str, str]:
-        """A key, or a value that is no text; whole, so that something has to follow."""
+        """Read a key, or a value that is no text; it is read whole, so that something has to
+        follow."""
         word = self._word_pattern.match(text)
         assert word is not None, "a text that begins with a mark has been read"
         if word.end() == len(text):

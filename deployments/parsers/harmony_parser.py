@@ -115,7 +115,7 @@ def _may_begin_header(text: str) -> bool:
 
 
 def _without_mark(text: str) -> str:
-    """``text`` without an end that may become a mark."""
+    """Return ``text`` without an end that may become a mark."""
     at = text.rfind("<")
     if at < 0 or not any(mark.startswith(text[at:]) for mark in (*_CLOSING, *_OPENING)):
         return text

@@ -38,8 +38,8 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> Split:
-        """What is certain now that ``text`` has come."""
+        """Return what is certain now that ``text`` has come."""
 
     @abstractmethod
     def finish(self) -> Split:
-        """The rest: the answer has ended."""
+        """Return the rest: the answer has ended."""

@@ -89,13 +89,14 @@ class ThinkParser(ReasoningParser):
 
 
 class MistralThinkParser(ThinkParser):
-    """The same with the marks of Mistral."""
+    """What :class:`ThinkParser` reads, with the marks of Mistral."""
 
     OPEN, CLOSE = "[THINK]", "[/THINK]"
 
 
 class GemmaThinkParser(ThinkParser):
-    """The same with the marks of Gemma 4, which writes them around nothing, too."""
+    """What :class:`ThinkParser` reads, with the marks of Gemma 4, which writes them around nothing,
+    too."""
 
     OPEN, CLOSE = "<|channel>thought", "<channel|>"
 

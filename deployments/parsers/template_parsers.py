@@ -13,7 +13,8 @@ _LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
 
 
 def tool_parser_of(template: str) -> str | None:
-    """The name of what reads the calls that ``template`` asks for; ``None`` where nothing does."""
+    """Return the name of what reads the calls that ``template`` asks for; ``None`` where nothing
+    does."""
     if "[TOOL_CALLS]" in template:
         return "mistral_args" if "[ARGS]" in template else "mistral"
     if _HARMONY in template:
@@ -34,7 +35,7 @@ def tool_parser_of(template: str) -> str | None:
 
 
 def reasoning_parser_of(template: str) -> str | None:
-    """The name of what reads the reasoning that ``template`` has marks for, if it has."""
+    """Return the name of what reads the reasoning that ``template`` has marks for, if it has."""
     if _HARMONY in template:
         return "harmony"
     if "[THINK]" in template:

@@ -47,16 +47,16 @@ class ToolParser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:
-        """What is certain now that ``text`` has come."""
+        """Return what is certain now that ``text`` has come."""
 
     @abstractmethod
     def finish(self) -> list[Part]:
-        """The rest: the answer has ended."""
+        """Return the rest: the answer has ended."""
 
     @classmethod
     @abstractmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
-        """Answers that are calls of ``functions`` and nothing else.
+        """Return the grammar of answers that are calls of ``functions`` and nothing else.
 
         Args:
             is_one: whether there is exactly one call.
@@ -64,17 +64,18 @@ class ToolParser(ABC):
 
     @classmethod
     def call_id(cls) -> str:
-        """A new id, as the templates of these models take it."""
+        """Return a new id, as the templates of these models take it."""
         return f"call_{uuid4().hex[:24]}"
 
 
 def num_held(text: str, tag: str) -> int:
-    """Length of the end of ``text`` that may belong to ``tag``, white space before it included."""
+    """Return the length of the end of ``text`` that may belong to ``tag``, white space before it
+    included."""
     return len(text) - len(without_part(text, tag).rstrip())
 
 
 def without_part(text: str, *marks: str) -> str:
-    """``text`` without what may be the beginning of one of ``marks`` at its end."""
+    """Return ``text`` without what may be the beginning of one of ``marks`` at its end."""
     for number in range(min(len(text), max(map(len, marks)) - 1), 0, -1):
         if any(mark.startswith(text[-number:]) for mark in marks):
             return text[:-number]
@@ -82,7 +83,7 @@ def without_part(text: str, *marks: str) -> str:
 
 
 def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:
-    """The text of an answer, and its calls."""
+    """Return the text of an answer, and its calls."""
     text, calls = "", list[ToolCall]()
     for part in parts:
         match part:

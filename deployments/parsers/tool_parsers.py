@@ -147,7 +147,7 @@ class MistralToolParser(_MarkedToolParser):
 
     @classmethod
     def call_id(cls) -> str:
-        """Mistral's templates refuse others than of nine characters."""
+        """Return an id of nine characters, since Mistral's templates refuse others."""
         return uuid4().hex[:9]
 
 
@@ -210,8 +210,9 @@ class DeepSeekV31ToolParser(_MarkedToolParser):
 
 
 class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
-    """The same with ``function<｜tool▁sep｜>NAME`` and, on lines of their own, the arguments as a
-    ``json`` block of Markdown, as DeepSeek-V3 and DeepSeek-R1 write calls."""
+    """Calls as in :class:`DeepSeekV31ToolParser`, but with ``function<｜tool▁sep｜>NAME`` and, on
+    lines of their own, the arguments as a ``json`` block of Markdown, as DeepSeek-V3 and
+    DeepSeek-R1 write them."""
 
     _HEAD = (
         rf"(?:(?:```)?\s*{_CALL_END})?\s*{_CALL_BEGIN}function{_CALL_SEPARATOR}"

@@ -95,7 +95,7 @@ class _OpenFunction:
         self.is_over = False
 
     def read(self, text: str) -> tuple[str, str]:
-        """The next of the arguments, a JSON text, and what is left of ``text``."""
+        """Return the next of the arguments, a JSON text, and what is left of ``text``."""
         found = ""
         while text and not self.is_over:
             piece, rest = self._value(text) if self._is_inside else self._between(text)
@@ -145,7 +145,7 @@ class _OpenFunction:
         return _escaped(self._begun(shown)), text[len(shown) :]
 
     def _begun(self, value: str) -> str:
-        """A piece of a value without the line break before the first."""
+        """Return a piece of a value without the line break before the first."""
         if value and self._is_first:
             self._is_first = False
             return value.removeprefix("\n") if self._elements.has_lines else value
@@ -158,7 +158,7 @@ class _OpenFunction:
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> frozenset[str] | None:
-    """The JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text.
+    """Return the JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text.
 
     Args:
         root: what references in ``schema`` begin at.
@@ -197,7 +197,7 @@ def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """Those of a list of texts."""
+    """Return the type of the values that ``enum`` or ``const`` lists, where they are texts."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     is_text = isinstance(values, (list, tuple)) and values
     return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
@@ -206,7 +206,8 @@ def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
 def _of_reference(
     schema: Mapping[str, Any], root: Mapping[str, Any], found: _TypesByRef
 ) -> frozenset[str] | None:
-    """Each is followed once; in what it refers to it allows nothing more."""
+    """Return the types that what ``$ref`` refers to allows.  Each reference is followed once; in
+    what it refers to it allows nothing more."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
         return None
@@ -217,7 +218,7 @@ def _of_reference(
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:
-    """What a JSON pointer in ``root`` points to, if it is there."""
+    """Return what a JSON pointer in ``root`` points to, if it is there."""
     schema: Any = root
     for part in unquote(reference).split("/")[1:]:
         if not isinstance(schema, Mapping):
@@ -227,7 +228,7 @@ def _at(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def value_of(text: str, types: frozenset[str] | None) -> Any:
-    """``text`` as JSON of one of ``types``, or as the text it is."""
+    """Read ``text`` as JSON of one of ``types``; return it as the text it is where it is none."""
     try:
         value = _WORDS[text] if text in _WORDS else json.loads(text)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -168,18 +168,18 @@ class ModelServer:
 
     @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
         return await self._off_loop(len(text), encode, text)
 
     @tells_faults
     async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
-        """The token ids of a conversation that came in a body of so many bytes."""
+        """Return the token ids of a conversation that came in a body of so many bytes."""
         return await self._off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:
-        """The text of token ids that came as the parameter ``param``.
+        """Return the text of token ids that came as the parameter ``param``.
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
@@ -188,7 +188,7 @@ class ModelServer:
         return await self._off_loop(len(token_ids), self._tokenizer.decode, token_ids)
 
     async def describe(self) -> ModelInfo:
-        """What this replica is, has and does."""
+        """Say what this replica is, has and does."""
         stats, max_total_tokens, is_compiled, is_exact = await self._engine.ask(
             lambda engine: (
                 engine.stats,
@@ -225,7 +225,7 @@ class ModelServer:
 
     @tells_faults
     async def check_statistics(self, directory: str) -> None:
-        """Whether the administrator may choose this statistics database, and it is right.
+        """Check that the administrator may choose this statistics database, and that it is right.
 
         Raises:
             InvalidRequest: says why not.
@@ -233,20 +233,21 @@ class ModelServer:
         await asyncio.to_thread(self._chosen.open, directory)
 
     async def statistics(self) -> StatisticsState:
-        """From which statistics database this replica drafts."""
+        """Say from which statistics database this replica drafts."""
         return StatisticsState.of(self._replica, self._host.statistics)
 
     async def report(self) -> Report:
-        """What this replica counted, for ``/metrics``."""
+        """Return what this replica counted, for ``/metrics``."""
         return await self._metrics.report()
 
     def check_health(self) -> None:
-        """Ray Serve replaces the replica when this raises."""
+        """Raise where the engine has failed or is silent, so that Ray Serve replaces the
+        replica."""
         self._engine.check(_MAX_SILENCE_S)
 
     def _leave(self) -> None:
         """End this process now that its engine has failed, so that Ray Serve replaces it at once:
-        it waits for three failed health checks, else.  Called in the engine's thread."""
+        else it waits for three failed health checks.  It is called in the engine's thread."""
         if self._sharing is not None:
             self._sharing.close()
         deadline_s = time.monotonic() + _FAREWELL_S
@@ -258,7 +259,7 @@ class ModelServer:
         os._exit(1)
 
     def __del__(self) -> None:
-        """Ray Serve calls it once the last request has ended: publish what is not yet."""
+        """Publish what is not published yet; Ray Serve calls it once the last request has ended."""
         self._closing.close()
 
     def _close_sharing(self) -> None:

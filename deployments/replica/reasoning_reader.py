@@ -31,12 +31,13 @@ class ReasoningReader:
 
     @property
     def num_tokens(self) -> int:
-        """0 as long as nothing was reasoned."""
+        """The tokens of reasoning so far, those of the marks included; 0 as long as nothing was
+        reasoned."""
         return self._num_read if self._parser.has_reasoned else 0
 
     def read(self, output: StepOutput) -> list[Split]:
-        """What ``output`` makes certain, in the order of the answer: at least one piece, whose text
-        follows its reasoning."""
+        """Return what ``output`` makes certain, in the order of the answer: at least one piece,
+        whose text follows its reasoning."""
         found = [Split("", "")]
         for text in output.texts:
             self._num_read += not self._parser.is_over
@@ -61,8 +62,8 @@ class ReasoningReaders:
         )
 
     def prepared(self, request: GenerationRequest) -> GenerationRequest:
-        """``request`` with special tokens in its text, where the marks are some and it does not say
-        otherwise."""
+        """Return ``request`` with special tokens in its text, where the marks are some and it does
+        not say otherwise."""
         if not self._has_special_marks or not _may_reason(request):
             return request
         return replace(request, sampling={"skip_special_tokens": False, **request.sampling})
@@ -70,8 +71,8 @@ class ReasoningReaders:
     def of(
         self, request: GenerationRequest, sequences: Sequence[core.Sequence]
     ) -> Mapping[str, ReasoningReader]:
-        """By the ids of ``sequences``, which have no output yet; none where nothing is told apart:
-        what a grammar holds is an answer from its first token on."""
+        """Return the readers of ``sequences``, which have no output yet, by their ids; none where
+        nothing is told apart: what a grammar holds is an answer from its first token on."""
         parser = self._parser
         if parser is None or not _may_reason(request):
             return {}
@@ -85,7 +86,8 @@ class ReasoningReaders:
 
 
 def _add(pieces: list[Split], piece: Split) -> None:
-    """To the last of ``pieces``, or, where it goes on to reason behind text, as a new one."""
+    """Add a piece to the last of ``pieces``, or, where it goes on to reason behind text, as a new
+    one."""
     last = pieces[-1]
     if last.text and piece.reasoning:
         pieces.append(piece)

@@ -54,7 +54,8 @@ class RecordBuilder:
         includes_sources: bool,
         due_prompts: set[int] | None = None,
     ) -> list[Delta]:
-        """What steps added to choices, in their order: several of a step that reasons behind text.
+        """Return what steps added to choices, in their order: several deltas of a step that reasons
+        behind text.
 
         Args:
             reasoning: by the id of a sequence, what reads that of the choice; all of another is
@@ -81,8 +82,8 @@ class RecordBuilder:
         includes_sources: bool,
         due_prompts: set[int] | None,
     ) -> list[Delta]:
-        """What a step added to a choice: its first piece with all tokens of the step, and what
-        other pieces there are."""
+        """Return what a step added to a choice: its first piece with all tokens of the step, and
+        what other pieces there are."""
         first, *others = [Split("", output.text)] if reader is None else reader.read(output)
         seq = output.sequence
         prompt_index, choice_index = map(int, seq.request_id.rsplit("/", 2)[1:])
@@ -113,7 +114,8 @@ class RecordBuilder:
         clocks: Iterable[RequestClock],
         reasoning: Collection[ReasoningReader] = (),
     ) -> Summary:
-        """What all choices together took; a prompt counts once, however many choices it has."""
+        """Return what all choices together took; a prompt counts once, however many choices it
+        has."""
         sequences = list(sequences)
         counts = DraftCounts()
         for seq in sequences:
@@ -169,8 +171,8 @@ class RecordBuilder:
 
 
 def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
-    """``delta`` and one without tokens for each of ``pieces``, the last of which ends what it
-    ends."""
+    """Return ``delta`` and one without tokens for each of ``pieces``, the last of which ends what
+    it ends."""
     bare = Delta(
         delta.prompt_index,
         delta.choice_index,
@@ -187,12 +189,13 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
 
 
 def _shown(logprob: float) -> float:
-    """JSON has neither infinities, of what cannot be, nor NaN, of a model that overflowed."""
+    """Return a number that JSON has: it has neither infinities, of what cannot be, nor NaN, of a
+    model that overflowed."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
-    """The nodes that ``token_ids`` leads through, as far as the tree has them."""
+    """Yield the nodes that ``token_ids`` leads through, as far as the tree has them."""
     node = 0
     for token_id in token_ids:
         child = tree.child(node, token_id)

@@ -48,7 +48,8 @@ class RecordStreams:
     async def stream(
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
     ) -> AsyncGenerator[Records]:
-        """What came together: deltas of running sequences, and the summary when all have ended.
+        """Yield what came together: deltas of running sequences, and the summary when all have
+        ended.
 
         Raises:
             RequestError: a sequence cannot be decoded; its parameter is called as the client knows
@@ -126,7 +127,8 @@ class RecordStreams:
 
 
 def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
-    """``error`` with the prompt of a chat, and a grammar, called as the client knows them."""
+    """Return ``error`` with the prompt of a chat, and a grammar, called as the client knows
+    them."""
     names = {"grammar": request.grammar_param}
     if request.messages:
         names["prompt"] = "messages"
@@ -136,7 +138,7 @@ def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
 
 
 def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
-    """With the alternatives."""
+    """Return how many log probabilities of prompts the outputs have, with the alternatives."""
     return sum(
         len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
         for output in outputs
@@ -145,7 +147,7 @@ def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
 
 
 async def _all_of(items: asyncio.Queue[T]) -> list[T]:
-    """What is in the queue, at least one item."""
+    """Take all that is in the queue, at least one item."""
     found = [await items.get()]
     while not items.empty():
         found.append(items.get_nowait())

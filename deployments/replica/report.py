@@ -26,7 +26,7 @@ _DATABASE_SOURCES = (Source.CONTEXT, Source.MODEL, Source.STATISTICS)
 
 
 class ReplicaMetrics:
-    """Collects from the engine, its databases, the mirror and the requests.
+    """Collects what the engine, its databases, the mirror and the requests count.
 
     Args:
         sharing: ``None`` where nothing is shared with the cluster.
@@ -58,8 +58,8 @@ class ReplicaMetrics:
         return Histogram(_LOOKUP, (source.label,), self._observations)
 
     async def report(self) -> Report:
-        """The state of now; what the engine says is that of the last answer when it is stuck in a
-        long step, or has failed."""
+        """Return the state of now; what the engine says is that of the last answer when it is stuck
+        in a long step, or has failed."""
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
                 await self._engine.ask(self._note_engine)
@@ -70,8 +70,11 @@ class ReplicaMetrics:
         return Report(self._replica, (*samples, *databases))
 
     def _note_engine(self, engine: Engine) -> None:
-        """In the engine's thread, which owns the databases, and so in order: readers ask from
-        several threads, and none may find less than one before it."""
+        """Keep what the engine and its databases say.
+
+        It runs in the engine's thread, which owns the databases, and so in order: readers ask from
+        several threads, and none may find less than one before it.
+        """
         samples = (*self._engine_samples(engine), *self._database_samples(engine))
         self._of_engine = (*samples, *self._lookup_samples(engine))
 
@@ -167,7 +170,7 @@ class ReplicaMetrics:
 
 
 def draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
-    """What was drafted and accepted.
+    """Yield what was drafted and accepted.
 
     Args:
         most_accepted: in one step; the positions up to it are there from the start.
@@ -199,7 +202,7 @@ def _source_samples(drafts: DraftCounts, source: Source, num_positions: int) -> 
 
 
 def _positions(counts: list[int]) -> Iterator[tuple[str, int]]:
-    """The label and the count of each position; those from ``LAST_POSITION`` on are one."""
+    """Yield the label and the count of each position; those from ``LAST_POSITION`` on are one."""
     kept, deeper = counts[:LAST_POSITION], counts[LAST_POSITION:]
     if deeper:
         kept.append(sum(deeper))

@@ -28,7 +28,7 @@ _PER_REQUEST = (
 
 
 class RequestMetrics:
-    """Latencies and refusals; thread-safe.
+    """Counts latencies and refusals; thread-safe.
 
     Args:
         observations: is given what is observed once a request.
@@ -42,7 +42,7 @@ class RequestMetrics:
         self._rejections = Counter({_QUEUE_FULL: 0})
 
     def clock(self, seq: Sequence) -> RequestClock:
-        """The clock of a sequence that arrives now."""
+        """Return the clock of a sequence that arrives now."""
         return RequestClock(seq, self)
 
     def observe(self, name: str, value: float) -> None:
@@ -62,7 +62,7 @@ class RequestMetrics:
             raise
 
     def samples(self) -> Iterator[Sample]:
-        """All latencies and refusals so far."""
+        """Yield all latencies and refusals so far."""
         with self._lock:
             samples = [histogram.sample() for histogram in self._histograms.values()]
             rejections = dict(self._rejections)
@@ -83,7 +83,7 @@ class RequestClock:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from arrival to the first token, once it is there."""
+        """The seconds from arrival to the first token, once it is there."""
         return None if self._first_s is None else self._first_s - self._arrived_s
 
     def observe(self, output: StepOutput) -> None:

@@ -36,9 +36,11 @@ class SequenceBuilder:
         self._off_loop = off_loop
 
     async def build_off_loop(self, request: GenerationRequest) -> list[Sequence]:
-        """As :meth:`build`; what may take long does not hold up the event loop.  Of a grammar no
-        size says so; a new one is compiled in a thread for this alone, so that prompts and grammars
-        that are known wait for none."""
+        """Build as :meth:`build` does, so that what may take long does not hold up the event loop.
+
+        Of a grammar no size says so; a new one is compiled in a thread for this alone, so that
+        prompts and grammars that are known wait for none.
+        """
         grammar = request.sampling.get("grammar")
         if grammar is not None and not self._host.grammars.is_known(grammar):
             loop = asyncio.get_running_loop()
@@ -46,7 +48,7 @@ class SequenceBuilder:
         return await self._off_loop(request.num_body_bytes, self.build, request)
 
     def build(self, request: GenerationRequest) -> list[Sequence]:
-        """One sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
+        """Build one sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
 
         Raises:
             InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
@@ -94,7 +96,7 @@ class SequenceBuilder:
     def _prompts(
         self, request: GenerationRequest, params: SamplingParams
     ) -> Iterator[tuple[int, ...]]:
-        """Checked, as every choice has a copy of them."""
+        """Yield the prompts, which are checked, as every choice has a copy of them."""
         longest = self._host.model.max_model_len
         param = "messages" if request.messages else "prompt"
         for token_ids, is_whole in self._beginnings(request, longest):
@@ -102,7 +104,7 @@ class SequenceBuilder:
             yield tuple(token_ids)
 
     def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:
-        """Whole prompts, but for those that have far more than ``num_tokens``."""
+        """Yield whole prompts, but for those that have far more than ``num_tokens``."""
         if request.messages:
             options = {**self._effort(request), **request.template_options}
             text = self._tokenizer.render_chat(request.messages, options, request.tools)
@@ -114,7 +116,8 @@ class SequenceBuilder:
                 yield TextBeginning([*prompt], is_whole=True)
 
     def _effort(self, request: GenerationRequest) -> dict[str, str]:
-        """
+        """Return the variable of the template that says how much to reason, if the request does.
+
         Raises:
             Unsupported: the template does not ask how much to reason.
         """
@@ -128,7 +131,8 @@ class SequenceBuilder:
         raise Unsupported(f"this model's chat template does not know {_EFFORT}", _EFFORT)
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
-        """What all choices are drafted with; of a prediction as much as an answer can have."""
+        """Return what all choices are drafted with; of a prediction as much as an answer can
+        have."""
         longest = self._host.model.max_model_len
         text = request.prediction or ""
         found = encode_beginning(self._tokenizer, text, longest, adds_special_tokens=False)
@@ -137,6 +141,7 @@ class SequenceBuilder:
 
 
 def _check_scores(num_tokens: int, num_each: int, param: str) -> None:
+    """Check that an answer does not have too many log probabilities of prompts."""
     if num_tokens * num_each > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"{num_tokens} tokens of prompts, those of every choice counted, with {num_each} log "

@@ -33,8 +33,8 @@ _MAX_RETRY_S = 600.0
 
 
 def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | None:
-    """The first of ``directories`` that this node has; else the largest database of the tokenizer
-    that any node has, fetched into a cache that all replicas of this node share.
+    """Return the first of ``directories`` that this node has; else the largest database of the
+    tokenizer that any node has, fetched into a cache that all replicas of this node share.
 
     What this node has is registered with the statistics actor, so that others can fetch it.
     Without the actor the node's own is used: a database lost costs speed, never a request.
@@ -109,11 +109,11 @@ class ChosenStatistics:
         self._thread.start()
 
     def close(self) -> None:
-        """End soon, without waiting for it."""
+        """Ask it to end soon, without waiting for it."""
         self._is_closed.set()
 
     def open(self, directory: str) -> StatisticsDatabase:
-        """The database in a directory below the root, read and found to be right.
+        """Return the database in a directory below the root, read and found to be right.
 
         Raises:
             Unsupported: there is no root.
@@ -192,7 +192,8 @@ class ChosenStatistics:
 
 
 def _below(root: Path, directory: str) -> Path:
-    """
+    """Return ``directory`` below ``root``.
+
     Raises:
         InvalidRequest: ``directory``, or a file of the database in it, is not below ``root``.
     """

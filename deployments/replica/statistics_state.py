@@ -19,7 +19,7 @@ class StatisticsState(NamedTuple):
 
     @classmethod
     def of(cls, replica: str, database: StatisticsDatabase | None) -> StatisticsState:
-        """That of a replica that drafts from ``database``."""
+        """Return the state of a replica that drafts from ``database``."""
         if database is None:
             return cls(replica)
         return cls(
@@ -32,6 +32,6 @@ class StatisticsState(NamedTuple):
 
 
 def choice_key(config: ModelConfig, fingerprint: str) -> str:
-    """Under which a choice for a model is kept: a configuration that names another database, or a
-    model with another tokenizer, begins without."""
+    """Return the key under which a choice for a model is kept: a configuration that names another
+    database, or a model with another tokenizer, begins without one."""
     return f"{config.name}/{fingerprint}/{config.statistics}"

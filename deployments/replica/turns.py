@@ -17,7 +17,8 @@ class Turns:
         return len(self._given_s)
 
     def take(self, name: str, now_s: float) -> bool:
-        """Whether it is the turn of ``name``, which is over then; ``now_s`` never decreases."""
+        """Return whether it is the turn of ``name``, which is over then; ``now_s`` never
+        decreases."""
         for other in [*takewhile(partial(self._is_over, now_s), self._given_s)]:
             del self._given_s[other]
         if name in self._given_s:

@@ -37,7 +37,7 @@ class _File(NamedTuple):
 
 
 def add_page_routes(api: FastAPI) -> None:
-    """``GET /``, the files it needs, and ``GET /playground``, which leads to it."""
+    """Add ``GET /``, the files it needs, and ``GET /playground``, which leads to it."""
     found = _read_files()
 
     def respond(name: str, request: Request) -> Response:
@@ -62,7 +62,7 @@ def add_page_routes(api: FastAPI) -> None:
 
 
 def _read_files() -> dict[str, _File]:
-    """The files of the page by name."""
+    """Return the files of the page by name."""
     found = {}
     for item in files(__package__).iterdir():
         kind = _MEDIA_TYPES.get(item.name.rpartition(".")[2])
