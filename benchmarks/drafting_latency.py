@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure(text: list[tuple[int, ...]], requests: list[Any]) -> Iterator[dict[str, Any]]:
-    """Every size of either database, with both budgets."""
+    """Measure every size of either database, with both budgets."""
     for size in MODEL_SIZES:
         model, figures = make_model(text, size)
         for budget in (16, 60):
@@ -73,7 +73,7 @@ def measure(text: list[tuple[int, ...]], requests: list[Any]) -> Iterator[dict[s
 
 
 def stream(text: list[tuple[int, ...]], num_tokens: int) -> Iterator[npt.NDArray[np.int32]]:
-    """Texts of ``num_tokens`` in all; synthetic from the second pass over ``text`` on."""
+    """Yield texts of ``num_tokens`` in all; synthetic from the second pass over ``text`` on."""
     rng = np.random.default_rng(0)
     arrays = [np.array(one, np.int32) for one in text]
     done, is_synthetic = 0, False
@@ -126,7 +126,7 @@ def make_statistics(
 def time_drafts(
     requests: list[Any], budget: int, model: ModelDatabase, statistics: StatisticsDatabase | None
 ) -> dict[str, Any]:
-    """Draft, observe and start through the drafter's interface."""
+    """Time drafts, observations and starts through the drafter's interface."""
     drafter = Hierarchy(DraftResources(VOCAB_SIZE, model, statistics))
     drafter.warm_up()
     drafts: list[float] = []

@@ -54,7 +54,8 @@ class Tables:
     def run(
         self, drafter: str, options: dict[str, Any], *, mib: int = 256, part: float = 1.0
     ) -> dict[str, Any]:
-        """One replay; ``mib`` bounds the model database, ``part`` is the share of the corpus."""
+        """Return the figures of one replay; ``mib`` bounds the model database, ``part`` is the
+        share of the corpus."""
         name = "-".join(f"{key}={value}" for key, value in sorted(options.items()))
         path = self._out / f"{drafter}.{name}.{mib}.{part}.json"
         if not path.exists():

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(data: Path, out: Path) -> None:
-    """Every set, mode, budget and choice of databases; one JSON file each."""
+    """Measure every set, mode, budget and choice of databases; one JSON file each."""
     statistics = open_statistics([data / "replay" / STATISTICS], 2 << 30)
     for name in (*TEXT_SETS, *TOOL_SETS):
         rows = list(read_replay(data / "replay" / f"{name}.eval.jsonl.gz"))
@@ -126,7 +126,7 @@ def load(out: Path) -> list[dict[str, Any]]:
 
 
 def pick(results: list[dict[str, Any]], **wanted: Any) -> dict[str, Any] | None:
-    """The result with these settings; what is not named has its default."""
+    """Return the result with these settings; what is not named has its default."""
     settings = {"floor": 0.0, "drafter": "hierarchy", "share_prompts": True, **wanted}
     found = [r for r in results if all(r[key] == value for key, value in settings.items())]
     return found[0] if found else None
@@ -142,7 +142,7 @@ def best_peer(baselines: list[dict[str, Any]], name: str, mode: str, budget: int
 
 
 def print_tables(out: Path, baselines: list[dict[str, Any]]) -> None:
-    """The Markdown tables of docs/results/drafting.md."""
+    """Print the Markdown tables of docs/results/drafting.md."""
     results = load(out)
     modes = [str(mode) for mode in ReplayMode]
     print("| set | databases | budget | cold | online | warm | best peer cold / online / warm |")
@@ -163,7 +163,7 @@ def print_tables(out: Path, baselines: list[dict[str, Any]]) -> None:
 
 
 def plot(out: Path, images: Path, baselines: list[dict[str, Any]]) -> None:
-    """Mean acceptance length over the budget, ours and the peers', warm."""
+    """Plot the mean acceptance length over the budget, ours and the peers', warm."""
     import matplotlib
 
     matplotlib.use("Agg")

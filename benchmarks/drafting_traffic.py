@@ -79,7 +79,7 @@ def at_a_time(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def again(data: Path) -> Iterator[dict[str, Any]]:
-    """Requests that were answered before, by our drafter and by the peers' rule."""
+    """Yield requests that were answered before, by our drafter and by the peers' rule."""
     for name, budget, shares in AGAIN:
         rows = read(data, name, "eval")[:NUM_AGAIN]
         before = [*rows, *read(data, name, "fill")]
@@ -104,7 +104,8 @@ def read(data: Path, name: str, part: str) -> list[ReplayRow]:
 
 
 def changed(row: ReplayRow, share: float, seed: int) -> tuple[int, ...]:
-    """The response with a ``share`` of its tokens replaced, left out or doubled with another."""
+    """Return the response with a ``share`` of its tokens replaced, left out or doubled with
+    another."""
     rng = np.random.default_rng(seed)
     response: list[int] = []
     for token in row.response:
@@ -124,7 +125,7 @@ def mean_acceptance_length(
     drafter: Drafter | None = None,
     concurrency: int = 1,
 ) -> float:
-    """Of our drafter with context and model database, or of another one."""
+    """Return that of our drafter with context and model database, or of another one."""
     everything = [*rows, *before]
     resources = DraftResources(
         largest_id(everything) + 1, database, ending_token_ids=ending_token_ids(everything)
@@ -163,7 +164,8 @@ class _Text:
             self._tokens.append(token)
 
     def longest_match(self, context: Sequence[int], longest: int) -> tuple[int, list[int]]:
-        """Length of the longest match of the end of ``context``, and the places behind it."""
+        """Return the length of the longest match of the end of ``context``, and the places behind
+        it."""
         tokens, places = self._tokens, [place + 1 for place in self._places.get(context[-1], ())]
         length = 1
         while length < min(longest, len(context)):
@@ -175,7 +177,7 @@ class _Text:
         return length, [place for place in places if place < len(tokens)]
 
     def children(self, places: Sequence[int]) -> dict[int, list[int]]:
-        """The tokens at ``places``, each with the places behind it."""
+        """Return the tokens at ``places``, each with the places behind it."""
         found: dict[int, list[int]] = {}
         for place in places:
             if place < len(self._tokens) and self._tokens[place] >= 0:

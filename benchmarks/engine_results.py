@@ -40,12 +40,12 @@ def main() -> None:
 
 
 def print_setting(row: Row) -> None:
-    """What all rows of a file have in common."""
+    """Print what all rows of a file have in common."""
     print(", ".join(f"{name} {row[name]}" for name in SETTING if row.get(name) is not None), "\n")
 
 
 def print_table(rows: list[Row]) -> None:
-    """One line per contender, batch size and task."""
+    """Print one line per contender, batch size and task."""
     interval = "95 %" if has_interval(rows[0]["num_rounds"]) else "range"
     print(
         f"| batch | task | contender | tokens/s | to autoregressive ({interval}) "
@@ -69,7 +69,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def plot_speed(rows: list[Row], path: Path) -> None:
-    """Tokens per second over the batch size, a line per contender."""
+    """Plot tokens per second over the batch size, a line per contender."""
     figure, axis = _figure()
     overall = [row for row in rows if row["task"] == "all"]
     for name in dict.fromkeys(row["contender"] for row in overall):
@@ -86,7 +86,7 @@ def plot_speed(rows: list[Row], path: Path) -> None:
 
 
 def plot_steps(rows: list[Row], path: Path) -> None:
-    """Where the time of a step goes, a bar per contender and batch size."""
+    """Plot where the time of a step goes, a bar per contender and batch size."""
     figure, axis = _figure()
     overall = [row for row in rows if row["task"] == "all" and row["step_ms"]["forward"] > 0]
     labels = [f"{row['contender']}\nbatch {row['batch_size']}" for row in overall]

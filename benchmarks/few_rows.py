@@ -58,7 +58,7 @@ Work = Callable[[], object]
 
 
 def best_ms(contenders: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
-    """CPU time of each, the first call apart."""
+    """Return the CPU time of each in milliseconds, the first call apart."""
     best = dict.fromkeys(contenders, float("inf"))
     for number in range(num_rounds + 1):
         for name, work in contenders.items():
@@ -72,7 +72,7 @@ def best_ms(contenders: Mapping[str, Work], num_rounds: int) -> dict[str, float]
 def make_chunks(
     cache: KVCache, num_sequences: int, num_rows: int, num_cached: int
 ) -> Iterator[Chunk]:
-    """A sequence each, with a tree of ``num_rows`` nodes."""
+    """Yield a chunk for each sequence, with a tree of ``num_rows`` nodes."""
     generator = random.Random(1)
     for _ in range(num_sequences):
         segment = cache.allocate(num_cached + num_rows)
@@ -86,7 +86,7 @@ def make_chunks(
 def attention(
     num_sequences: int, num_rows: int, num_rounds: int, dtype: torch.dtype = torch.float32
 ) -> dict[str, float]:
-    """Of one layer, with what it takes to be called."""
+    """Measure the attention of one layer, with what it takes to be called."""
     shape = KVShape.of_equal_layers(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
     num_kv_rows = num_sequences * align(NUM_CACHED + num_rows)
     cache = KVCache(shape, num_kv_rows, dtype, CPU)
@@ -116,7 +116,7 @@ def attention(
 
 
 def products(num_rows: int, num_rounds: int) -> dict[str, float]:
-    """Of ten large layers."""
+    """Measure the products of ten large layers."""
     rows, workers = torch.randn(num_rows, NUM_INPUTS), Workers()
     weights = [torch.randn(NUM_OUTPUTS, NUM_INPUTS) for _ in range(NUM_LAYERS)]
     by_column = [weight.t().contiguous().t() for weight in weights]
@@ -141,7 +141,7 @@ def products(num_rows: int, num_rounds: int) -> dict[str, float]:
 
 
 def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[str, float]:
-    """A hundred choices from a row of logits each, one after the other."""
+    """Measure a hundred choices from a row of logits each, one after the other."""
     logits = 2.5 * torch.randn(1, vocab_size)
     scattered = torch.stack([logits[0], logits[0]], dim=1)[:, :1].t()  # which no kernel reads
 
@@ -152,7 +152,7 @@ def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[st
 
 
 def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of a compiled model, with operators of Python, without, and exact."""
+    """Measure forwards of a compiled model, with operators of Python, without, and exact."""
     engines = {
         "float32, Python": EngineConfig(exact=False, dtype="float32"),
         "float32": EngineConfig(exact=False, dtype="float32"),

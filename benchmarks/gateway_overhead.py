@@ -92,7 +92,7 @@ class StubEngine:
 
 
 def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
-    """The model server with a stub for its engine."""
+    """Return the model server with a stub for its engine."""
 
     class StubServer(ModelServer):
         def __init__(self) -> None:
@@ -113,7 +113,7 @@ def stub_deployment(config: ModelConfig, step_s: float) -> serve.Application:
 
 
 async def first_token_ms(base_url: str, model: str, num_requests: int) -> list[float]:
-    """Per request how much longer than the engine the client waited."""
+    """Return, per request, how much longer than the engine the client waited."""
     body = {"model": model, "max_tokens": 4, "temperature": 0.0}
     waits_ms = []
     async with OpenAIClient(base_url, "chat", body) as client:
@@ -127,7 +127,7 @@ async def first_token_ms(base_url: str, model: str, num_requests: int) -> list[f
 
 
 async def tokens_per_s(base_url: str, num_streams: int, max_tokens: int) -> tuple[float, int]:
-    """Tokens a second over all streams, and the chunks that carried them."""
+    """Return the tokens a second over all streams, and the chunks that carried them."""
     body = {"model": STUB, "max_tokens": max_tokens}
     async with OpenAIClient(base_url, "chat", body) as client:
         started_s = time.monotonic()

@@ -77,7 +77,7 @@ def measure(shape: str) -> None:
 
 
 def reading() -> float:
-    """Bytes a second, of the faster of two ways."""
+    """Return the bytes a second that are read, in the faster of two ways."""
     numbers = torch.randint(0, 1 << 30, (READ_BYTES // 4,), dtype=torch.int32, device="cuda")
     matrix = torch.randn((1 << 15, 1 << 15), dtype=torch.bfloat16, device="cuda")
     seconds = timed_ms(numbers.max) / 1e3, timed_ms(lambda: torch.mv(matrix, matrix[0])) / 1e3
@@ -85,8 +85,8 @@ def reading() -> float:
 
 
 def bytes_read(model: LoadedModel) -> int:
-    """By a forward: all weights but those of the embedding, of which it reads single rows, unless
-    they are those of the head, too."""
+    """Return the bytes that a forward reads: all weights but those of the embedding, of which it
+    reads single rows, unless they are those of the head, too."""
     module: Any = model.module
     embedded = module.get_input_embeddings().weight
     is_head = embedded is module.get_output_embeddings().weight
@@ -107,7 +107,7 @@ def make_runner(model: LoadedModel) -> ModelRunner:
 def chunks_of(
     runner: ModelRunner, num_sequences: int, num_rows: int, num_columns: int
 ) -> Iterator[list[Chunk]]:
-    """A binary tree of drafts for each sequence."""
+    """Return a binary tree of drafts for each sequence."""
     tree = binary_tree(num_rows)
     allocated = [runner.cache.allocate(num_columns + num_rows) for _ in range(num_sequences)]
     segments = [segment for segment in allocated if segment is not None]
@@ -118,7 +118,7 @@ def chunks_of(
 
 
 def graph_of(runner: ModelRunner, chunks: list[Chunk]) -> torch.cuda.CUDAGraph:
-    """The one that runs forwards of these chunks, which has run one."""
+    """Return the graph that runs forwards of these chunks, which has run one."""
     assert runner._graphs is not None
     kind = runner._batch(chunks).kind
     assert kind is not None
@@ -126,7 +126,8 @@ def graph_of(runner: ModelRunner, chunks: list[Chunk]) -> torch.cuda.CUDAGraph:
 
 
 def timed_ms(call: Callable[[], object]) -> float:
-    """Of the calls of one row, each waited for at the end only; the median of five rows."""
+    """Return the time of a call: each of a row of calls is waited for at the end only, and it is
+    the median of five rows."""
     rounds = []
     for _ in range(6):
         torch.cuda.synchronize()
@@ -139,7 +140,7 @@ def timed_ms(call: Callable[[], object]) -> float:
 
 
 def print_kernels(runner: ModelRunner, point: tuple[int, int, int]) -> None:
-    """Those of the graph that take longest."""
+    """Print the kernels of the graph that take longest."""
     with chunks_of(runner, *point) as chunks:
         runner.forward(chunks)
         graph = graph_of(runner, chunks)

@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _step(engine: Engine) -> float:
-    """Milliseconds."""
+    """Return the milliseconds of a step."""
     started = time.perf_counter()
     engine.step()
     return 1e3 * (time.perf_counter() - started)

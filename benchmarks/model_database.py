@@ -100,7 +100,7 @@ def measure_wire(rows: Rows) -> None:
 
 
 def measure_calls(rows: Rows, config: ModelDatabaseConfig) -> None:
-    """Through Ray, and the same calls on the object itself."""
+    """Measure calls through Ray, and the same calls on the object itself."""
     actor = model_database.get_or_create(KEY, config)
     ray.get(actor.info.remote())
     local = ModelDatabaseActor(KEY, config.model_copy(update={"snapshot_dir": None}))
@@ -123,7 +123,7 @@ def measure_calls(rows: Rows, config: ModelDatabaseConfig) -> None:
 
 
 def measure_mirror(rows: Rows, config: ModelDatabaseConfig) -> None:
-    """The caller's cost, and the time until another replica has the output."""
+    """Measure the caller's cost, and the time until another replica has the output."""
     sink = Sink()
     sender, receiver = Mirror(KEY, config, Sink()), Mirror(KEY, config, sink)
     for mirror in (sender, receiver):
@@ -148,7 +148,7 @@ def measure_mirror(rows: Rows, config: ModelDatabaseConfig) -> None:
 
 
 def measure_restart(rows: Rows, config: ModelDatabaseConfig, tokens: int) -> None:
-    """Kill the actor with a full database; how long until it answers again."""
+    """Kill the actor with a full database, and measure how long it takes until it answers again."""
     actor = model_database.get_or_create(KEY, config)
     messages = Publications("filler")
     for _ in range(tokens // (80 * OUTPUT_TOKENS)):
@@ -177,7 +177,7 @@ def measure_restart(rows: Rows, config: ModelDatabaseConfig, tokens: int) -> Non
 
 
 def timed(call: Callable[[bytes], object], arguments: list[bytes]) -> list[float]:
-    """Milliseconds of each call."""
+    """Return the milliseconds of each call."""
     times = []
     for argument in arguments:
         start_s = time.perf_counter()
@@ -187,7 +187,7 @@ def timed(call: Callable[[bytes], object], arguments: list[bytes]) -> list[float
 
 
 def add(rows: Rows, name: str, unit: str, values: list[float]) -> None:
-    """Another row, of what was measured again and again."""
+    """Add another row, of what was measured again and again."""
     rows.append(
         {
             "measurement": name,

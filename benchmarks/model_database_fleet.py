@@ -189,7 +189,7 @@ def simulate(
     config: ModelDatabaseConfig,
     division: Division,
 ) -> dict[str, float]:
-    """What one actor of a fleet goes through; they are all alike."""
+    """Return what one actor of a fleet goes through; they are all alike."""
     num_in_touch = max(1, round(num_replicas * division.num_met / division.num_shards))
     result = Fleet(costs, num_in_touch, outputs_per_s / division.num_met, config).run()
     return {"replicas": num_replicas, **asdict(division), **result | {"replicas": num_replicas}}
@@ -201,7 +201,7 @@ def largest_fleet(
     config: ModelDatabaseConfig,
     division: Division | None = None,
 ) -> int:
-    """The most replicas that leave the actors some time; found by doubling, then halving."""
+    """Return the most replicas that leave the actors some time; found by doubling, then halving."""
 
     def fits(size: int) -> bool:
         result = simulate(costs, size, outputs_per_s, config, division or Division())
@@ -218,7 +218,7 @@ def largest_fleet(
 
 
 def measure() -> Costs:
-    """Costs on this machine: medians over rounds."""
+    """Return the costs on this machine: medians over rounds."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         actor = model_database.get_or_create(KEY, ModelDatabaseConfig())
@@ -271,7 +271,7 @@ def call_s(actor: Any, method: Any, arguments: list[bytes]) -> float:
 
 
 def processor_s(actor: Any) -> float:
-    """What the actor's process has taken so far."""
+    """Return what the actor's process has taken so far."""
     found: float = ray.get(actor.__ray_call__.remote(lambda _: time.process_time()))
     return found
 

@@ -28,7 +28,7 @@ NUM_ANSWER_TOKENS = 16
 
 
 def ask(engine: Engine, name: str, tokens: list[int]) -> tuple[float, Sequence]:
-    """Milliseconds until the first token of the answer, and the whole sequence."""
+    """Return the milliseconds until the first token of the answer, and the whole sequence."""
     params = SamplingParams(temperature=0.0, max_tokens=NUM_ANSWER_TOKENS, ignore_eos=True)
     seq = Sequence(name, list(tokens), params)
     started = time.perf_counter()
@@ -42,12 +42,12 @@ def ask(engine: Engine, name: str, tokens: list[int]) -> tuple[float, Sequence]:
 
 
 def text(number: int, length: int, vocab_size: int) -> list[int]:
-    """Token ids of no particular meaning, other ones for every ``number``."""
+    """Return token ids of no particular meaning, other ones for every ``number``."""
     return [(number * 104729 + index * 7919 + 13) % vocab_size for index in range(length)]
 
 
 def make_host(arguments: argparse.Namespace, *, is_caching: bool) -> ModelHost:
-    """The model with the prefix cache, or without it."""
+    """Return the model with the prefix cache, or without it."""
     engine = {
         "prefix_caching": is_caching,
         "exact": arguments.exact,
@@ -62,7 +62,8 @@ def make_host(arguments: argparse.Namespace, *, is_caching: bool) -> ModelHost:
 def measure(
     hosts: Mapping[str, ModelHost], num_rounds: int, num_document_tokens: int
 ) -> tuple[dict[tuple[str, int], list[float]], list[bool]]:
-    """Milliseconds to the first token by way and turn, and whether the answers were equal."""
+    """Return the milliseconds to the first token by way and turn, and whether the answers were
+    equal."""
     vocab_size = hosts["cold"].model.vocab_size
     engines = {name: host.make_engine() for name, host in hosts.items()}
     times: dict[tuple[str, int], list[float]] = defaultdict(list)

@@ -50,7 +50,7 @@ def main() -> None:
 def measure(
     model: str, state: str, temperature: float, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """One interleaved comparison of all contenders."""
+    """Compare all contenders once, interleaved."""
     contenders: list[EngineContender] = []
     tasks: list[Task] = []
     for adapts in (False, True):

@@ -33,7 +33,8 @@ def main() -> None:
 
 
 def changed(vocab_size: int, spread: float, error: float, num_rows: int) -> tuple[float, float]:
-    """Shares of the choices."""
+    """Return the shares of the choices that rounding changed: by the race, and by inverting the
+    distribution."""
     generator = torch.Generator().manual_seed(0)
     params = SamplingParams()
     num_by_race = num_inverted = 0
@@ -50,7 +51,7 @@ def changed(vocab_size: int, spread: float, error: float, num_rows: int) -> tupl
 
 
 def _inverted(logits: torch.Tensor, params: SamplingParams, draw: torch.Tensor) -> torch.Tensor:
-    """The first token whose cumulative probability is above ``draw``."""
+    """Return the first token whose cumulative probability is above ``draw``."""
     cumulative = filtered_probabilities(logits, params).cumsum(dim=-1)
     return torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
 

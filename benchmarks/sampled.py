@@ -49,8 +49,8 @@ def main() -> None:
 def measure(
     model: str, budget: int, temperature: float, args: argparse.Namespace
 ) -> tuple[float, float]:
-    """Mean acceptance length without and with the noise; the model database is kept from prompt to
-    prompt."""
+    """Return the mean acceptance length without and with the noise; the model database is kept from
+    prompt to prompt."""
     hosts = [make_host(model, budget, uses_noise=uses) for uses in (False, True)]
     longest = hosts[0].model.max_model_len - args.max_tokens
     tasks = [

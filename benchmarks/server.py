@@ -61,7 +61,8 @@ class Server:
 
     @classmethod
     def hdserve(cls, directory: Path, config: Mapping[str, Any], port: int) -> Server:
-        """``hdserve serve``; ``directory`` is for its log and configuration."""
+        """Return a server that runs ``hdserve serve``; ``directory`` is for its log and
+        configuration."""
         path = directory / "config.yaml"
         path.write_text(json.dumps(config))
         command = [sys.executable, "-c", "from hdserve.cli import main; main()", "serve"]
@@ -114,7 +115,7 @@ def wait_until_ready(process: subprocess.Popen[Any], base_url: str, log_path: Pa
 
 
 def free_port() -> int:
-    """A port nobody listens on now, and that no connection or worker of Ray is given before
+    """Return a port nobody listens on now, and that no connection or worker of Ray is given before
     somebody does: below those of connections, above those of workers."""
     while True:
         port = random.randrange(20000, 32768)

@@ -20,7 +20,7 @@ _RAYS = ("ServeController", "ProxyActor")
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """One process.
+    """A process of the server.
 
     Attributes:
         name: its deployment or actor where it is one of hdserve's, else Ray's own title.
@@ -33,7 +33,7 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one process, bytes.
+    """The memory of one process, in bytes.
 
     Attributes:
         rss: resident, pages of files and of shared memory included.
@@ -45,7 +45,7 @@ class Memory:
 
 
 def server_processes(root_pid: int) -> list[ServerProcess]:
-    """The descendants of ``root_pid`` that run code of Ray Serve or of hdserve."""
+    """Return the descendants of ``root_pid`` that run code of Ray Serve or of hdserve."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -65,7 +65,7 @@ def server_processes(root_pid: int) -> list[ServerProcess]:
 
 
 def memory(pid: int) -> Memory | None:
-    """What a process has in memory; ``None`` if it has ended."""
+    """Return what a process has in memory; ``None`` if it has ended."""
     try:
         lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -77,7 +77,7 @@ def memory(pid: int) -> Memory | None:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of processor time a process has used, all its threads together."""
+    """Return the seconds of processor time a process has used, all its threads together."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -96,7 +96,7 @@ class Outcomes:
 
 
 async def answers_alone(client: OpenAIClient, texts: Sequence[tuple[str, str]]) -> list[Question]:
-    """Every text asked by itself, greedy and sampled."""
+    """Return the answers to every text asked by itself, greedy and sampled."""
     questions = []
     for number, (name, text) in enumerate(texts):
         for setting, sampling in SETTINGS.items():
@@ -147,7 +147,8 @@ async def run_streams(
 
 
 def read_counts(base_url: str) -> Counter[str]:
-    """Sums over replicas of what ``/metrics`` says, labels that matter in the name."""
+    """Return the sums over replicas of what ``/metrics`` says, with labels that matter in the
+    name."""
     time.sleep(_METRICS_AGE_S)
     counts: Counter[str] = Counter()
     for family in text_string_to_metric_families(httpx.get(f"{base_url}/metrics").text):
@@ -160,7 +161,7 @@ def read_counts(base_url: str) -> Counter[str]:
 def check(
     outcomes: Outcomes, before: Counter[str], after: Counter[str], processes: Sequence[Any]
 ) -> list[str]:
-    """What is not as it must be."""
+    """Return what is not as it must be."""
     problems = [f"wrong answer: {line}" for line in outcomes.wrong]
     problems += [f"failed: {line}" for line in outcomes.failed]
     problems += [f"{name} is {after[name]}" for name in MUST_BE_ZERO if after[name] != 0]
@@ -250,7 +251,7 @@ def main(
     directory: Annotated[Path | None, typer.Option(help="For the server's log.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Exits with 1 when something is not as it must be."""
+    """Put the load on a server; exit with 1 when something is not as it must be."""
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     engine = {
@@ -287,7 +288,7 @@ def main(
 
 
 def too_much_growth(processes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The processes of hdserve whose memory was not flat."""
+    """Return the processes of hdserve whose memory was not flat."""
     own = [(row["name"], row["rss_growth"]) for row in processes if row["is_hdserve"]]
     gone = [f"{name} was not there in the second half" for name, growth in own if growth is None]
     grown = [(name, growth) for name, growth in own if growth is not None and growth > MAX_GROWTH]

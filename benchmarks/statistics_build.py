@@ -61,7 +61,7 @@ def main() -> None:
 def pieces(
     text: npt.NDArray[np.int32], num_tokens: int
 ) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
-    """The text itself, then samples of it, with the name each is counted under."""
+    """Yield the text itself, then samples of it, with the name each is counted under."""
     yield "text", text[:num_tokens]
     rng = np.random.default_rng(0)
     done = min(len(text), num_tokens)

@@ -41,7 +41,7 @@ SETTINGS = {CONTROL: "b", "two namespaces": "b", "one namespace": "a"}
 
 
 def questions(num: int, seed: int) -> list[str]:
-    """Distinct questions of one kind, in random order."""
+    """Return distinct questions of one kind, in random order."""
     found = [f"I want to book {a} in {b} {c}." for a in THINGS for b in PLACES for c in TIMES]
     random.Random(seed).shuffle(found)
     return found[:num]
@@ -57,7 +57,7 @@ class Client:
         self._numbers = itertools.count()
 
     def ask(self, question: str, *, is_shared: bool) -> tuple[int, float]:
-        """The number of steps and the seconds of an answer."""
+        """Return the number of steps and the seconds of an answer."""
         messages = [{"role": "user", "content": question}]
         seq = core.Sequence(
             f"{self._namespace}/{is_shared}/{next(self._numbers)}",
@@ -74,7 +74,7 @@ class Client:
 
 
 def area_under_curve(asked: Sequence[float], others: Sequence[float]) -> float:
-    """How likely what was asked is faster than what was not; ties count half."""
+    """Return how likely what was asked is faster than what was not; ties count half."""
     wins = [(a < b) + 0.5 * (a == b) for a in asked for b in others]
     return statistics.fmean(wins)
 

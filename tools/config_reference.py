@@ -54,12 +54,12 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"))
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return _INTRODUCTION + "".join(_sections(ServeConfig, "")) + _DRAFTERS + "".join(_drafters())
 
 
 def _sections(model: type[BaseModel], where: str) -> Iterator[str]:
-    """A table of the plain fields of ``model``, then those of the models in it."""
+    """Yield a table of the plain fields of ``model``, then those of the models in it."""
     nested: list[tuple[str, type[BaseModel]]] = []
     rows = []
     for name, field in model.model_fields.items():
@@ -90,7 +90,7 @@ def _drafters() -> Iterator[str]:
 
 
 def _is_inherited(model: type[BaseModel], name: str) -> bool:
-    """Whether the models ``model`` is derived from say the same of a field."""
+    """Return whether the models ``model`` is derived from say the same of a field."""
     return all(
         name in base.model_fields
         and base.model_fields[name].default == model.model_fields[name].default
@@ -100,7 +100,7 @@ def _is_inherited(model: type[BaseModel], name: str) -> bool:
 
 
 def _model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model a field holds, and whether it holds many."""
+    """Return the model a field holds, and whether it holds many."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     for argument in get_args(annotation):
@@ -182,7 +182,7 @@ def _summary(thing: type) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A docstring in one line: double backquotes and roles become code."""
+    """Return a docstring in one line: double backquotes and roles become code."""
     text = re.sub(r":\w+:`([^`]+)`", r"`\1`", text)
     return " ".join(text.replace("``", "`").replace("|", "\\|").replace("`None`", "`null`").split())
 

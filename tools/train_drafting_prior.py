@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer) -> tuple[StatisticsDatabase, list[ReplayRow]]:
-    """Statistics of most of the corpus, and the other conversations as requests."""
+    """Return statistics of most of the corpus, and the other conversations as requests."""
     builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=2 << 30)
     conversations: list[ReplayRow] = []
     for row in _rows(path):
@@ -131,7 +131,7 @@ def learn_from_sets(
     statistics_tokenizer: str,
     statistics: StatisticsDatabase,
 ) -> Calibration:
-    """Replay sets of requests, each with the fingerprint of its tokenizer; returns what was learned
+    """Replay sets of requests, each with the fingerprint of its tokenizer; return what was learned
     at last."""
     largest = max(largest_id(rows) for _, rows in sets)
     learned = Calibration(largest + 1)
@@ -162,7 +162,7 @@ def learn(
     mode: ReplayMode,
     share_prompts: bool,
 ) -> Calibration:
-    """What is learned by replaying ``rows``, beginning with ``before``."""
+    """Return what is learned by replaying ``rows``, beginning with ``before``."""
     database = ModelDatabase(share_prompts=share_prompts)
     resources = DraftResources(
         before.vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)
@@ -178,7 +178,7 @@ def learn(
 
 
 def choose_prompts(path: Path, measured: Path | None) -> list[PromptRow]:
-    """``NUM_PROMPTS`` rows of a file, or all it has, evenly spaced over those whose
+    """Return ``NUM_PROMPTS`` rows of a file, or all it has, evenly spaced over those whose
     ``question_id`` no row of ``measured`` has."""
     names = set() if measured is None else {row.name for row in read_prompts(measured)}
     rows = [row for row in read_prompts(path) if row.name not in names]
@@ -189,7 +189,7 @@ def choose_prompts(path: Path, measured: Path | None) -> list[PromptRow]:
 def learn_from_model(
     prior: Calibration, model: str, prompts: list[PromptRow], temperature: float
 ) -> Calibration:
-    """Let a model answer ``prompts`` one by one; returns the state after it."""
+    """Let a model answer ``prompts`` one by one; return the state after it."""
     options = {"max_draft_tokens": BUDGET, "max_depth": MAX_DEPTH, "adapts_budget": False}
     host = ModelHost(
         ModelConfig.model_validate(

@@ -46,7 +46,7 @@ class ResponseBuilder:
         }
         self._answers: dict[int, Answer] = {}
         self._num_tokens: Counter[int] = Counter()
-        """Of each choice of a stream, so far."""
+        """The number of tokens of each choice of a stream so far."""
         self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
     def begin(self) -> list[dict[str, Any]]:

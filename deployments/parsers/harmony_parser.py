@@ -42,7 +42,7 @@ class HarmonyParser(ReasoningParser):
         super().__init__(is_open=is_open)
         self._held = ""
         self._kind: _Kind | None = None
-        """Of the message whose text comes; ``None`` in a header."""
+        """The kind of the message whose text comes; ``None`` in a header."""
         self._given = {_Kind.REASONING: False, _Kind.TEXT: False, _Kind.CALL: False}
         self._has_begun = is_open
         if is_open:

@@ -58,19 +58,19 @@ class Task:
     recorded: Sequence[Sequence[int]] | None = None
 
     def num_tokens(self, index: int, max_tokens: int) -> int:
-        """Tokens of answer ``index``."""
+        """Return the number of tokens of answer ``index``."""
         if self.recorded is None:
             return max_tokens
         return min(max_tokens, len(self.recorded[index]))
 
     def total_tokens(self, max_tokens: int) -> int:
-        """Tokens of all answers."""
+        """Return the number of tokens of all answers."""
         return sum(self.num_tokens(index, max_tokens) for index in range(len(self.prompts)))
 
 
 @dataclass(slots=True)
 class Measurement:
-    """One contender's run over one task.
+    """What was measured of one contender's run over one task.
 
     Attributes:
         num_steps: forwards that chose tokens, summed over the sequences.
@@ -100,7 +100,7 @@ class Contender(ABC):
 
     @classmethod
     def is_able(cls, batch_size: int) -> bool:
-        """Whether it can decode so many sequences together."""
+        """Return whether it can decode so many sequences together."""
         return cls.max_batch_size is None or batch_size <= cls.max_batch_size
 
     def begin_round(self) -> None:  # noqa: B027 - optional
@@ -139,7 +139,7 @@ class EngineContender(Contender):
 
     @property
     def is_exact(self) -> bool:
-        """Whether its forwards are."""
+        """Whether its forwards are exact."""
         return self._engine.is_exact
 
     def answers(
@@ -148,7 +148,7 @@ class EngineContender(Contender):
         max_tokens: int,
         progress: Callable[[int], None] = lambda num_answered: None,
     ) -> list[list[int]]:
-        """The token ids of greedy answers to ``prompts``.
+        """Return the token ids of greedy answers to ``prompts``.
 
         Args:
             progress: told after each step how many prompts are answered.
@@ -171,7 +171,8 @@ class EngineContender(Contender):
             self._host.own_database.clear()
 
     def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
-        """As many tokens as the answers have; when all prompts have been, the first come again."""
+        """Decode as many tokens as the answers have; when all prompts have been, the first come
+        again."""
         stats = self._engine.stats
         times, num_steps = copy(stats.times), stats.num_steps
         found = Measurement()
@@ -223,14 +224,14 @@ class EngineContender(Contender):
 
 
 def _namespace(turn: int) -> str:
-    """The namespace of the prompts when they are decoded for the first time, the second, and so
-    on."""
+    """Return the namespace of the prompts when they are decoded for the first time, the second, and
+    so on."""
     return f"again {turn}" if turn else core.DEFAULT_NAMESPACE
 
 
 def _num_turns(task: Task, batch_size: int, max_tokens: int) -> int:
-    """How often prompts may come: of those that were begun all but ``batch_size - 1`` have ended,
-    with fewer tokens than the answers have."""
+    """Return how often prompts may come: of those that were begun all but ``batch_size - 1`` have
+    ended, with fewer tokens than the answers have."""
     longest = max(task.num_tokens(index, max_tokens) for index in range(len(task.prompts)))
     return 1 + math.ceil((batch_size - 1) * longest / task.total_tokens(max_tokens))
 
@@ -250,7 +251,7 @@ class GenerateContender(Contender):
         self._looks_up = looks_up
 
     def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
-        """One prompt after the other, each a slice of its own."""
+        """Decode one prompt after the other, each in a slice of its own."""
         found = Measurement()
         num_wanted = task.total_tokens(max_tokens)
         gc.collect()
@@ -264,7 +265,7 @@ class GenerateContender(Contender):
 
     @contextmanager
     def _stock(self, found: Measurement) -> Iterator[None]:
-        """The module as transformers runs it; its forwards are counted."""
+        """Have transformers run the module as it is; its forwards are counted."""
         module: Any = self._host.model.module
 
         def count(_module: torch.nn.Module, _arguments: Any) -> None:
@@ -314,7 +315,7 @@ def _measured(found: Measurement, device: torch.device) -> Iterator[None]:
 
 
 def _times_since(before: StepTimes, now: StepTimes) -> StepTimes:
-    """Where the time went between two readings."""
+    """Return where the time went between two readings."""
     return StepTimes(
         draft_s=now.draft_s - before.draft_s,
         forward_s=now.forward_s - before.forward_s,
@@ -332,8 +333,8 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The peak since the last reset: of the device's allocator, else of this process, whatever in
-    it needs the memory."""
+    """Return the peak of memory since the last reset: of the device's allocator, else of this
+    process, whatever in it needs the memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")

@@ -66,8 +66,8 @@ _ROUND: TypeAdapter[_Round] = TypeAdapter(_Round)
 
 
 def filling(tasks: Sequence[Task], batch_size: int) -> list[Task]:
-    """``tasks`` as they can fill a batch: as they are, or all of them together, in turns, where one
-    of several has fewer prompts than the batch has sequences."""
+    """Return ``tasks`` as they can fill a batch: as they are, or all of them together, in turns,
+    where one of several has fewer prompts than the batch has sequences."""
     if len(tasks) == 1 or min(len(task.prompts) for task in tasks) >= batch_size:
         return list(tasks)
     most = max(len(task.prompts) for task in tasks)
@@ -147,7 +147,8 @@ def _run_round(
 
 
 def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
-    """Whoever has the least share of its tokens goes on, so that all end at about the same time."""
+    """Let whoever has the least share of its tokens go on, so that all end at about the same time,
+    and yield what was measured of each that has ended."""
     shares = dict.fromkeys(runs, 0.0)
     while shares:
         name = min(shares, key=shares.__getitem__)
@@ -159,7 +160,7 @@ def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
 
 
 def summarise(runs: Runs, batch_size: int, temperature: float) -> Iterator[Result]:
-    """The rows of one batch size: every task, then all of them together."""
+    """Yield the rows of one batch size: every task, then all of them together."""
     names = list(dict.fromkeys(name for name, _ in runs))
     tasks = list(dict.fromkeys(task for _, task in runs))
     combined = dict(runs)
@@ -216,13 +217,14 @@ def _result(
 
 
 def has_interval(num_rounds: int) -> bool:
-    """Whether the extremes of so many rounds are a 95 % interval of their median, or wider."""
+    """Return whether the extremes of so many rounds are a 95 % interval of their median, or
+    wider."""
     return 2 * 0.5**num_rounds <= 0.05
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the median from order statistics (the sign test); the extremes where there
-    are too few for one."""
+    """Return a 95 % interval of the median from order statistics (the sign test); the extremes
+    where there are too few for one."""
     ordered = sorted(values)
     n = len(ordered)
     tail, rank, probability = 0.0, 0, 0.5**n

@@ -57,7 +57,7 @@ def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -
 
 
 def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:
-    """The contenders of these names, in this order."""
+    """Return the contenders of these names, in this order."""
     made: list[Contender] = []
     for name in names:
         if name.startswith("transformers"):
@@ -69,7 +69,7 @@ def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list
 
 
 def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
-    """The prompts of a file by task, each cut to leave room for ``max_tokens``."""
+    """Return the prompts of a file by task, each cut to leave room for ``max_tokens``."""
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in encoded_prompts(path, limit, host, max_tokens):
         prompts[prompt.row.task].append(prompt)
@@ -79,7 +79,7 @@ def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int
 def replay_tasks(
     path: Path, limit: int | None, host: ModelHost, max_tokens: int
 ) -> tuple[list[Task], int]:
-    """Recorded requests by task, and how many were left out: those that leave no room for
+    """Return recorded requests by task, and how many were left out: those that leave no room for
     ``max_tokens``, and those that are empty.
 
     Raises:
@@ -108,7 +108,7 @@ def replay_tasks(
 def encoded_prompts(
     path: Path, limit: int | None, host: ModelHost, max_tokens: int
 ) -> Iterator[EncodedPrompt]:
-    """The prompts of a file, each cut to leave room for ``max_tokens``.
+    """Return the prompts of a file, each cut to leave room for ``max_tokens``.
 
     Raises:
         ConfigError: there is none.

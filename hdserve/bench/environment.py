@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """The model name of the processor."""
+    """Return the model name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
@@ -18,7 +18,8 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The commit of this installation, ``-dirty`` with changes; ``unknown`` outside a checkout."""
+    """Return the commit of this installation, ``-dirty`` with changes; ``unknown`` outside a
+    checkout."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty"],

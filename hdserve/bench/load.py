@@ -43,8 +43,8 @@ class LoadPlan:
     num_asked: int = 0
 
     def num_repeated(self, num_rows: int) -> int:
-        """Requests whose prompt, of ``num_rows``, this plan or an earlier one has asked before: a
-        server may draft from the answer."""
+        """Return how many requests have a prompt, of ``num_rows``, that this plan or an earlier one
+        has asked before: a server may draft from the answer."""
         num_new = min(self.num_prompts, max(0, num_rows - self.num_before)) - self.num_asked
         return self.num_prompts - max(0, num_new)
 
@@ -71,14 +71,15 @@ class Load:
 
 
 def arrange(rows: Sequence[PromptRow], plan: LoadPlan) -> list[PromptRow]:
-    """The prompts in the order in which they are sent, again from the first where they run out."""
+    """Return the prompts in the order in which they are sent, again from the first where they run
+    out."""
     order = np.random.default_rng(plan.seed).permutation(len(rows))
     asked = islice(cycle(order.tolist()), plan.num_before, plan.num_before + plan.num_prompts)
     return [rows[index] for index in asked]
 
 
 def arrivals_s(plan: LoadPlan) -> list[float]:
-    """Seconds from the start to each request."""
+    """Return the seconds from the start to each request."""
     if np.isinf(plan.request_rate):
         return [0.0] * plan.num_prompts
     scale_s = 1.0 / (plan.request_rate * plan.burstiness)
@@ -126,7 +127,8 @@ async def run_load(
 
 
 async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What ``work`` returns; it is cancelled when ``stop`` is set before, and that is ``None``."""
+    """Return what ``work`` returns; it is cancelled when ``stop`` is set before, and that is
+    ``None``."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     both: set[asyncio.Task[Any]] = {working, stopping}
     try:

@@ -61,7 +61,7 @@ class SettingResult:
 
     @property
     def is_lossless(self) -> bool:
-        """All equal, and something was really drafted and accepted."""
+        """Whether all are equal, and something was really drafted and accepted."""
         return self.identical == self.total and self.accepted_tokens > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class LosslessCheck:
         self._progress = progress
 
     def run(self) -> list[SettingResult]:
-        """The results, greedy and sampled."""
+        """Return the results, greedy and sampled."""
         return [self._run(setting) for setting in SETTINGS]
 
     def _run(self, setting: str) -> SettingResult:
@@ -118,7 +118,7 @@ class LosslessCheck:
         return self._journal.once(name, work)
 
     def _plain(self, setting: str) -> list[list[int]]:
-        """The output token ids of each prompt."""
+        """Return the output token ids of each prompt."""
         return [
             seq.output_token_ids for seq in self._decode(self._engine(), setting, is_drafted=False)
         ]
@@ -149,7 +149,8 @@ class LosslessCheck:
         return self._host.make_engine()
 
     def _decode(self, engine: Engine, setting: str, *, is_drafted: bool) -> list[core.Sequence]:
-        """The sequences in the order of the prompts; plain output does not enter the databases."""
+        """Return the sequences in the order of the prompts; plain output does not enter the
+        databases."""
         speculation = SpeculationParams(is_enabled=is_drafted, is_output_shared=is_drafted)
         sequences = [
             core.Sequence(
@@ -201,8 +202,8 @@ def _difference(
 
 
 def _gap(engine: Engine, token_ids: list[int], choices: Sequence[int | None]) -> float | None:
-    """Difference in log probability of two tokens after ``token_ids``; ``None`` where one is not
-    among the likeliest, or nothing can be chosen."""
+    """Return how far apart two tokens are in log probability after ``token_ids``; ``None`` where
+    one is not among the likeliest, or nothing can be chosen."""
     seq = core.Sequence(
         "gap",
         list(token_ids),

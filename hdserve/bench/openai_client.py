@@ -70,7 +70,7 @@ class OpenAIClient:
         return self._session
 
     async def get_text(self, path: str, timeout_s: float | None = None) -> str | None:
-        """The body of ``path``; ``None`` where the server does not offer it.
+        """Return the body of ``path``; ``None`` where the server does not offer it.
 
         Args:
             timeout_s: most seconds it may take; default: as long as a request.
@@ -83,8 +83,8 @@ class OpenAIClient:
             return None
 
     async def fault(self, path: str) -> str:
-        """Why ``path`` is not read: what the server answers, or that it does not; empty where it
-        is."""
+        """Return why ``path`` is not read: what the server answers, or that it does not; empty
+        where it is."""
         try:
             async with self._open.get(self._base_url + path) as response:
                 is_read = response.status == 200
@@ -93,7 +93,7 @@ class OpenAIClient:
             return _named(error)
 
     async def first_model(self) -> str | None:
-        """The first of ``/v1/models``; ``None`` where the server does not say."""
+        """Return the first of ``/v1/models``; ``None`` where the server does not say."""
         text = await self.get_text("/v1/models")
         try:
             return None if text is None else str(json.loads(text)["data"][0]["id"])
@@ -147,7 +147,7 @@ class OpenAIClient:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[bytes, float]]:
-    """The data of the server-sent events with the time of their arrival."""
+    """Yield the data of the server-sent events with the time of their arrival."""
     rest = b""
     async for data in content.iter_any():
         arrived_s = time.monotonic()

@@ -36,7 +36,7 @@ class EncodedPrompt:
 
 
 def longest_prompt(max_model_len: int, max_tokens: int) -> int:
-    """What ``--max-tokens`` leaves of the context for a prompt, in tokens.
+    """Return how many tokens of the context ``--max-tokens`` leaves for a prompt.
 
     Raises:
         ConfigError: nothing.
@@ -69,7 +69,7 @@ def encode_prompt(row: PromptRow, tokenizer: ChatTokenizer, max_tokens: int) -> 
 def _cut(
     messages: Messages, num_over: int, max_tokens: int, tokenizer: ChatTokenizer
 ) -> list[dict[str, Any]]:
-    """Without so many tokens of the first text, or all it has."""
+    """Return ``messages`` without so many tokens of the first text, or without all it has."""
     shorter = [dict(message) for message in messages]
     message = next(_with_text(shorter), None)
     if message is None:

@@ -58,7 +58,7 @@ SHAPES: Mapping[str, Any] = MappingProxyType(
 
 
 def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """A model of a published shape whose weights are noise.
+    """Return a model of a published shape whose weights are noise.
 
     Raises:
         ConfigError: an unknown shape; names the known ones.
@@ -74,8 +74,8 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def random_host(config: ModelConfig, shape: str) -> ModelHost:
-    """A host of a random model, with the tokenizer of ``config`` to no purpose but being there, and
-    no statistics, which would be of that tokenizer.
+    """Return a host of a random model, with the tokenizer of ``config`` to no purpose but being
+    there, and no statistics, which would be of that tokenizer.
 
     Raises:
         ConfigError: an unknown shape.

@@ -207,7 +207,7 @@ class Replay:
 
 
 def verify_recorded(tree: DraftTree, remaining: Sequence[int]) -> Acceptance:
-    """The acceptance of a tree by a model that will say ``remaining`` (not empty).
+    """Return the acceptance of a tree by a model that will say ``remaining`` (not empty).
 
     The bonus token is left out when the recording ends with an accepted token.
     """

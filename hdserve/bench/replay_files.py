@@ -31,7 +31,7 @@ class ReplayRow:
 
 
 def read_replay(path: str | Path, limit: int | None = None) -> Iterator[ReplayRow]:
-    """The first ``limit`` rows of a file.
+    """Yield the first ``limit`` rows of a file.
 
     Raises:
         DatabaseError: the file cannot be read, or a row is not of the format.

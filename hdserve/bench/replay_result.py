@@ -47,7 +47,7 @@ class ReplayResult:
 
     settled_expected_tokens: float = 0.0
     settled_accepted_tokens: int = 0
-    """The same and what was accepted, after the first ``SETTLING_STEPS``."""
+    """The sum of the node scores and what was accepted, after the first ``SETTLING_STEPS``."""
 
     database_bytes: int = 0
     tokens_by_task: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,8 @@ class ReplayResult:
 
     @property
     def settled_score_calibration(self) -> float | None:
-        """The same after ``SETTLING_STEPS`` steps; ``None`` when there are not as many."""
+        """Expected over accepted draft tokens after ``SETTLING_STEPS`` steps; ``None`` when there
+        are not as many."""
         if self.num_steps <= SETTLING_STEPS:
             return None
         return self.settled_expected_tokens / max(1, self.settled_accepted_tokens)
@@ -93,14 +94,14 @@ class ReplayResult:
             self.settled_accepted_tokens += len(step.sources)
 
     def by_task(self) -> dict[str, float]:
-        """Mean acceptance length of each task."""
+        """Return the mean acceptance length of each task."""
         return {
             task: tokens / max(1, self.steps_by_task[task])
             for task, tokens in sorted(self.tokens_by_task.items())
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The figures; latencies in microseconds."""
+        """Return the figures; latencies in microseconds."""
         return {
             "requests": self.num_requests,
             "tokens": self.num_tokens,
@@ -123,7 +124,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def percentiles_us(seconds: Sequence[float]) -> dict[str, float]:
-    """The median and the 99th percentile in microseconds; 0 without any times."""
+    """Return the median and the 99th percentile in microseconds; 0 without any times."""
     if not seconds:
         return {"p50": 0.0, "p99": 0.0}
     p50, p99 = np.percentile(np.array(seconds) * 1e6, (50, 99))

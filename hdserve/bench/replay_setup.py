@@ -20,7 +20,7 @@ UNKNOWN_TOKENIZER = "unknown"
 
 
 def load_drafting(path: Path | None) -> DraftingConfig:
-    """The drafting configuration of a YAML file: its ``drafting`` key, or the whole file.
+    """Return the drafting configuration of a YAML file: its ``drafting`` key, or the whole file.
 
     Raises:
         ConfigError: the file cannot be read or is wrong.
@@ -37,7 +37,7 @@ def load_drafting(path: Path | None) -> DraftingConfig:
 
 
 def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
-    """``config`` with a floor for the scores of every drafter that takes one."""
+    """Return ``config`` with a floor for the scores of every drafter that takes one."""
     drafters = tuple(
         DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
         for drafter in config.drafters
@@ -46,13 +46,13 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
 
 
 def largest_id(rows: Sequence[ReplayRow]) -> int:
-    """The largest token id of ``rows``; -1 without any."""
+    """Return the largest token id of ``rows``; -1 without any."""
     return max((max((*row.prompt, *row.response), default=-1) for row in rows), default=-1)
 
 
 def ending_token_ids(rows: Sequence[ReplayRow]) -> frozenset[int]:
-    """The token that ends at least half of the responses and stands nowhere else in them; empty
-    when there is none."""
+    """Return the token that ends at least half of the responses and stands nowhere else in them;
+    empty when there is none."""
     last = Counter(row.response[-1] for row in rows if row.response)
     inside = {token for row in rows for token in row.response[:-1]}
     return frozenset(
@@ -63,7 +63,7 @@ def ending_token_ids(rows: Sequence[ReplayRow]) -> frozenset[int]:
 
 
 def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase | None:
-    """One statistics database of replay files and built directories.
+    """Return one statistics database of replay files and built directories.
 
     A single directory is mapped as it is; several sources are counted together in memory.
 
@@ -89,5 +89,5 @@ def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase
 
 
 def source_digest(path: Path) -> str | None:
-    """Of a replay file, or of what names the checksum of a statistics database."""
+    """Return the checksum of a replay file, or that which a statistics database names."""
     return file_digest(path / INFO_NAME if path.is_dir() else path)

@@ -64,7 +64,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
 
 
 def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
-    """One entry a request, for figures of one's own."""
+    """Return one entry a request, for figures of one's own."""
     rows = list(records)
     return {
         "names": [record.name for record in rows],
@@ -111,7 +111,7 @@ def _goodput(
 
 
 def _peak_tokens_per_s(completed: Sequence[RequestRecord]) -> float:
-    """Most tokens of any second; those of a request count as even over its chunks."""
+    """Return the most tokens of any second; those of a request count as even over its chunks."""
     peak: dict[int, float] = {}
     for record in completed:
         seconds = Counter(int(time_s) for time_s in record.chunk_times_s)
@@ -122,7 +122,7 @@ def _peak_tokens_per_s(completed: Sequence[RequestRecord]) -> float:
 
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Most requests that were open at a time."""
+    """Return how many requests were open at a time, at most."""
     changes = [(item.started_s, 1) for item in records] + [(item.ended_s, -1) for item in records]
     num_open = peak = 0
     for _, change in sorted(changes):

@@ -51,7 +51,7 @@ class TextPrinter:
 
 
 class JsonPrinter:
-    """One object a row, when its answer is complete."""
+    """Writes one object a row, when its answer is complete."""
 
     def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
         """Print one row with its answer."""
@@ -61,7 +61,7 @@ class JsonPrinter:
 def collected(
     row: dict[str, Any], outputs: Iterable[StepOutput]
 ) -> tuple[dict[str, Any], core.Sequence]:
-    """The row with its answer and what drafting did, and the sequence."""
+    """Return the row with its answer and what drafting did, and the sequence."""
     steps = list(outputs)
     seq = steps[-1].sequence
     counts = seq.counts
@@ -82,7 +82,7 @@ def collected(
 
 
 def line(answer: dict[str, Any]) -> str:
-    """An answer of a file of answers."""
+    """Return an answer as a line of a file of answers."""
     return json.dumps(answer, ensure_ascii=False)
 
 

@@ -108,7 +108,7 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
 
 
 def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
-    """What is decoded, and how many recorded requests of the file are not."""
+    """Return what is decoded, and how many recorded requests of the file are not."""
     if options.replay is not None:
         return replay_tasks(options.replay, options.limit, host, options.max_tokens)
     assert options.prompts is not None
@@ -116,7 +116,7 @@ def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
 
 
 def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
-    """The part of what the results depend on that is shown beside them."""
+    """Return the part of what the results depend on that is shown beside them."""
     is_cuda = host.model.device.type == "cuda"
     return {
         "model": options.random_weights or options.model,
@@ -148,7 +148,7 @@ def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
 
 
 def _unshown(options: EngineOptions) -> dict[str, Any]:
-    """The rest of what the results depend on."""
+    """Return the rest of what the results depend on."""
     files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
         "statistics": [source_digest(path) for path in options.statistics or ()],

@@ -145,12 +145,13 @@ def _drafting(options: ReplayOptions) -> DraftingConfig:
 
 
 def _budget(drafting: DraftingConfig) -> int:
-    """Most drafted tokens in a step; without an engine, what is the default on a CPU."""
+    """Return how many tokens are drafted in a step at most; without an engine, by default as many
+    as on a CPU."""
     return drafting.most_draft_tokens("cpu")
 
 
 def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
-    """The part of what the result depends on that is written beside it."""
+    """Return the part of what the result depends on that is written beside it."""
     return {
         "eval": options.evaluate.name,
         "limit": options.limit,
@@ -170,7 +171,7 @@ def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
 
 
 def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
-    """The rest of what the result depends on."""
+    """Return the rest of what the result depends on."""
     files = (options.evaluate, *_fill_files(options), *(options.statistics or ()))
     return {
         "digests": [source_digest(path) for path in files],
@@ -179,7 +180,7 @@ def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]
 
 
 def _fill_files(options: ReplayOptions) -> list[Path]:
-    """What the mode has warm the model database."""
+    """Return the files that warm the model database in this mode."""
     return (options.fill or []) if options.mode is ReplayMode.WARM else []
 
 
@@ -213,7 +214,7 @@ def _make_drafters(
     corpus: StatisticsDatabase | None,
     rows: Sequence[ReplayRow],
 ) -> tuple[Drafter, ...]:
-    """The drafters for the vocabulary that ``rows`` and ``corpus`` show, warmed up."""
+    """Return the drafters for the vocabulary that ``rows`` and ``corpus`` show, warmed up."""
     vocab_size = largest_id(rows) + 1
     if corpus is not None and corpus.directory is not None:
         vocab_size = max(vocab_size, corpus.info.vocab_size)

@@ -135,7 +135,7 @@ class LoadOptions:
         return bounds
 
     def plans(self, num_rows: int) -> list[LoadPlan]:
-        """A load for each number of ``concurrency``.
+        """Return a load for each number of ``concurrency``.
 
         Args:
             num_rows: prompts that there are.
@@ -213,7 +213,7 @@ def _rows(options: LoadOptions) -> list[PromptRow]:
 
 
 def _settings(options: LoadOptions) -> dict[str, Any]:
-    """The part of what the results depend on that is written beside them."""
+    """Return the part of what the results depend on that is written beside them."""
     return {
         "endpoint_type": "openai-chat" if options.api == "chat" else "openai",
         "label": options.label,
@@ -227,7 +227,7 @@ def _settings(options: LoadOptions) -> dict[str, Any]:
 
 
 def _unshown(options: LoadOptions, plans: Sequence[LoadPlan]) -> dict[str, Any]:
-    """The rest of what the results depend on."""
+    """Return the rest of what the results depend on."""
     return {
         "model": options.model,
         "digest": file_digest(options.prompts),

@@ -122,7 +122,7 @@ async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
 
 @contextmanager
 def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
-    """Shows how many requests have ended, and how."""
+    """Show how many requests have ended, and how."""
     columns = (
         TextColumn("concurrency {task.fields[places]}"),
         BarColumn(),

@@ -14,7 +14,7 @@ from hdserve.journal import Journal
 
 
 class LoadResults:
-    """The rows so far, those of an interrupted job first.
+    """Keeps the rows so far, those of an interrupted job first.
 
     Args:
         output: where all rows go in the end.
@@ -35,7 +35,8 @@ class LoadResults:
         self.is_interrupted = False
 
     def keep(self, load: Load, model_name: str, drafts: DraftTotals | None) -> None:
-        """A load that was interrupted is written, and measured anew when the job goes on."""
+        """Keep the row of a load; one that was interrupted is written, and measured anew when the
+        job goes on."""
         row = self._make_row(load, model_name, drafts)
         self.is_interrupted = load.is_interrupted
         if load.is_interrupted:
@@ -65,7 +66,7 @@ WIDTH = 190
 
 
 def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """A line per load; a figure that a row lacks is ``-``."""
+    """Return a table with a line per load, in which a figure that a row lacks is ``-``."""
     columns = {
         "concurrency": "max_concurrency",
         "prompts again": "num_repeated_prompts",

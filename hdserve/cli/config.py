@@ -91,7 +91,7 @@ def show_config(
 
 
 def _serve_config(config: ServeConfig) -> dict[str, Any]:
-    """What was set, inside Ray Serve's form; where to listen is the cluster's to say."""
+    """Return what was set, inside Ray Serve's form; where to listen is for the cluster to say."""
     chosen = config.model_dump(mode="json", exclude_unset=True, exclude={"access": {"admin_key"}})
     access = {name: value for name, value in chosen.pop("access").items() if value is not None}
     chosen |= {"access": access} if access else {}

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 
 class CorpusBars:
-    """What a build tells of itself."""
+    """Shows what a build tells of itself."""
 
     def __init__(self, shown: Progress, tasks: Mapping[Path, TaskID]) -> None:
         self._shown = shown
@@ -19,8 +19,8 @@ class CorpusBars:
         self._begun_tokens: int | None = None
 
     def report(self, path: Path, num_bytes: int, num_tokens: int) -> None:
-        """So many bytes of ``path`` are read, and so many tokens counted, all told; the speed is
-        that since the first report."""
+        """Show that so many bytes of ``path`` are read, and so many tokens counted, all told; the
+        speed is that since the first report."""
         if self._begun_tokens is None:
             self._begun_tokens = num_tokens
         elapsed_s = sum(task.elapsed or 0.0 for task in self._shown.tasks[:1])

@@ -137,7 +137,7 @@ def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
 
 @contextmanager
 def _progress(key: DatabaseKey) -> Iterator[archives.Progress]:
-    """Shows how many outputs of how many were handled."""
+    """Show how many outputs of how many were handled."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -125,7 +125,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
 
 
 def _origin(options: BuildOptions) -> str:
-    """Names a build, so that the same one counts each of its answers once."""
+    """Return a name for a build, so that the same one counts each of its answers once."""
     settings = json.dumps([options.model, options.max_tokens, options.temperature]).encode()
     digest = hashlib.sha256(settings + options.prompts.read_bytes()).hexdigest()
     return f"build-{digest[:16]}"

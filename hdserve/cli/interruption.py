@@ -22,8 +22,8 @@ _KEY = "--api-key"
 
 
 def how_to_go_on(result_path: Path | None) -> str:
-    """The advice of a job whose journal lies beside its result: without one it begins anew, unless
-    it is begun so that it is kept."""
+    """Return the advice of a job whose journal lies beside its result: without a result it begins
+    anew, unless it is begun with one."""
     if result_path is not None:
         return GO_ON
     words = [word for word in with_path(sys.argv[1:]) if word not in _TO_STDOUT]

@@ -40,8 +40,8 @@ class JsonCommand(TyperCommand):
 
 
 def with_path(args: Sequence[str]) -> list[str]:
-    """``args`` with a value for each ``--json``: the next word is its path, unless there is none or
-    it is an option."""
+    """Return ``args`` with a value for each ``--json``: the next word is its path, unless there is
+    none or it is an option."""
     found = list(args)
     for index, arg in enumerate(args):
         if arg == "--":

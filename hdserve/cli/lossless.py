@@ -77,7 +77,7 @@ def check_lossless(options: LosslessOptions) -> None:
 
 
 def _as_served(config: ModelConfig) -> ModelConfig:
-    """Compiled where a server compiles the model, too."""
+    """Return ``config`` with the model compiled where a server compiles it, too."""
     from hdserve.engine.compiled_forward import can_compile
 
     if not can_compile():
@@ -117,7 +117,7 @@ def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[Setti
 
 
 def _settings(options: LosslessOptions, host: ModelHost) -> dict[str, Any]:
-    """What the results depend on."""
+    """Return what the results depend on."""
     return {
         "model": options.model,
         "prompts": file_digest(options.prompts),

@@ -6,7 +6,7 @@ from hdserve.errors import ConfigError
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """The numbers in ``text``, which commas separate.
+    """Return the numbers in ``text``, which commas separate.
 
     Raises:
         ConfigError: names ``option``: one of them is none, or below 1.

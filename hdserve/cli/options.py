@@ -17,7 +17,7 @@ PROMPTS_HELP = "A file of prompts: JSON Lines, each with `prompt`, `messages` or
 Prompts = Annotated[Path, typer.Option(metavar="FILE", help=PROMPTS_HELP)]
 
 Model = Annotated[str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")]
-"""Also of a tokenizer."""
+"""A model, also one of which the tokenizer alone is meant."""
 
 AnswerTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
 

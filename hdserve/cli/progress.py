@@ -21,7 +21,7 @@ from rich.progress import (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a job tells of itself."""
+    """Shows what a job tells of itself."""
 
     _shown: Progress
     _task: TaskID

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def check_rows(llm: LLM, prompts: Iterable[Prompt], params: SamplingParams) -> None:
-    """
+    """Check that a model can answer the rows of a file.
+
     Args:
         prompts: of all rows of a file, in their order.
 

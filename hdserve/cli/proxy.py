@@ -56,7 +56,7 @@ is answered."""
 def proxy_variables(
     host: str, port: int, directory: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the processes of Ray Serve are to find in their environment.
+    """Return what the processes of Ray Serve are to find in their environment.
 
     Args:
         host: where clients ask.
@@ -79,8 +79,8 @@ def _is_possible(host: str, directory: Path) -> bool:
 
 
 def _free_port(first: int, taken: int) -> int:
-    """The first that nobody listens at from ``first`` on; below those that the system gives to
-    whoever asks for any, as Ray's processes do at their start."""
+    """Return the first port from ``first`` on at which nobody listens; it is below those that the
+    system gives to whoever asks for any, as Ray's processes do at their start."""
     return next(
         port for port in count(first) if port != taken and listening_error("0.0.0.0", port) is None
     )

@@ -107,7 +107,8 @@ def check_is_importable(directory: Path) -> None:
 
 
 def check_is_known_there(variables: Sequence[str], address: str) -> None:
-    """The application is built by a process of the cluster, with the cluster's environment.
+    """Check that nothing is asked for that only this environment says: the application is built by
+    a process of the cluster, with the cluster's environment.
 
     Args:
         variables: of this environment, which say who may use the server.
@@ -149,7 +150,7 @@ def check_can_start(config: ServeConfig, source: Path | None) -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where to ask for what listens at ``host``."""
+    """Return where to ask for what listens at ``host``."""
     found = _LOCAL_HOSTS.get(host, host)
     return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
 
@@ -168,8 +169,8 @@ def announce(base_url: str) -> None:
 
 
 def pauses_s() -> Iterator[float]:
-    """Between two questions whether the models answer: longer ones as time goes by, since Ray logs
-    each question, and why a model does not start is to be found among them."""
+    """Yield the pauses between two questions whether the models answer: longer ones as time goes
+    by, since Ray logs each question, and why a model does not start is to be found among them."""
     pause_s = _READY_POLL_S
     while True:
         yield pause_s
@@ -214,15 +215,15 @@ def run_until_signal(
 
 
 def _ending_signals() -> Iterator[signal.Signals]:
-    """The signals that are to end the server.  A terminal that is closed sends SIGHUP, which nohup
-    has ignored."""
+    """Yield the signals that are to end the server.  A terminal that is closed sends SIGHUP, which
+    nohup has ignored."""
     yield from (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         yield signal.SIGHUP
 
 
 def _address() -> str:
-    """The address of the Ray cluster that is to serve.
+    """Return the address of the Ray cluster that is to serve.
 
     Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
     start one unless the environment names another.
@@ -253,7 +254,7 @@ def _kill(session: int) -> None:
 
 
 def _members(session: int) -> Iterator[int]:
-    """The processes of a session; none where the system has no ``/proc``."""
+    """Yield the processes of a session; none where the system has no ``/proc``."""
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(int(directory.name)) == session:

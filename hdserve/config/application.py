@@ -109,7 +109,7 @@ class AccessConfig(StrictModel):
     while there is no such file.  ``HDSERVE_ADMIN_KEY_FILE`` replaces it."""
 
     admin_key: SecretStr | None = None
-    """That key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
+    """The key itself; with neither, ``/v1/speculation`` is closed.  ``HDSERVE_ADMIN_KEY``
     replaces both.  Ray logs the ``args`` of a Serve config file: name a file there."""
 
     @model_validator(mode="after")
@@ -130,7 +130,7 @@ class TelemetryConfig(StrictModel):
     """Which share of the requests is traced when the client's ``traceparent`` does not decide."""
 
     max_steps: int = Field(default=64, ge=0, le=1024)
-    """Of how many engine steps of a traced request, from its first, a span is made."""
+    """The number of engine steps of a traced request, from its first, that get a span."""
 
     @field_validator("endpoint")
     @classmethod

@@ -60,7 +60,7 @@ class DeployedConfig:
 
 
 def deployment_name(model: str) -> str:
-    """What the deployment of a model is called in Ray Serve."""
+    """Return what the deployment of a model is called in Ray Serve."""
     return f"model-{model}"
 
 
@@ -144,7 +144,8 @@ def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
 
 
 def _check_deployments(deployments: Any, config: ServeConfig, place: str) -> None:
-    """What is beside ``args`` for single deployments is for some that there are, and counts."""
+    """Check that what is beside ``args`` for single deployments is for some that there are, and
+    counts."""
     known = [GATEWAY_DEPLOYMENT, *(deployment_name(model.name) for model in config.models)]
     scaled = {deployment_name(m.name) for m in config.models if m.autoscaling is not None}
     for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):

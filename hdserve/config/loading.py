@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def default_config() -> ServeConfig:
-    """The configuration of ``serve run deployments:app``: the two bundled models."""
+    """Return the configuration of ``serve run deployments:app``: the two bundled models."""
     return ServeConfig(
         models=(
             ModelConfig(name="hdserve-tiny", model="hdserve-tiny"),
@@ -51,7 +51,7 @@ def parse_config(data: Mapping[str, Any], line_of: LineOf = nowhere) -> ServeCon
 
 
 def checked(model: type[Model], data: Mapping[str, Any], line_of: LineOf = nowhere) -> Model:
-    """``data`` as a section of a configuration.
+    """Return ``data`` as a section of a configuration.
 
     Raises:
         ConfigError: as :func:`parse_config` does.
@@ -66,7 +66,7 @@ def checked(model: type[Model], data: Mapping[str, Any], line_of: LineOf = nowhe
 def load_config(
     source: str | Path | Mapping[str, Any] | None = None, line_of: LineOf = nowhere
 ) -> ServeConfig:
-    """The configuration, with what the environment says of access.
+    """Return the configuration, with what the environment says of access.
 
     Args:
         source: a YAML file, or what one holds; default: the file ``HDSERVE_CONFIG`` names, else
@@ -88,13 +88,13 @@ def load_config(
 
 
 def configured_path() -> Path | None:
-    """The file the environment names."""
+    """Return the file the environment names."""
     path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
     return Path(path) if path else None
 
 
 def access_variables() -> tuple[str, ...]:
-    """What the environment says of access, by name."""
+    """Return what the environment says of access, by name."""
     names = (
         API_KEYS_FILE_ENVIRONMENT_VARIABLE,
         ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,

@@ -44,11 +44,11 @@ _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 
 def nowhere(_location: Location) -> None:
-    """No line: the configuration comes from no file."""
+    """Find no line, since the configuration comes from no file."""
 
 
 def place_of(location: Location, line_of: LineOf) -> str:
-    """How a mistake's line begins: where it is."""
+    """Return how the line of a mistake begins: with its place."""
     where = ".".join(str(part) for part in location) or "configuration"
     line = line_of(location)
     return where if line is None else f"line {line}, {where}"
@@ -57,8 +57,8 @@ def place_of(location: Location, line_of: LineOf) -> str:
 def describe_errors(
     model: type[BaseModel], error: ValidationError, line_of: LineOf = nowhere
 ) -> Iterator[str]:
-    """One line per mistake: where it is and what is expected there; for an unknown key the nearest
-    known one and all of them.  In the order of the file, where there is one.
+    """Yield one line per mistake: where it is and what is expected there; for an unknown key the
+    nearest known one and all of them.  They are in the order of the file, where there is one.
 
     Args:
         line_of: of the file that is described.
@@ -119,7 +119,7 @@ def _unknown_key(key: str, model: type[BaseModel]) -> str:
 
 
 def _below(model: type[BaseModel], key: str) -> Iterator[str]:
-    """Sections of ``model`` that have a key of that name, with it."""
+    """Yield the sections of ``model`` that have a key of that name, with it."""
     for name, field in model.model_fields.items():
         for section in _models_in(field.annotation):
             if key in section.model_fields and get_origin(field.annotation) is not tuple:
@@ -127,7 +127,7 @@ def _below(model: type[BaseModel], key: str) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """What is there instead."""
+    """Return what is there instead, as a message shows it."""
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
     if value is None or isinstance(value, bool):
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_choice(annotation: Any) -> bool:
-    """Whether it is one of a few words."""
+    """Return whether it is one of a few words."""
     return any(get_origin(kind) is Literal for kind in _kinds(annotation))
 
 
@@ -169,8 +169,8 @@ def _has_errors_inside(location: Location, locations: Iterable[Location]) -> boo
 
 
 def _field_of(model: type[BaseModel], location: Location) -> tuple[Location, Any]:
-    """The location without what pydantic adds for the kinds of a union, and the annotation of the
-    field there, ``None`` where there is no field."""
+    """Return the location without what pydantic adds for the kinds of a union, and the annotation
+    of the field there, ``None`` where there is no field."""
     for size in (len(location), len(location) - 1):
         if size > 0:
             owner, name = _model_at(model, location[: size - 1]), location[size - 1]
@@ -182,7 +182,7 @@ def _field_of(model: type[BaseModel], location: Location) -> tuple[Location, Any
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel]:
-    """The model class that validates the value at ``location`` below ``model``."""
+    """Return the model class that validates the value at ``location`` below ``model``."""
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
             model = next(_models_in(model.model_fields[part].annotation), model)

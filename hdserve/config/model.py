@@ -66,7 +66,7 @@ class DraftingConfig(StrictModel):
     """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
 
     def most_draft_tokens(self, device_type: str) -> int:
-        """``max_draft_tokens``, or what it is by default on ``cpu`` or ``cuda``."""
+        """Return ``max_draft_tokens``, or what it is by default on ``cpu`` or ``cuda``."""
         if self.max_draft_tokens is None:
             return _MOST_ON_CPU if device_type == "cpu" else _MOST_ON_GPU
         return self.max_draft_tokens
@@ -173,10 +173,10 @@ class AutoscalingConfig(StrictModel):
     """Above 1 it scales up in larger steps, below in smaller ones."""
 
     downscaling_factor: float | None = Field(default=None, gt=0)
-    """The same for scaling down."""
+    """Above 1 it scales down in larger steps, below in smaller ones."""
 
     look_back_period_s: float = Field(default=30.0, gt=0)
-    """Over which time requests are counted."""
+    """The time over which requests are counted."""
 
     aggregation_function: Literal["mean", "max", "min"] = "mean"
     """What is taken of the counts in this time."""
@@ -203,7 +203,7 @@ class ModelConfig(StrictModel):
     """A bundled model's name, a local directory or a Hugging Face id."""
 
     revision: str | None = None
-    """Of a Hugging Face id: a branch, tag or commit."""
+    """The branch, tag or commit of a Hugging Face id."""
 
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""

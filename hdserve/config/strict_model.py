@@ -27,7 +27,7 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """``true`` is no 1, and 1 is no ``true``."""
+        """Refuse ``true`` for a number, and 1 for ``true``; replace ``~/`` in paths."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         is_union = get_origin(annotation) in (Union, UnionType)
@@ -41,12 +41,13 @@ class StrictModel(BaseModel):
 
 
 def at_home(path: str) -> str:
-    """``path``, with its ``~/`` replaced, which nobody who opens files knows."""
+    """Return ``path``, with its ``~/`` replaced, which nobody who opens files knows."""
     return os.path.expanduser(path) if path.startswith("~/") else path
 
 
 def check_is_once(what: str, names: Sequence[str]) -> None:
-    """
+    """Check that each name is there once.
+
     Raises:
         ValueError: one of ``names`` is there twice; it begins with ``what``.
     """

@@ -13,7 +13,7 @@ from hdserve.errors import ConfigError
 
 
 def load_yaml(text: str) -> Any:
-    """The one document of ``text``.
+    """Return the one document of ``text``.
 
     Raises:
         yaml.YAMLError: it is no YAML, or has a key twice.
@@ -22,7 +22,7 @@ def load_yaml(text: str) -> Any:
 
 
 def load_documents(text: str) -> list[Any]:
-    """All documents of ``text``.
+    """Return all documents of ``text``.
 
     Raises:
         yaml.YAMLError: as :func:`load_yaml`.
@@ -31,7 +31,7 @@ def load_documents(text: str) -> list[Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """What is in the file of a configuration.
+    """Return what is in the file of a configuration.
 
     Raises:
         ConfigError: it cannot be read.
@@ -47,7 +47,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> Any:
-    """What ``load`` makes of the file of a configuration.
+    """Return what ``load`` makes of the file of a configuration.
 
     Raises:
         ConfigError: it cannot be read, or is no YAML; says in which line.
@@ -86,7 +86,7 @@ _IN_OTHER_WORDS = (
 
 
 def describe_yaml_error(error: Exception) -> str:
-    """One line: the place, and what is wrong there."""
+    """Return one line: the place, and what is wrong there."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position} is none of a text"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
@@ -100,8 +100,8 @@ def describe_yaml_error(error: Exception) -> str:
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int | None:
-    """In which line, from 1 on, the value at a location begins, or the innermost there is around
-    it; ``None`` where the text has nothing at all.
+    """Return in which line, from 1 on, the value at a location begins, or the innermost there is
+    around it; ``None`` where the text has nothing at all.
 
     Args:
         text: valid YAML of one document.
@@ -119,7 +119,7 @@ def line_of(text: str, location: Sequence[int | str]) -> int | None:
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
-    """What says where a part of a node begins, and the part."""
+    """Return what says where a part of a node begins, and the part."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part], node.value[part]
     if isinstance(node, yaml.MappingNode):

@@ -28,7 +28,8 @@ _OWN_CLUSTER = ("", "local")
 
 
 def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """Whether what the configuration reserves is there: on this machine, or free in the cluster."""
+    """Find out whether what the configuration reserves is there: on this machine, or free in the
+    cluster."""
     if address in _OWN_CLUSTER:
         yield from compare_resources(config, [node_resources()], "this machine")
         yield from check_memory(config)
@@ -37,7 +38,7 @@ def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
 
 
 def check_memory(config: ServeConfig) -> Iterator[Finding]:
-    """Whether the weights of all processes find room together, where each model's do."""
+    """Find out whether the weights of all processes find room together, where each model's do."""
     num_bytes, free_bytes = 0, math.inf
     for model in config.models:
         with suppress(ConfigError):
@@ -52,7 +53,7 @@ def check_memory(config: ServeConfig) -> Iterator[Finding]:
 
 
 def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
-    """Whether traces that are wanted can be sent."""
+    """Find out whether traces that are wanted can be sent."""
     if config.telemetry.endpoint is None:
         return
     try:
@@ -64,7 +65,7 @@ def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
 
 
 def check_access(config: ServeConfig) -> Iterator[Finding]:
-    """Whether the keys can be read, and by whom."""
+    """Find out whether the keys can be read, and by whom."""
     subject = "access"
     try:
         access = read_access(config.access)
@@ -79,7 +80,7 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _access_remedy(config: AccessConfig, message: str) -> str:
-    """The remedy for what keeps the keys from being read."""
+    """Return the remedy for what keeps the keys from being read."""
     keys, admin = config.api_keys_file, config.admin_key_file
     for path in (keys, admin):
         if path is None or str(path) not in message:
@@ -97,7 +98,7 @@ def _access_remedy(config: AccessConfig, message: str) -> str:
 
 
 def check_model_database(config: ServeConfig) -> Iterator[Finding]:
-    """Whether generated text survives a restart."""
+    """Find out whether generated text survives a restart."""
     database, subject = config.model_database, "model database"
     if not database.is_enabled:
         yield warning(
@@ -124,8 +125,8 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _closed_directory(place: Path, directory: Path) -> Path | None:
-    """Where nothing can be written: in ``place``, or in what ``directory`` has of databases, which
-    need not be all it has."""
+    """Return the directory in which nothing can be written: ``place``, or one of those that
+    ``directory`` has of databases, which need not be all it has."""
     if not os.access(place, os.W_OK | os.X_OK) or not _takes_files(place):
         return place
     root = databases_root(directory)
@@ -134,7 +135,7 @@ def _closed_directory(place: Path, directory: Path) -> Path | None:
 
 
 def _takes_files(directory: Path) -> bool:
-    """Whether a file can be made in ``directory``, which its rights do not tell root."""
+    """Return whether a file can be made in ``directory``, which its rights do not tell root."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True
@@ -143,7 +144,7 @@ def _takes_files(directory: Path) -> bool:
 
 
 def _opening_remedy(closed: Path, directory: Path) -> str:
-    """What has ``directory`` written, where ``closed`` cannot be."""
+    """Return the command that lets ``directory`` be written, where ``closed`` cannot be."""
     if os.statvfs(closed).f_flag & os.ST_RDONLY:
         parents = (closed.absolute(), *closed.absolute().parents)
         mount = shlex.quote(str(next(filter(Path.is_mount, parents))))

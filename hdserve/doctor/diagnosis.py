@@ -23,7 +23,8 @@ from hdserve.doctor.model import check_compiler, check_device, check_model, chec
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
-    """Everything that ``serve run deployments:app`` needs, in the order in which it needs it.
+    """Look at everything that ``serve run deployments:app`` needs, in the order in which it needs
+    it.
 
     Args:
         ray_address: of the cluster to run on; empty for one of its own.

@@ -30,12 +30,15 @@ class Finding:
 
 
 def ok(subject: str, text: str) -> Finding:
+    """Return the finding that all is well."""
     return Finding(subject, Verdict.OK, text)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding that costs speed or comfort."""
     return Finding(subject, Verdict.WARNING, text, remedy)
 
 
 def failure(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding that keeps hdserve from serving."""
     return Finding(subject, Verdict.FAILURE, text, remedy)

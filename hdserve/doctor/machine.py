@@ -30,12 +30,13 @@ _HTTP_TIMEOUT_S = 2.0
 _HOST = "127.0.0.1"
 _MIN_PORT, _MAX_PORT = 1024, 65535
 _OWN_TITLE = b'"title":"hdserve"'
-"""Near the beginning of the ``/openapi.json`` of hdserve, and of no other server."""
+"""What the ``/openapi.json`` of hdserve has near its beginning, and that of no other server."""
 
 _CONNECT_TIMEOUT_S = 3.0
 
 
 def check_python() -> Iterator[Finding]:
+    """Find out whether this Python is new enough."""
     found = sys.version.split()[0]
     if sys.version_info < _MIN_PYTHON:
         yield failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
@@ -44,7 +45,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
-    """Whether each dependency is installed, in a version the project takes."""
+    """Find out whether each dependency is installed, in a version the project takes."""
     remedy = "python -m pip install --constraint constraints.txt --editable ."
     try:
         lines = requires(distribution) or []
@@ -74,7 +75,8 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
 def check_ray(
     shared_memory: Path = Path("/dev/shm"), min_free_bytes: int = MIN_SHARED_MEMORY_BYTES
 ) -> Iterator[Finding]:
-    """Whether Ray Serve can be imported, in a process of its own, and has room for objects."""
+    """Find out whether Ray Serve can be imported, in a process of its own, and has room for
+    objects."""
     command = [sys.executable, "-c", "import ray, ray.serve; print(ray.__version__)"]
     try:
         result = subprocess.run(
@@ -103,7 +105,7 @@ def check_ray(
 
 
 def check_cluster(address: str) -> Iterator[Finding]:
-    """Whether somebody listens where the cluster is said to be."""
+    """Find out whether somebody listens where the cluster is said to be."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):  # "local", "auto" and the like: Ray's own to find
         return
@@ -117,7 +119,7 @@ def check_cluster(address: str) -> Iterator[Finding]:
 
 
 def check_port(port: int) -> Iterator[Finding]:
-    """Whether ``serve run`` can listen, or hdserve does already."""
+    """Find out whether ``serve run`` can listen, or hdserve does already."""
     error = listening_error(_HOST, port)
     if error is None:
         yield ok("port", f"{port} is free")
@@ -141,6 +143,6 @@ def _taken_port(port: int) -> Finding:
 
 
 def _free_port(taken: int) -> int:
-    """The next port at which nobody listens; ``taken`` where there is none."""
+    """Return the next port at which nobody listens; ``taken`` where there is none."""
     ports = chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken))
     return next((port for port in ports if listening_error(_HOST, port) is None), taken)

@@ -28,6 +28,7 @@ from hdserve.models import (
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
+    """Find out whether the device is there, and has room for the weights."""
     subject = f"{model.name}: device"
     try:
         found = describe_hardware(model.engine.device)
@@ -49,7 +50,7 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
-    """Whether a model can be compiled, and on a GPU its attention.
+    """Find out whether a model can be compiled, and on a GPU its attention.
 
     Args:
         can_compile: instead of what this machine can.
@@ -70,7 +71,7 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
 
 
 def check_settings(model: ModelConfig) -> Iterator[Finding]:
-    """What a server would not start with; nothing where all is well."""
+    """Find what a server would not start with; nothing where all is well."""
     try:
         check_drafters(model.drafting)
     except ConfigError as error:
@@ -84,7 +85,7 @@ def check_settings(model: ModelConfig) -> Iterator[Finding]:
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:
-    """Whether tokenizer, weights and statistics are there and belong together."""
+    """Find out whether tokenizer, weights and statistics are there and belong together."""
     subject = f"{model.name}: model"
     try:
         tokenizer = load_tokenizer(
@@ -118,7 +119,7 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
 
 
 def _download(model: ModelConfig) -> str:
-    """What brings the files of a model: into a directory, where one is named."""
+    """Return what brings the files of a model: into a directory, where one is named."""
     if os.path.isdir(model.model) and not os.path.exists(f"{model.model}/config.json"):
         return "model: OWNER/MODEL  # or a directory with config.json, tokenizer and weights"
     if is_path(model.model) or os.path.isdir(model.model):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def reading_remedy(path: Path) -> str:
-    """What opens ``path``, or the first directory above it that is closed; empty if none is."""
+    """Return what opens ``path``, or the first directory above it that is closed; empty if none
+    is."""
     for place in (*reversed(path.absolute().parents), path):
         needed = os.X_OK if os.path.isdir(place) else os.R_OK
         if os.path.exists(place) and not os.access(place, needed):

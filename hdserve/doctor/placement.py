@@ -21,7 +21,7 @@ _PARTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One of those the application starts.
+    """A process that the application starts.
 
     Attributes:
         owner: the model, or what else it belongs to.
@@ -34,7 +34,8 @@ class Process:
 
 
 def processes(config: ServeConfig) -> Iterator[Process]:
-    """All that there are at first; those without which no model answers come first."""
+    """Yield all processes that there are at first; those without which no model answers come
+    first."""
     yield Process("the statistics database", {"CPU": STATISTICS_CPUS})
     database, gateway = config.model_database, config.gateway
     if database.is_enabled:
@@ -66,7 +67,7 @@ class _Node:
         return sum(self._gpus), self._parts["CPU"]
 
     def has(self, needed: Counter[str]) -> bool:
-        """Whether there is room for so much, as :func:`_parts` counts it."""
+        """Return whether there is room for so much, as :func:`_parts` counts it."""
         has_others = all(self._parts[name] >= needed[name] for name in needed if name != "GPU")
         return has_others and len(self._gpus_for(needed["GPU"])) * _PARTS >= needed["GPU"]
 
@@ -78,8 +79,8 @@ class _Node:
         self._parts.subtract({name: number for name, number in needed.items() if name != "GPU"})
 
     def _gpus_for(self, wanted: int) -> list[int]:
-        """Indices of whole GPUs, or of the one that a part leaves the least of; fewer than needed
-        where there are not enough."""
+        """Return the indices of whole GPUs, or of the one that a part leaves the least of; fewer
+        than needed where there are not enough."""
         each = min(wanted, _PARTS)
         fitting = [index for index, left in enumerate(self._gpus) if left >= each > 0]
         fitting.sort(key=self._gpus.__getitem__)
@@ -87,7 +88,7 @@ class _Node:
 
 
 def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Process]:
-    """The processes for which no node has enough left.
+    """Return the processes for which no node has enough left.
 
     What is not of a model is placed first, then the largest models; each on the node it leaves the
     least of.
@@ -108,12 +109,12 @@ def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Proc
 
 
 def total(resources: Iterable[Resources], name: str) -> float:
-    """The sum of one resource, as Ray adds it up."""
+    """Return the sum of one resource, as Ray adds it up."""
     return sum(_parts(item)[name] for item in resources) / _PARTS
 
 
 def missing(process: Process, nodes: Sequence[Resources]) -> list[str]:
-    """Resources of which no node has as much free as ``process`` needs for itself."""
+    """Return the resources of which no node has as much free as ``process`` needs for itself."""
     needed = _parts(process.resources)
     return [
         name

@@ -20,8 +20,8 @@ entry."""
 
 
 def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """With what the nodes of a Ray cluster have free, asked for in a process of its own; where the
-    application is there already, what Ray Serve says of it."""
+    """Compare with what the nodes of a Ray cluster have free, asked for in a process of its own;
+    where the application is there already, say what Ray Serve says of it."""
     command = [sys.executable, "-m", "deployments.cluster_state", address]
     try:
         result = subprocess.run(
@@ -44,7 +44,7 @@ def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]
 def compare_resources(
     config: ServeConfig, nodes: Sequence[Resources], where: str, *, may_grow: bool = False
 ) -> Iterator[Finding]:
-    """Which processes of the configuration have no place.
+    """Find the processes of the configuration that have no place.
 
     Args:
         nodes: what each has free.
@@ -72,14 +72,14 @@ def _amount(name: str, value: float) -> str:
 
 
 def _sums(wanted: Sequence[Process], nodes: Sequence[Resources]) -> str:
-    """By resource, what is wanted of what there is."""
+    """Return what is wanted of what there is, by resource."""
     reserved = [process.resources for process in wanted]
     names = dict.fromkeys(name for item in reserved for name, value in item.items() if value)
     return ", ".join(f"{total(reserved, n):g} of {total(nodes, n):g} {n}" for n in names)
 
 
 def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]) -> str:
-    """What would give the processes of one owner a place."""
+    """Return what would give the processes of one owner a place."""
     lacking = [name for name in missing(own[0], nodes) if name not in ("CPU", "GPU")]
     if lacking:
         shown = json.dumps({name: own[0].resources[name] for name in lacking})
@@ -99,7 +99,7 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
 
 
 def _cpu_setting(process: Process, num_cpus: float) -> str:
-    """The line of the configuration that has a process reserve so much."""
+    """Return the line of the configuration that has a process reserve so much."""
     if process.model is not None:
         return f"num_cpus: {num_cpus:g}"
     section = _SECTIONS.get(process.owner)
@@ -111,8 +111,8 @@ def _cpu_setting(process: Process, num_cpus: float) -> str:
 def _gpu_share(
     own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]
 ) -> float:
-    """The largest with which the processes of one owner have a place, so that as many as can be
-    are on one GPU; 0 where none has."""
+    """Return the largest share of a GPU with which the processes of one owner have a place, so that
+    as many as can be are on one GPU; 0 where none has."""
     for num_sharing in range(1, len(own) + 1):
         share = math.floor(100 / num_sharing) / 100
         smaller = [

@@ -25,7 +25,7 @@ dtypes are quantised and stay as they are."""
 
 
 def weight_files(model: ModelConfig) -> list[Path]:
-    """What is read of a local model, there or not; those of the hub are not asked for.
+    """Return what is read of a local model, there or not; those of the hub are not asked for.
 
     Raises:
         ConfigError: the index of its shards cannot be read.
@@ -39,7 +39,7 @@ def weight_files(model: ModelConfig) -> list[Path]:
 
 
 def weight_faults(model: ModelConfig) -> Iterator[str]:
-    """What keeps the files of a local model from being loaded."""
+    """Yield what keeps the files of a local model from being loaded."""
     place = Path(resolve_model(model.model))
     if not (place / "config.json").is_file():
         yield f"{place} has no config.json"
@@ -60,8 +60,8 @@ def weight_faults(model: ModelConfig) -> Iterator[str]:
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """The bytes that the weights of a local model take once loaded; of pickled ones, those of their
-    files.
+    """Return the bytes that the weights of a local model take once loaded; of pickled ones, those
+    of their files.
 
     Raises:
         ConfigError: there is no such device.
@@ -84,7 +84,8 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _loaded_bytes(path: Path, itemsize: int) -> int:
-    """The bytes of the tensors in a file, ``itemsize`` of them for a floating-point number."""
+    """Return the bytes of the tensors in a file, ``itemsize`` of them for a floating-point
+    number."""
     num_bytes = path.stat().st_size
     with safe_open(path, "numpy") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping

@@ -12,29 +12,30 @@ BUNDLED_PREFIX = "hdserve-"
 
 
 def bundled_models() -> tuple[str, ...]:
-    """Names of the models in this package, sorted."""
+    """Return the names of the models in this package, sorted."""
     return tuple(sorted(path.parent.name for path in _root().glob("*/config.json")))
 
 
 def bundled_model_path(name: str) -> Path | None:
-    """Directory of a bundled model, or None when no model of this name ships with hdserve."""
+    """Return the directory of a bundled model, or ``None`` when no model of this name ships with
+    hdserve."""
     return _root() / name if name in bundled_models() else None
 
 
 def resolve_model(model: str) -> str:
-    """The directory of a bundled model's name; a directory or Hugging Face id as it is."""
+    """Return the directory of a bundled model's name; a directory or Hugging Face id as it is."""
     bundled = bundled_model_path(model)
     return str(bundled) if bundled is not None else model
 
 
 def is_path(model: str) -> bool:
-    """Whether ``model`` is written as a directory, there or not."""
+    """Return whether ``model`` is written as a directory, there or not."""
     return model.startswith(("/", "./", "../", "~"))
 
 
 def context_length(model: str) -> int | None:
-    """How many tokens ``config.json`` says that a model was made for; none where it does not say,
-    or is not on this machine."""
+    """Return how many tokens ``config.json`` says that a model was made for; none where it does not
+    say, or is not on this machine."""
     try:
         data = json.loads((Path(resolve_model(model)) / "config.json").read_text(encoding="utf-8"))
         found = data.get("text_config", data)["max_position_embeddings"]
@@ -44,10 +45,11 @@ def context_length(model: str) -> int | None:
 
 
 def bundled_statistics() -> tuple[Path, ...]:
-    """The directories of the bundled statistics databases."""
+    """Return the directories of the bundled statistics databases."""
     return tuple(sorted(path.parent for path in _root().glob("statistics/*/info.json")))
 
 
 def _root() -> Path:
-    """The package is installed as plain files, never as a zip archive."""
+    """Return the directory of this package, which is installed as plain files, never as a zip
+    archive."""
     return Path(str(files(__name__)))

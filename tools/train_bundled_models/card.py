@@ -10,7 +10,7 @@ from tools.train_bundled_models.samples import Sample
 
 
 def source_table(sources: Mapping[str, SourceCount]) -> str:
-    """The training text by source, with licences."""
+    """Return a table of the training text by source, with licences."""
     rows = [
         [count.kind, name, count.licence, f"{count.bytes / 1e6:.1f}", f"{count.tokens / 1e6:.2f}"]
         for name, count in sorted(sources.items(), key=lambda item: (item[1].kind, item[0]))
@@ -19,7 +19,8 @@ def source_table(sources: Mapping[str, SourceCount]) -> str:
 
 
 def loss_table(losses: Mapping[int, HeldOutLoss]) -> str:
-    """Held-out loss by kind, one row for each window length (the key, in tokens)."""
+    """Return a table of the held-out loss by kind, one row for each window length (the key, in
+    tokens)."""
     kinds = sorted({kind for loss in losses.values() for kind in loss.by_kind})
     rows = [
         [f"{length:,}", f"{loss.overall.num_tokens:,}"]
@@ -31,7 +32,7 @@ def loss_table(losses: Mapping[int, HeldOutLoss]) -> str:
 
 
 def position_table(loss: HeldOutLoss) -> str:
-    """Held-out loss by position in the window."""
+    """Return a table of the held-out loss by position in the window."""
     first = 0
     rows = []
     for end, part in sorted(loss.by_position.items()):
@@ -41,7 +42,7 @@ def position_table(loss: HeldOutLoss) -> str:
 
 
 def sample_blocks(samples: Iterable[Sample]) -> str:
-    """Prompts and answers."""
+    """Return prompts and answers as blocks of text."""
     return "\n\n".join(
         f"> **{one.prompt}**\n\n```text\n{one.answer.strip()}\n```" for one in samples
     )

@@ -29,5 +29,5 @@ _TEMPLATE = Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_T
 
 
 def render_chat(messages: Sequence[Mapping[str, str]]) -> str:
-    """The text of a conversation, every turn closed."""
+    """Return the text of a conversation, every turn closed."""
     return _TEMPLATE.render(messages=messages, add_generation_prompt=False)

@@ -57,7 +57,7 @@ def read_documents(
     excluded_sources: Iterable[str] = EXCLUDED_SOURCES,
     with_standard_library: bool = True,
 ) -> Iterator[Document]:
-    """Documents to train on and to evaluate on, in a fixed order.
+    """Yield documents to train on and to evaluate on, in a fixed order.
 
     Args:
         corpus: the corpus file.
@@ -81,7 +81,7 @@ def read_documents(
 
 
 def standard_library_documents() -> Iterator[Document]:
-    """Modules of the interpreter's standard library, in an order that mixes packages.
+    """Yield modules of the interpreter's standard library, in an order that mixes packages.
 
     About one file in a hundred is held out, chosen by the hash of its name.
     """

@@ -74,7 +74,8 @@ def held_out_loss(
 
 
 def _windows(stream: TokenArray, length: int) -> torch.Tensor:
-    """Shape ``(windows, length + 1)``; a rest shorter than a window is dropped."""
+    """Return windows of shape ``(windows, length + 1)``; a rest shorter than a window is
+    dropped."""
     num_windows = (len(stream) - 1) // length
     starts = range(0, num_windows * length, length)
     rows = [stream[start : start + length + 1].astype(np.int64) for start in starts]
@@ -82,7 +83,8 @@ def _windows(stream: TokenArray, length: int) -> torch.Tensor:
 
 
 def _token_losses(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
-    """Shape ``(rows, length)``: negative log-likelihood of each next token, in nats."""
+    """Return the negative log-likelihood of each next token, in nats, of shape ``(rows,
+    length)``."""
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits.float()
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"

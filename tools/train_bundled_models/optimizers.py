@@ -11,7 +11,7 @@ from tools.train_bundled_models.settings import TrainingSettings
 def build_optimizers(
     model: LlamaForCausalLM, settings: TrainingSettings
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """AdamW for everything, or Muon (Jordan et al., 2024) for the matrices of the layers.
+    """Return AdamW for everything, or Muon (Jordan et al., 2024) for the matrices of the layers.
 
     Muon's steps are scaled to the size of AdamW's (Liu et al., 2025, arXiv 2502.16982, section
     2.2), so that one learning rate serves both. Embeddings and vectors always get AdamW, the

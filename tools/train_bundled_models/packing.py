@@ -116,7 +116,7 @@ class BatchSampler:
     drawn_tokens: dict[str, int] = field(default_factory=dict)
 
     def batch(self, num_rows: int, length: int) -> npt.NDArray[np.int64]:
-        """The next rows of ``length + 1`` tokens: inputs and, shifted by one, targets.
+        """Return the next rows of ``length + 1`` tokens: inputs and, shifted by one, targets.
 
         Returns:
             Shape ``(num_rows, length + 1)``.
@@ -132,7 +132,8 @@ class BatchSampler:
         return np.concatenate(rows)
 
     def _quotas(self, num_rows: int, length: int) -> dict[str, int]:
-        """Rows of each kind: systematic sampling, so the shares are exact on average."""
+        """Return the number of rows of each kind: systematic sampling, so the shares are exact on
+        average."""
         kinds = [kind for kind, stream in self.streams.items() if len(stream) > length]
         weights = np.array([self.weights.get(kind, 0.0) for kind in kinds])
         if weights.sum() <= 0:
@@ -145,7 +146,7 @@ class BatchSampler:
         return {kind: count for kind, count in zip(kinds, counts, strict=True) if count}
 
     def _rows(self, kind: str, first: int, count: int, length: int) -> npt.NDArray[np.int64]:
-        """Windows ``first`` to ``first + count`` of the endless sequence of passes."""
+        """Return windows ``first`` to ``first + count`` of the endless sequence of passes."""
         stream = self.streams[kind]
         num_windows = (len(stream) - 1) // length
         starts: list[int] = []
@@ -159,7 +160,7 @@ class BatchSampler:
 
 
 def _key(*parts: object) -> int:
-    """A seed that depends on all parts and on nothing else."""
+    """Return a seed that depends on all parts and on nothing else."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big")
 
 

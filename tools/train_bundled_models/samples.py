@@ -32,7 +32,7 @@ def sample(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[Sample]:
-    """Answers to single-turn chats.
+    """Return answers to single-turn chats.
 
     Args:
         model: a causal language model.

@@ -26,7 +26,7 @@ class Shape(StrictModel):
     def llama_config(
         self, tokenizer: PreTrainedTokenizerBase, max_positions: int = 2048
     ) -> LlamaConfig:
-        """The transformers configuration, for the vocabulary of ``tokenizer``."""
+        """Return the transformers configuration, for the vocabulary of ``tokenizer``."""
         return LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.width,
@@ -83,7 +83,7 @@ class TrainingSettings(StrictModel):
     warmup_steps: PositiveInt = 100
     final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
     weight_decay: float = Field(default=0.1, ge=0)
-    """On matrices; vectors are not decayed."""
+    """The decay of matrices; vectors are not decayed."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     max_gradient_norm: PositiveFloat = 1.0
@@ -100,7 +100,7 @@ class TrainingSettings(StrictModel):
         return max(1, round(self.total_tokens / self.tokens_per_step))
 
     def length_tokens(self, step: int) -> int:
-        """Row length of a step, counted from 0."""
+        """Return the row length of a step, counted from 0."""
         done = (step + 0.5) / self.num_steps
         for stage in self.stages:
             if done < stage.fraction:
@@ -109,7 +109,8 @@ class TrainingSettings(StrictModel):
         return self.stages[-1].length_tokens
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine to the final fraction."""
+        """Return the learning rate of a step: a linear warm-up, then a cosine to the final
+        fraction."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)

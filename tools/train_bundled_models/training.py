@@ -66,7 +66,7 @@ class TrainingRun:
         self._loss = torch.compile(self.loss, dynamic=False) if compile_model else self.loss
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of rows of ``length + 1`` token ids, in nats per token."""
+        """Return the mean cross-entropy of rows of ``length + 1`` token ids, in nats per token."""
         hidden = self.model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         return functional.linear_cross_entropy(
             hidden.flatten(0, 1), self.model.lm_head.weight, tokens[:, 1:].flatten()
@@ -135,7 +135,7 @@ class TrainingRun:
 
 
 def multiplies_bfloat16(device: Device) -> bool:
-    """Whether the device multiplies bfloat16 natively, so that it is worth using."""
+    """Return whether the device multiplies bfloat16 natively, so that it is worth using."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()

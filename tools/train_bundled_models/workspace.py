@@ -47,20 +47,20 @@ class Workspace:
         return self.tokenizer()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the run."""
+        """Return the tokenizer of the run."""
         return AutoTokenizer.from_pretrained(self.tokenizer_directory)
 
     def corpus(self) -> PackedCorpus:
-        """The packed corpus of the run."""
+        """Return the packed corpus of the run."""
         return PackedCorpus.load(self.tokens_directory)
 
     def write_settings(self, settings: TrainingSettings) -> None:
-        """Keep the settings for ``settings``."""
+        """Write the settings that :meth:`settings` reads."""
         text = settings.model_dump_json(indent=2) + "\n"
         (self.root / "settings.json").write_text(text, encoding="utf-8")
 
     def settings(self) -> TrainingSettings:
-        """The settings of the run that was begun here."""
+        """Return the settings of the run that was begun here."""
         text = (self.root / "settings.json").read_text(encoding="utf-8")
         return TrainingSettings.model_validate_json(text)
 
