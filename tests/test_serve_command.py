@@ -22,8 +22,10 @@ import httpx
 import openai
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from benchmarks.server import START_TIMEOUT_S, free_port, wait_until_ready
+from hdserve.cli import app, serve
 from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
@@ -178,15 +180,14 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
         wait_until_gone(mark)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_does_not_end_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+def test_what_does_not_end_is_killed(tmp_path: Path) -> None:
     """A child that ignores its signal, and its own one, of another group, end with the command."""
     log = tmp_path / "log"
     with started(log, "-c", running(STUBBORN, 0.2)) as (process, mark):
         wait_for("ready", log, process)
         assert len(family(mark)) > 1
-        process.send_signal(number)
-        assert process.wait(END_S) == 128 + number
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 128 + signal.SIGTERM
         wait_until_gone(mark)
 
 
@@ -283,31 +284,48 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     ],
 )
 def test_what_would_not_start_is_told_before_anything_starts(
-    section: dict[str, Any], reason: str, tmp_path: Path
+    section: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a cluster of its own, whose files are those here; not by each of Ray's processes, in
     tracebacks."""
-    path, log = tmp_path / "config.yaml", tmp_path / "log"
+    path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"models": [{"name": "m", "model": "hdserve-tiny"}], **section}))
-    program = hdserve("serve", "--config", str(path), "--port", str(free_port()))
+    told, *problems = refusal(monkeypatch, "local", "--config", str(path)).splitlines()
+    assert told == f"{path}:"
+    assert reason in "".join(problems)
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, address: str, *arguments: str) -> str:
+    """Why `hdserve serve` starts nothing on the Ray cluster at ``address``."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.delattr(serve, "run_until_signal")
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(
+            app, ["serve", "--port", str(free_port()), *arguments], catch_exceptions=False
+        )
+    return refused.value.message
+
+
+def test_what_would_not_start_is_the_status_of_the_command(tmp_path: Path) -> None:
+    """And its last words, without a traceback."""
+    log = tmp_path / "log"
+    program = hdserve("serve", "--config", str(tmp_path / "nothing.yaml"))
     with started(log, "-c", program, RAY_ADDRESS="local") as (process, _):
         assert process.wait(END_S) == 2
-    (told, *problems) = log.read_text().splitlines()
-    assert told == f"hdserve: {path}:"
-    assert reason in "".join(problems)
+    assert log.read_text().startswith("hdserve: cannot read the configuration")
 
 
 @pytest.mark.parametrize(
     "name", ["HDSERVE_API_KEYS_FILE", "HDSERVE_ADMIN_KEY_FILE", "HDSERVE_ADMIN_KEY"]
 )
-def test_keys_that_a_cluster_would_not_know_are_refused(name: str, tmp_path: Path) -> None:
+def test_keys_that_a_cluster_would_not_know_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would serve everybody: its processes have an environment of their own."""
     (tmp_path / "keys").write_text("a-key-of-sixteen-characters tenant\n")
-    log, value = tmp_path / "log", "k" * 20 if name.endswith("KEY") else str(tmp_path / "keys")
-    program = hdserve("serve", "--port", str(free_port()))
-    with started(log, "-c", program, RAY_ADDRESS="127.0.0.1:1", **{name: value}) as (process, _):
-        assert process.wait(END_S) == 2
-    assert f"{name} would not be known on the Ray cluster 127.0.0.1:1" in log.read_text()
+    monkeypatch.setenv(name, "k" * 20 if name.endswith("KEY") else str(tmp_path / "keys"))
+    told = refusal(monkeypatch, "127.0.0.1:1")
+    assert f"{name} would not be known on the Ray cluster 127.0.0.1:1" in told
 
 
 @pytest.mark.ray
