@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from deployments.parsers.tool_parser import without_part
+from deployments.parsers.marks import without_part
 
 
 class Elements(NamedTuple):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
-from deployments.parsers.tool_parser import without_part
+from deployments.parsers.marks import without_part
 from deployments.parsers.xml_call_reader import value_of
 
 _HEAD = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*(?={)")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
+from deployments.parsers.marks import without_part
 from deployments.parsers.reasoning_parser import ReasoningParser, Split
 
 _START, _CHANNEL, _MESSAGE, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
@@ -71,7 +72,9 @@ class HarmonyParser(ReasoningParser):
                     return
                 continue
             end = _END.search(self._held)
-            body = self._held[: end.start()] if end else _without_mark(self._held)
+            body = (
+                self._held[: end.start()] if end else without_part(self._held, *_CLOSING, *_OPENING)
+            )
             self._held = self._held[len(body) :]
             yield self._as(kind, body)
             if end is None:
@@ -112,14 +115,6 @@ class HarmonyParser(ReasoningParser):
 
 def _may_begin_header(text: str) -> bool:
     return any(text.startswith(mark) or mark.startswith(text) for mark in _HEADER_BEGINNINGS)
-
-
-def _without_mark(text: str) -> str:
-    """Return ``text`` without an end that may become a mark."""
-    at = text.rfind("<")
-    if at < 0 or not any(mark.startswith(text[at:]) for mark in (*_CLOSING, *_OPENING)):
-        return text
-    return text[:at]
 
 
 def _joined(splits: Iterable[Split]) -> Split:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from deployments.parsers.harmony_parser import HarmonyParser
+from deployments.parsers.marks import num_held
 from deployments.parsers.reasoning_parser import ReasoningParser, Split
-from deployments.parsers.tool_parser import num_held
 
 
 class _Stage(Enum):

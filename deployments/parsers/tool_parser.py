@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
-from deployments.parsers.call_reader import Arguments, CallBegin, CallPart
+from deployments.parsers.call_reader import CallPart
 
 
 class Function(NamedTuple):
@@ -15,13 +15,6 @@ class Function(NamedTuple):
 
     name: str
     parameters: Mapping[str, Any]
-
-
-class ToolCall(NamedTuple):
-    """A call; ``arguments`` is a JSON text."""
-
-    name: str
-    arguments: str
 
 
 Part = str | CallPart
@@ -66,31 +59,3 @@ class ToolParser(ABC):
     def call_id(cls) -> str:
         """Return a new id, as the templates of these models take it."""
         return f"call_{uuid4().hex[:24]}"
-
-
-def num_held(text: str, tag: str) -> int:
-    """Return the length of the end of ``text`` that may belong to ``tag``, white space before it
-    included."""
-    return len(text) - len(without_part(text, tag).rstrip())
-
-
-def without_part(text: str, *marks: str) -> str:
-    """Return ``text`` without what may be the beginning of one of ``marks`` at its end."""
-    for number in range(min(len(text), max(map(len, marks)) - 1), 0, -1):
-        if any(mark.startswith(text[-number:]) for mark in marks):
-            return text[:-number]
-    return text
-
-
-def joined(parts: Iterable[Part]) -> tuple[str, list[ToolCall]]:
-    """Return the text of an answer, and its calls."""
-    text, calls = "", list[ToolCall]()
-    for part in parts:
-        match part:
-            case str():
-                text += part
-            case CallBegin(name):
-                calls.append(ToolCall(name, ""))
-            case Arguments(piece):
-                calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece)
-    return text, calls

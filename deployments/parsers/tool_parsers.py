@@ -10,7 +10,8 @@ from deployments.parsers.call_elements import GLM
 from deployments.parsers.call_reader import CallReader
 from deployments.parsers.call_schema import json_rules, named_rules
 from deployments.parsers.gemma_call_reader import GemmaCallReader
-from deployments.parsers.tool_parser import Function, Part, ToolParser, num_held
+from deployments.parsers.marks import num_held
+from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.xml_call_reader import XmlCallReader
 from hdserve import grammar
 

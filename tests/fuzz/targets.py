@@ -26,7 +26,6 @@ from deployments.openai.protocol import (
 )
 from deployments.openai.request_body import parse_body
 from deployments.openai.responses_protocol import ResponsesBody
-from deployments.parsers.tool_parser import joined
 from deployments.parsers.tool_parsers import TOOL_PARSERS
 from hdserve.access import Access, ApiKey, read_access
 from hdserve.bench.replay_files import read_replay
@@ -43,6 +42,7 @@ from hdserve.engine.verifier import verify
 from hdserve.errors import HdserveError, Unauthorized
 from hdserve.prompts import read_prompts
 from hdserve.tree import DraftTree
+from tests.deployments.parsers.calls import joined
 
 MAX_MESSAGE_CHARACTERS = 20_000
 """Of what a user is told; requests have a far tighter bound of their own."""

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.parsers.call_reader import Arguments, CallBegin
-from deployments.parsers.tool_parser import Part, ToolCall, joined
+from deployments.parsers.tool_parser import Part
 from deployments.parsers.tool_parsers import GemmaToolParser
+from tests.deployments.parsers.calls import ToolCall, joined
 
 SIZES = (1, 3, 1000)
 

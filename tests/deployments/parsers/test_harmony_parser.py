@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from deployments.parsers.harmony_parser import HarmonyParser
 from deployments.parsers.reasoning_parser import Split
-from deployments.parsers.tool_parser import ToolCall, joined
 from deployments.parsers.tool_parsers import HarmonyToolParser
+from tests.deployments.parsers.calls import ToolCall, joined
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Four."

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.parsers.call_reader import Arguments, CallBegin
-from deployments.parsers.tool_parser import Function, Part, ToolCall, ToolParser, joined
+from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import (
     TOOL_PARSERS,
     DeepSeekV3ToolParser,
@@ -28,6 +28,7 @@ from deployments.parsers.tool_parsers import (
 )
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import load_tokenizer
+from tests.deployments.parsers.calls import ToolCall, joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>",  "n": [1]}}\n</tool_call>'
 READ = ToolCall("f", '{"a": "</b>",  "n": [1]}')

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.parsers.call_reader import Arguments, CallBegin
-from deployments.parsers.tool_parser import Function, Part, ToolCall, ToolParser, joined
+from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import GlmToolParser, Qwen3CoderToolParser
 from deployments.parsers.xml_call_reader import types_of, value_of
+from tests.deployments.parsers.calls import ToolCall, joined
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},

@@ -1,0 +1,17 @@
+"""Marks in a text that comes in pieces: what of its end may belong to one."""
+
+from __future__ import annotations
+
+
+def num_held(text: str, tag: str) -> int:
+    """Return the length of the end of ``text`` that may belong to ``tag``, white space before it
+    included."""
+    return len(text) - len(without_part(text, tag).rstrip())
+
+
+def without_part(text: str, *marks: str) -> str:
+    """Return ``text`` without what may be the beginning of one of ``marks`` at its end."""
+    for number in range(min(len(text), max(map(len, marks)) - 1), 0, -1):
+        if any(mark.startswith(text[-number:]) for mark in marks):
+            return text[:-number]
+    return text
