@@ -1,4 +1,4 @@
-"""The server that the tests of several files ask, started once."""
+"""What the tests of several files ask: a server, which is started once, and grammars."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.serving import ServedApplication
 
 
@@ -37,6 +39,17 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     }
     with ServedApplication(tmp_path_factory.mktemp("serve"), {"models": [tiny, mini]}) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer("hdserve-mini")
+
+
+@pytest.fixture(scope="session")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    """Grammars of ``tokenizer``, each of which is compiled once."""
+    return Grammars(tokenizer, tokenizer.vocab_size, {2})
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.tokenizer import load_tokenizer
 
-MODEL = "hdserve-tiny"
+MODEL = "hdserve-mini"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve import grammar
 from hdserve.core import DraftCounts
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]
@@ -72,11 +72,11 @@ def test_required_calls_have_a_grammar() -> None:
     assert ")*" not in named.sampling["grammar"]
 
 
-def test_a_format_of_the_answer_leaves_calls_possible() -> None:
-    """Agents give both: the model calls tools until it answers in the format.  A call that is
+def test_a_format_of_the_answer_leaves_calls_possible(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """Clients give both: the model calls tools until it answers in the format.  A call that is
     required leaves no answer that could have one."""
-    tokenizer = load_tokenizer("hdserve-mini")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
 
@@ -122,12 +122,14 @@ def test_a_format_of_the_answer_leaves_calls_possible() -> None:
     ],
 )
 def test_the_arguments_of_required_calls_are_objects(
-    parameters: Any, allowed: list[str], forbidden: list[str]
+    parameters: Any,
+    allowed: list[str],
+    forbidden: list[str],
+    tokenizer: Tokenizer,
+    grammars: Grammars,
 ) -> None:
     """Whatever the parameters say of their type, as nothing else is read as a call.  A function
     without parameters takes no arguments."""
-    tokenizer = load_tokenizer("hdserve-mini")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     text = request(tools=[tool], tool_choice="required").sampling["grammar"]
 
@@ -184,10 +186,8 @@ def test_wrong_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     assert len(caught.value.message) <= 300
 
 
-def test_formats_of_parameters_are_notes() -> None:
+def test_formats_of_parameters_are_notes(grammars: Grammars) -> None:
     """Tools that were made from OpenAPI have many that nobody knows."""
-    tokenizer = load_tokenizer("hdserve-mini")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
     parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "byte"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     grammars.check(request(tools=[tool], tool_choice="required").sampling["grammar"])

@@ -27,7 +27,7 @@ from deployments.parsers.tool_parsers import (
     Qwen3CoderToolParser,
 )
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>",  "n": [1]}}\n</tool_call>'
@@ -397,10 +397,10 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("is_one", [True, False])
 @pytest.mark.parametrize("parser", TOOL_PARSERS.values())
-def test_grammars_and_parsers_agree(parser: type[ToolParser], is_one: bool) -> None:
+def test_grammars_and_parsers_agree(
+    parser: type[ToolParser], is_one: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
     """What a grammar allows, its parser reads; other functions, arguments and text it forbids."""
-    tokenizer = load_tokenizer("hdserve-mini")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
     text = parser.grammar(FUNCTIONS, is_one=is_one)
 
     def allows(answer: str) -> bool:
@@ -477,14 +477,18 @@ REFERRING: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+@pytest.mark.parametrize("parser", [HermesToolParser, Llama3JsonToolParser, MistralArgsToolParser])
 @pytest.mark.parametrize(("parameters", "allowed", "forbidden"), REFERRING)
 def test_parameters_refer_to_themselves(
-    parser: type[ToolParser], parameters: dict[str, Any], allowed: str, forbidden: str
+    parser: type[ToolParser],
+    parameters: dict[str, Any],
+    allowed: str,
+    forbidden: str,
+    tokenizer: Tokenizer,
+    grammars: Grammars,
 ) -> None:
-    """The root of a reference in them is the schema the client sent, not that of a call."""
-    tokenizer = load_tokenizer("hdserve-mini")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, {2})
+    """The root of a reference in them is the schema the client sent, not that of a call: one with
+    either key for its arguments, or with none, as all calls are."""
     text = parser.grammar([Function("f", parameters)], is_one=True)
 
     def allows(arguments: str) -> bool:

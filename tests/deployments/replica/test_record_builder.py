@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from deployments.generation import Alternative, GenerationRequest, TokenInfo
 from deployments.replica.record_builder import LOWEST_LOGPROB, RecordBuilder
 from deployments.replica.request_metrics import RequestMetrics
@@ -18,13 +16,8 @@ from hdserve.core import (
     StepOutput,
     TokenLogprob,
 )
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer
 from hdserve.tree import DraftTree
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer("hdserve-mini")
 
 
 def sequence(choice: int = 0, prompt: tuple[int, ...] = (1, 2, 3)) -> Sequence:
