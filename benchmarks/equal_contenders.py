@@ -12,9 +12,10 @@ import argparse
 from pathlib import Path
 from statistics import fmean, median
 
-from hdserve.bench.contenders import EngineContender, Task
+from hdserve.bench.contenders import EngineContender
 from hdserve.bench.engine import ALL_TASKS, run_rounds
 from hdserve.bench.prompts import encode_prompt
+from hdserve.bench.task import Decoding, Task
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.prompts import read_prompts
@@ -44,14 +45,8 @@ def main() -> None:
         for number in (1, 2)
         for kind in KINDS
     ]
-    runs = run_rounds(
-        contenders,
-        [task],
-        batch_size=args.batch_size,
-        max_tokens=args.max_tokens,
-        sampling={"temperature": args.temperature},
-        num_rounds=args.rounds,
-    )
+    decoding = Decoding(args.batch_size, args.max_tokens, args.temperature)
+    runs = run_rounds(contenders, [task], decoding, num_rounds=args.rounds)
     speeds = {
         name: [run.num_tokens / run.seconds for run in measured]
         for (name, _), measured in runs.items()

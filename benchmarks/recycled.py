@@ -13,9 +13,10 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from hdserve.bench.contenders import EngineContender, State, Task
+from hdserve.bench.contenders import EngineContender, State
 from hdserve.bench.engine import ALL_TASKS, run_rounds, summarise
 from hdserve.bench.prompts import encode_prompt
+from hdserve.bench.task import Decoding, Task
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.prompts import read_prompts
@@ -71,17 +72,11 @@ def measure(
             contenders.append(
                 EngineContender(name, host, is_drafting=True, state=cast("State", state))
             )
-    runs = run_rounds(
-        contenders,
-        tasks,
-        batch_size=1,
-        max_tokens=args.max_tokens,
-        sampling={"temperature": temperature},
-        num_rounds=args.rounds,
-    )
+    decoding = Decoding(1, args.max_tokens, temperature)
+    runs = run_rounds(contenders, tasks, decoding, num_rounds=args.rounds)
     return [
         {"model": model, "state": state, **result.to_json()}
-        for result in summarise(runs, 1, temperature)
+        for result in summarise(runs, decoding)
         if result.task == ALL_TASKS
     ]
 

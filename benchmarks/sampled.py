@@ -13,9 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.contenders import EngineContender, Task
+from hdserve.bench.contenders import EngineContender
 from hdserve.bench.engine import ALL_TASKS, run_rounds, summarise
 from hdserve.bench.prompts import encode_prompt
+from hdserve.bench.task import Decoding, Task
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.prompts import read_prompts
@@ -61,17 +62,11 @@ def measure(
         EngineContender(name, host, is_drafting=True, state="online")
         for name, host in zip(("without", "with"), hosts, strict=True)
     ]
-    runs = run_rounds(
-        contenders,
-        tasks,
-        batch_size=1,
-        max_tokens=args.max_tokens,
-        sampling={"temperature": temperature},
-        num_rounds=1,
-    )
+    decoding = Decoding(1, args.max_tokens, temperature)
+    runs = run_rounds(contenders, tasks, decoding, num_rounds=1)
     found = {
-        result.contender: result.to_json()["mean_acceptance_length"]
-        for result in summarise(runs, 1, temperature)
+        result.contender: result.mean_acceptance_length
+        for result in summarise(runs, decoding)
         if result.task == ALL_TASKS
     }
     return found["without"], found["with"]

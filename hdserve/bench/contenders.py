@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 from hdserve import core
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.steady_batch import SteadyBatch
+from hdserve.bench.task import Decoding, Task
 from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
 from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.engine import Engine
@@ -43,29 +44,6 @@ _NO_TOKEN = 1 << 30
 """The end-of-sequence id for ``generate``: of no vocabulary, so that no answer ends early.  With
 ``None`` transformers would take the one of the model, and with a negative id it warns at every
 call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Prompts that are decoded together, each to the same number of tokens.
-
-    Attributes:
-        recorded: per prompt the tokens that count as the model's choices; ``None`` lets it choose.
-    """
-
-    name: str
-    prompts: Sequence[EncodedPrompt]
-    recorded: Sequence[Sequence[int]] | None = None
-
-    def num_tokens(self, index: int, max_tokens: int) -> int:
-        """Return the number of tokens of answer ``index``."""
-        if self.recorded is None:
-            return max_tokens
-        return min(max_tokens, len(self.recorded[index]))
-
-    def total_tokens(self, max_tokens: int) -> int:
-        """Return the number of tokens of all answers."""
-        return sum(self.num_tokens(index, max_tokens) for index in range(len(self.prompts)))
 
 
 @dataclass(slots=True)
@@ -107,7 +85,7 @@ class Contender(ABC):
         """Bring the databases and what was learned to the state a round begins with."""
 
     @abstractmethod
-    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+    def run(self, task: Task, decoding: Decoding) -> Run:
         """Decode all prompts of ``task``; closed early, it leaves nothing behind."""
 
 
@@ -154,7 +132,7 @@ class EngineContender(Contender):
             progress: told after each step how many prompts are answered.
         """
         task = Task("fill", prompts)
-        begin = partial(self._begin, task, max_tokens=max_tokens, sampling={"temperature": 0.0})
+        begin = partial(self._begin, task, Decoding(len(prompts), max_tokens))
         sequences = [begin(number) for number in range(len(prompts))]
         while any(seq.finish_reason is None for seq in sequences):
             self._engine.step()
@@ -170,18 +148,18 @@ class EngineContender(Contender):
         if self.is_drafting:
             self._host.own_database.clear()
 
-    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+    def run(self, task: Task, decoding: Decoding) -> Run:
         """Decode as many tokens as the answers have; when all prompts have been, the first come
         again."""
         stats = self._engine.stats
         times, num_steps = copy(stats.times), stats.num_steps
         found = Measurement()
-        num_wanted = task.total_tokens(max_tokens)
-        begin = partial(self._begin, task, max_tokens=max_tokens, sampling=sampling)
-        for turn in range(_num_turns(task, batch_size, max_tokens)):
+        num_wanted = task.total_tokens(decoding.max_tokens)
+        begin = partial(self._begin, task, decoding)
+        for turn in range(_num_turns(task, decoding)):
             self._make_ready(_namespace(turn))
         gc.collect()
-        with closing(SteadyBatch(self._engine, batch_size, begin)) as batch:
+        with closing(SteadyBatch(self._engine, decoding.batch_size, begin)) as batch:
             while batch.num_tokens < num_wanted:
                 with _measured(found, self._host.model.device):
                     batch.decode(num_wanted, self._slice_s)
@@ -201,18 +179,21 @@ class EngineContender(Contender):
             self._host.apply(self._host.config.name, namespace, self._filled)
             self._engine.forget_drafter_states(namespace)
 
-    def _begin(
-        self, task: Task, number: int, *, max_tokens: int, sampling: dict[str, Any]
-    ) -> core.Sequence:
+    def _begin(self, task: Task, decoding: Decoding, number: int) -> core.Sequence:
         """Add the next of the prompts in turns; one that comes again finds nothing of what it
         had."""
         turn, index = divmod(number, len(task.prompts))
-        num_tokens = task.num_tokens(index, max_tokens)
+        params = SamplingParams(
+            temperature=decoding.temperature,
+            max_tokens=task.num_tokens(index, decoding.max_tokens),
+            ignore_eos=True,
+            seed=number,
+        )
         recorded = None if task.recorded is None else tuple(task.recorded[index])
         seq = core.Sequence(
             f"{task.name}/{number}",
             list(task.prompts[index].token_ids),
-            SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number, **sampling),
+            params,
             SpeculationParams(is_enabled=self.is_drafting, is_output_shared=self.is_drafting),
             namespace=_namespace(turn),
             recorded_token_ids=recorded,
@@ -229,11 +210,12 @@ def _namespace(turn: int) -> str:
     return f"again {turn}" if turn else core.DEFAULT_NAMESPACE
 
 
-def _num_turns(task: Task, batch_size: int, max_tokens: int) -> int:
+def _num_turns(task: Task, decoding: Decoding) -> int:
     """Return how often prompts may come: of those that were begun all but ``batch_size - 1`` have
     ended, with fewer tokens than the answers have."""
-    longest = max(task.num_tokens(index, max_tokens) for index in range(len(task.prompts)))
-    return 1 + math.ceil((batch_size - 1) * longest / task.total_tokens(max_tokens))
+    most = decoding.max_tokens
+    longest = max(task.num_tokens(index, most) for index in range(len(task.prompts)))
+    return 1 + math.ceil((decoding.batch_size - 1) * longest / task.total_tokens(most))
 
 
 class GenerateContender(Contender):
@@ -250,15 +232,15 @@ class GenerateContender(Contender):
         self._host = host
         self._looks_up = looks_up
 
-    def run(self, task: Task, batch_size: int, max_tokens: int, sampling: dict[str, Any]) -> Run:
+    def run(self, task: Task, decoding: Decoding) -> Run:
         """Decode one prompt after the other, each in a slice of its own."""
         found = Measurement()
-        num_wanted = task.total_tokens(max_tokens)
+        num_wanted = task.total_tokens(decoding.max_tokens)
         gc.collect()
         for index, prompt in enumerate(task.prompts):
-            num_tokens = task.num_tokens(index, max_tokens)
+            num_tokens = task.num_tokens(index, decoding.max_tokens)
             with self._stock(found), _measured(found, self._host.model.device):
-                found.num_tokens += self._generate(prompt, num_tokens, sampling)
+                found.num_tokens += self._generate(prompt, num_tokens, decoding.temperature)
             yield found.num_tokens / num_wanted
         found.num_engine_steps = found.num_steps
         return found
@@ -284,12 +266,11 @@ class GenerateContender(Contender):
             handle.remove()
 
     @torch.inference_mode()
-    def _generate(self, prompt: EncodedPrompt, num_tokens: int, sampling: dict[str, Any]) -> int:
+    def _generate(self, prompt: EncodedPrompt, num_tokens: int, temperature: float) -> int:
         module: Any = self._host.model.module
-        temperature = sampling.get("temperature", 0.0)
         options: dict[str, Any] = {"do_sample": temperature > 0.0}
         if temperature > 0.0:
-            options |= {"temperature": temperature, "top_k": 0, "top_p": sampling.get("top_p", 1.0)}
+            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
         if self._looks_up:
             options["prompt_lookup_num_tokens"] = _LOOKUP_TOKENS
         ids = torch.tensor([prompt.token_ids], device=self._host.model.device)

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hdserve.bench.contenders import Contender, Measurement, Run, Task
+from hdserve.bench.contenders import Contender, Measurement, Run
+from hdserve.bench.task import Decoding, Task
 from hdserve.core import DraftCounts
 from hdserve.engine.stats import StepTimes, add_counts
 from hdserve.journal import Journal
@@ -79,10 +80,8 @@ def filling(tasks: Sequence[Task], batch_size: int) -> list[Task]:
 def run_rounds(
     contenders: Sequence[Contender],
     tasks: Sequence[Task],
+    decoding: Decoding,
     *,
-    batch_size: int,
-    max_tokens: int,
-    sampling: dict[str, Any],
     num_rounds: int,
     journal: Journal | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -100,18 +99,18 @@ def run_rounds(
         progress: called after each run, restored ones included.
     """
     journal = journal or Journal(None, {})
-    tasks = filling(tasks, batch_size)
-    able = [contender for contender in contenders if contender.is_able(batch_size)]
+    tasks = filling(tasks, decoding.batch_size)
+    able = [contender for contender in contenders if contender.is_able(decoding.batch_size)]
 
     def decode(round_number: int) -> Any:
         shift = round_number % len(able)
         order = able[shift:] + able[:shift]
-        runs = _run_round(order, tasks, batch_size, max_tokens, sampling, progress)
+        runs = _run_round(order, tasks, decoding, progress)
         return _ROUND.dump_python(runs, mode="json")
 
     runs: Runs = defaultdict(list)
     for round_number in range(num_rounds):
-        unit = f"batch {batch_size}, round {round_number}"
+        unit = f"batch {decoding.batch_size}, round {round_number}"
         is_restored = unit in journal
         found = _ROUND.validate_python(journal.once(unit, partial(decode, round_number)))
         for name, task, measured in found:
@@ -124,9 +123,7 @@ def run_rounds(
 def _run_round(
     contenders: Sequence[Contender],
     tasks: Sequence[Task],
-    batch_size: int,
-    max_tokens: int,
-    sampling: dict[str, Any],
+    decoding: Decoding,
     progress: Callable[[], None],
 ) -> _Round:
     for contender in contenders:
@@ -135,9 +132,7 @@ def _run_round(
     for task in tasks:
         with ExitStack() as stack:
             started = {
-                contender.name: stack.enter_context(
-                    closing(contender.run(task, batch_size, max_tokens, sampling))
-                )
+                contender.name: stack.enter_context(closing(contender.run(task, decoding)))
                 for contender in contenders
             }
             for name, measured in _take_turns(started):
@@ -159,8 +154,8 @@ def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
             yield name, ended.value
 
 
-def summarise(runs: Runs, batch_size: int, temperature: float) -> Iterator[Result]:
-    """Yield the rows of one batch size: every task, then all of them together."""
+def summarise(runs: Runs, decoding: Decoding) -> Iterator[Result]:
+    """Yield the rows of runs that were decoded so: every task, then all of them together."""
     names = list(dict.fromkeys(name for name, _ in runs))
     tasks = list(dict.fromkeys(task for _, task in runs))
     combined = dict(runs)
@@ -170,7 +165,7 @@ def summarise(runs: Runs, batch_size: int, temperature: float) -> Iterator[Resul
     for task in (*(tasks if len(tasks) > 1 else ()), ALL_TASKS):
         for name in names:
             baseline = combined.get((BASELINE, task))
-            yield _result(name, task, combined[name, task], baseline, batch_size, temperature)
+            yield _result(name, task, combined[name, task], baseline, decoding)
 
 
 def _result(
@@ -178,8 +173,7 @@ def _result(
     task: str,
     measured: Sequence[Measurement],
     baseline: Sequence[Measurement] | None,
-    batch_size: int,
-    temperature: float,
+    decoding: Decoding,
 ) -> Result:
     total = _sum(measured)
     ratios = [
@@ -196,8 +190,8 @@ def _result(
     }
     return Result(
         contender=name,
-        batch_size=batch_size,
-        temperature=temperature,
+        batch_size=decoding.batch_size,
+        temperature=decoding.temperature,
         task=task,
         tokens_per_s=statistics.median(map(_speed, measured)),
         ratio_to_autoregressive=statistics.median(ratios) if ratios else None,

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State, Task
+from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
 from hdserve.bench.prompts import EncodedPrompt, encode_prompt, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import open_statistics
+from hdserve.bench.task import Task
 from hdserve.config import ModelConfig, checked
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError

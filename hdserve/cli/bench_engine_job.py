@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hdserve.bench.contenders import EngineContender, State, Task
+from hdserve.bench.contenders import EngineContender, State
 from hdserve.bench.engine import Result, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
@@ -19,6 +19,7 @@ from hdserve.bench.engine_setup import (
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import source_digest
+from hdserve.bench.task import Decoding, Task
 from hdserve.cli.progress import progress
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.host import ModelHost
@@ -60,17 +61,16 @@ class EngineJob:
         num_able = sum(one.is_able(size) for one in self._contenders for size in options.sizes)
         with progress("decoding", num_able * options.rounds * len(self._tasks)) as bar:
             for size in options.sizes:
+                decoding = Decoding(size, options.max_tokens, options.temperature)
                 runs = run_rounds(
                     self._contenders,
                     self._tasks,
-                    batch_size=size,
-                    max_tokens=options.max_tokens,
-                    sampling={"temperature": options.temperature},
+                    decoding,
                     num_rounds=options.rounds,
                     journal=self.journal,
                     progress=bar.advance,
                 )
-                results += summarise(runs, size, options.temperature)
+                results += summarise(runs, decoding)
         return results
 
     @property

@@ -19,11 +19,11 @@ from hdserve.bench.contenders import (
     Measurement,
     Run,
     State,
-    Task,
 )
 from hdserve.bench.engine import Result, Runs, filling, run_rounds
 from hdserve.bench.engine_setup import encoded_prompts, replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
+from hdserve.bench.task import Decoding, Task
 from hdserve.cli import app
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
 from hdserve.config import ModelConfig
@@ -54,6 +54,12 @@ def make_host() -> ModelHost:
         "drafting": {"adapts_budget": False},
     }
     return ModelHost(ModelConfig.model_validate(config))
+
+
+@pytest.fixture(scope="module")
+def host() -> ModelHost:
+    """For tests that change nothing of it."""
+    return make_host()
 
 
 def bench(*arguments: str) -> Any:
@@ -91,9 +97,9 @@ def test_by_default_all_that_can_be_is_measured() -> None:
     assert EngineOptions(replay=Path("x")).contenders == list(CONTENDERS[:-1])
 
 
-def test_an_answer_that_leaves_no_prompt_is_named(prompts: Path) -> None:
+def test_an_answer_that_leaves_no_prompt_is_named(prompts: Path, host: ModelHost) -> None:
     with pytest.raises(ConfigError, match="--max-tokens 1048576 leaves nothing"):
-        list(encoded_prompts(prompts, None, make_host(), 1 << 20))
+        list(encoded_prompts(prompts, None, host, 1 << 20))
 
 
 def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:
@@ -103,24 +109,24 @@ def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:
         bench("bench", "engine", "--replay", str(tmp_path / "x"), *compare)
 
 
-def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path) -> None:
+def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path, host: ModelHost) -> None:
     rows = [
         {"id": name, "task": "qa", "prompt": prompt, "response": response}
         for name, prompt, response in (("a", [5, 6], []), ("b", [], [7]), ("c", [5], [6, 7]))
     ]
     path = tmp_path / "replay.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (task,), num_left_out = replay_tasks(path, None, make_host(), 8)
+    (task,), num_left_out = replay_tasks(path, None, host, 8)
     assert num_left_out == 2
     assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
     assert task.recorded == [(6, 7)]
 
 
-def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path) -> None:
+def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path, host: ModelHost) -> None:
     path = tmp_path / "replay.jsonl"
     path.write_text('{"prompt": [5], "response": [6]}\n')
     with pytest.raises(ConfigError, match="none of its 1 requests can be decoded"):
-        replay_tasks(path, None, make_host(), 1 << 20)
+        replay_tasks(path, None, host, 1 << 20)
 
 
 def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,15 +171,15 @@ def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:
     use_statistics(host, [path], is_replay=True)
     hierarchy = EngineContender("hierarchy", host, is_drafting=True, state="cold")
     (task,), _ = replay_tasks(path, 1, host, len(answer))
-    measured = to_the_end(hierarchy.run(task, 1, len(answer), {"temperature": 0.0}))
+    measured = to_the_end(hierarchy.run(task, Decoding(1, len(answer))))
     assert measured.drafts.accepted_by_source[Source.STATISTICS] > len(answer) // 2
 
 
-def test_statistics_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+def test_statistics_of_another_tokenizer_are_refused(tmp_path: Path, host: ModelHost) -> None:
     path = tmp_path / "replay.jsonl"
     path.write_text('{"id": "a", "prompt": [5, 6], "response": [7]}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="another tokenizer"):
-        use_statistics(make_host(), [path], is_replay=False)
+        use_statistics(host, [path], is_replay=False)
 
 
 def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
@@ -200,9 +206,7 @@ def test_rounds_that_ended_are_kept(tmp_path: Path) -> None:
         found = run_rounds(
             contenders,
             tasks,
-            batch_size=1,
-            max_tokens=8,
-            sampling={"temperature": 0.0},
+            Decoding(1, 8),
             num_rounds=3,
             journal=Journal(tmp_path / "out", {}),
             progress=note,
@@ -236,9 +240,7 @@ def test_a_round_knows_nothing_of_the_round_before(state: State, batch_size: int
     runs = run_rounds(
         [EngineContender("hierarchy", host, is_drafting=True, state=state)],
         [Task("all", prompts)],
-        batch_size=batch_size,
-        max_tokens=60,
-        sampling={"temperature": 0.0},
+        Decoding(batch_size, 60),
         num_rounds=3,
     )
     first, *others = runs["hierarchy", "all"]
@@ -256,7 +258,7 @@ def test_prompts_that_come_again_are_warm() -> None:
     (answer,) = contender.answers([prompt], 60)
     contender.fill_with([answer])
     contender.begin_round()
-    found = to_the_end(contender.run(Task("all", [prompt]), 4, 60, {"temperature": 0.0}))
+    found = to_the_end(contender.run(Task("all", [prompt]), Decoding(4, 60)))
     assert found.num_steps < 0.5 * found.num_tokens
     for namespace in ("default", "again 1", "again 2", "again 3"):
         partition = host.own_database.partition(namespace)
@@ -280,7 +282,7 @@ def test_transformers_decode_as_hdserve_does() -> None:
     embeddings = module.get_input_embeddings()
     handle = embeddings.register_forward_pre_hook(lambda _, ids: seen.extend(ids[0][0].tolist()))
     contender = GenerateContender("transformers", host, looks_up=False)
-    to_the_end(contender.run(Task("all", [prompt]), 1, 60, {"temperature": 0.0}))
+    to_the_end(contender.run(Task("all", [prompt]), Decoding(1, 60)))
     handle.remove()
     assert seen == [*prompt.token_ids, *answer[:-1]]
     assert module.generation_config is own
@@ -295,7 +297,7 @@ def test_slots_are_full_to_the_end() -> None:
     ]
     for is_drafting in (False, True):
         contender = EngineContender("c", host, is_drafting=is_drafting, state="warm")
-        found = to_the_end(contender.run(Task("all", prompts), 3, 20, {"temperature": 0.0}))
+        found = to_the_end(contender.run(Task("all", prompts), Decoding(3, 20)))
         assert 100 <= found.num_tokens < 100 + 3 * 17
         assert found.num_steps > 2.5 * found.num_engine_steps
         stats = contender._engine.stats
@@ -338,9 +340,7 @@ def test_contenders_take_turns() -> None:
     found = run_rounds(
         made,
         [Task("all", prompts)],
-        batch_size=1,
-        max_tokens=40,
-        sampling={"temperature": 0.0},
+        Decoding(1, 40),
         num_rounds=1,
     )
     latest = {"autoregressive": 0.0, "hierarchy": 0.0}
@@ -363,7 +363,7 @@ def test_a_run_that_is_closed_leaves_nothing() -> None:
         for text in TEXTS
     ]
     contender = EngineContender("c", host, is_drafting=True, state="cold", slice_s=0.0)
-    run = contender.run(Task("all", prompts), 2, 400, {"temperature": 0.0})
+    run = contender.run(Task("all", prompts), Decoding(2, 400))
     assert 0 < next(run) < 1
     assert contender._engine.stats.num_running == 2
     run.close()
