@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -112,13 +109,3 @@ def wait_until_ready(process: subprocess.Popen[Any], base_url: str, log_path: Pa
             pass
         time.sleep(0.5)
     raise AssertionError(f"not ready: {log_path.read_text()[-3000:]}")
-
-
-def free_port() -> int:
-    """Return a port nobody listens on now, and that no connection or worker of Ray is given before
-    somebody does: below those of connections, above those of workers."""
-    while True:
-        port = random.randrange(20000, 32768)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -23,7 +23,7 @@ from ray.serve._private.common import DeploymentStatus
 from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus, ServeDeploySchema
 
-from hdserve.config.deployed import APPLICATION, read_deployed_config
+from hdserve.config.deployed import APPLICATION, OWN_CLUSTER, read_deployed_config
 from hdserve.doctor.finding import Verdict
 from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
@@ -32,7 +32,6 @@ _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
 _IDLE_S = 1.0
 
-_OWN_CLUSTER = "local"
 _NAMESPACE = "serve"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
 
@@ -71,7 +70,7 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
     ray.init(address, namespace=_NAMESPACE)
-    if address == _OWN_CLUSTER:
+    if address == OWN_CLUSTER:
         _check_room(path)
     else:
         client = _client()

@@ -10,7 +10,8 @@ from typing import Any
 
 import openai
 
-from benchmarks.server import Server, free_port
+from benchmarks.server import Server
+from tests.ports import free_port
 
 
 class ServedApplication(Server):

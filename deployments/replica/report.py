@@ -117,7 +117,8 @@ class ReplicaMetrics:
         yield Sample("hdserve_budget_kept_tokens", stats.num_kept_tokens)
 
     def _database_samples(self, engine: Engine) -> Iterator[Sample]:
-        own, *others = self._host.databases.values()
+        databases = [*self._host.databases.values()]
+        own, *others = databases
         found = [
             ("context", *engine.held_by_drafters()),
             ("model", own.num_entries, own.num_text_bytes),
@@ -132,7 +133,6 @@ class ReplicaMetrics:
         for name, num_entries, num_bytes in found:
             yield Sample("hdserve_database_entries", num_entries, (name,))
             yield Sample("hdserve_database_bytes", num_bytes, (name,))
-        databases = self._host.databases.values()
         for unit, count in (
             ("contexts", sum(database.num_given_up for database in databases)),
             ("namespaces", sum(database.num_dropped for database in databases)),

@@ -26,7 +26,7 @@ from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.config_problems import find_problems
 from hdserve.cli.proxy import proxy_variables
 from hdserve.config import ServeConfig, load_config
-from hdserve.config.deployed import APPLICATION, IMPORT_PATH
+from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
@@ -43,7 +43,6 @@ _RUNNER = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # Ray is imported for seconds
     "from deployments.runner import main; main()"
 )
-_OWN_CLUSTER = "local"
 _POLL_S = 0.1
 _READY_POLL_S, _MAX_READY_POLL_S = 0.5, 5.0
 _READY_POLL_GROWTH = 1.1
@@ -68,7 +67,7 @@ def serve(
     loaded = load_config(config)  # a wrong one is told before all else
     check_is_importable(Path.cwd())
     address = _address()
-    if address == _OWN_CLUSTER:
+    if address == OWN_CLUSTER:
         check_is_free(host, port)
         check_can_start(loaded, config)
     else:
@@ -87,7 +86,7 @@ def serve(
         threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
         runner = [sys.executable, "-c", _RUNNER, str(path), address, str(loaded.drain_timeout_s)]
         environment = {**os.environ, "RAY_ADDRESS": address}
-        if address == _OWN_CLUSTER:
+        if address == OWN_CLUSTER:
             environment |= proxy_variables(host, port, Path(directory), os.environ)
         status = run_until_signal(runner, loaded.drain_timeout_s, environment)
     raise typer.Exit(status)
@@ -228,7 +227,7 @@ def _address() -> str:
     Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
     start one unless the environment names another.
     """
-    return os.environ.get("RAY_ADDRESS") or _OWN_CLUSTER
+    return os.environ.get("RAY_ADDRESS") or OWN_CLUSTER
 
 
 def _wait(

@@ -34,6 +34,9 @@ IMPORT_PATH = "deployments:app"
 APPLICATION = "hdserve"
 GATEWAY_DEPLOYMENT = "gateway"
 
+OWN_CLUSTER = "local"
+"""The address by which Ray starts a cluster that ends with the application."""
+
 PROXY_VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.http.proxy_headers:middlewares"
 }

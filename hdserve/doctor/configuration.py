@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import AccessConfig, ServeConfig
+from hdserve.config.deployed import OWN_CLUSTER
 from hdserve.databases.output_files import databases_root, left_by_other_versions
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
@@ -23,14 +24,11 @@ from hdserve.engine.hardware import describe_hardware, node_resources
 from hdserve.errors import ConfigError
 from hdserve.telemetry import check_tracing
 
-_OWN_CLUSTER = ("", "local")
-"""Addresses that mean a cluster which is started with the application, on this machine."""
-
 
 def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
     """Find out whether what the configuration reserves is there: on this machine, or free in the
     cluster."""
-    if address in _OWN_CLUSTER:
+    if address in ("", OWN_CLUSTER):
         yield from compare_resources(config, [node_resources()], "this machine")
         yield from check_memory(config)
     elif all(finding.verdict is Verdict.OK for finding in check_cluster(address)):

@@ -15,11 +15,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import model_database
-from benchmarks.server import free_port
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from tests.chaos import drafter, processes
 from tests.chaos.questions import ENGINE, MODEL
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 900.0

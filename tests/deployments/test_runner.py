@@ -14,10 +14,11 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from benchmarks.server import START_TIMEOUT_S, free_port
+from benchmarks.server import START_TIMEOUT_S
 from deployments.runner import _client
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from tests.clusters import connected_cluster
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

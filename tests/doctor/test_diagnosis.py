@@ -19,7 +19,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from benchmarks.server import free_port
 from deployments.http.documented_api import DocumentedApi
 from hdserve.cli import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
@@ -37,6 +36,7 @@ from hdserve.doctor.model import check_compiler, check_device, check_model, chec
 from hdserve.doctor.weights import weight_bytes
 from hdserve.models import bundled_model_path, bundled_statistics
 from tests.closed import closed as closed_directory
+from tests.ports import free_port
 
 
 def verdicts(findings: Iterable[Finding]) -> list[str]:
