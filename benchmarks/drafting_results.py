@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ TOOL_SETS = ("tools-hermes-mistral", "tools-tau2-gpt-4.1")
 STATISTICS = "alpaca-siblings.fill.jsonl.gz"
 BUDGETS = (8, 16, 32, 60)
 FLOORS = (0.01, 0.02, 0.04, 0.08, 0.085, 0.16)
+OTHER_DRAFTERS = ("context", "model", "statistics", "prompt-lookup", "hierarchy-paper")
 
 
 def main() -> None:
@@ -54,47 +56,68 @@ def main() -> None:
         print_tables(args.out, json.loads((args.data / "baselines.json").read_text()))
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedSet:
+    """Requests of one kind: those that are replayed, and those that warm the model database."""
+
+    name: str
+    rows: list[ReplayRow]
+    fill: list[ReplayRow]
+
+    @classmethod
+    def read(cls, data: Path, name: str) -> RecordedSet:
+        """Read a set below ``data``."""
+        files = (data / "replay" / f"{name}.{part}.jsonl.gz" for part in ("eval", "fill"))
+        rows, fill = map(list, map(read_replay, files))
+        return cls(name, rows, fill)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a set is replayed.
+
+    Attributes:
+        budget: most drafted tokens in a step.
+        floor: least score of a drafted token.
+    """
+
+    mode: ReplayMode = ReplayMode.WARM
+    budget: int = 16
+    shares_prompts: bool = True
+    floor: float = 0.0
+    drafter: str = "hierarchy"
+
+
 def measure(data: Path, out: Path) -> None:
     """Measure every set, mode, budget and choice of databases; one JSON file each."""
     statistics = open_statistics([data / "replay" / STATISTICS], 2 << 30)
     for name in (*TEXT_SETS, *TOOL_SETS):
-        rows = list(read_replay(data / "replay" / f"{name}.eval.jsonl.gz"))
-        fill = list(read_replay(data / "replay" / f"{name}.fill.jsonl.gz"))
+        recorded = RecordedSet.read(data, name)
         for budget in (16, 60, 8, 32):
             for corpus in (None, statistics) if name in TEXT_SETS else (None,):
                 for mode in ReplayMode:
                     for shares_prompts in (True, False) if budget == 16 else (True,):
-                        run(out, name, rows, fill, corpus, mode, budget, shares_prompts)
-    name = TEXT_SETS[0]
-    rows = list(read_replay(data / "replay" / f"{name}.eval.jsonl.gz"))
-    fill = list(read_replay(data / "replay" / f"{name}.fill.jsonl.gz"))
-    for floor in FLOORS:
-        run(out, name, rows, fill, statistics, ReplayMode.WARM, 60, True, floor=floor)
-    for drafter in ("context", "model", "statistics", "prompt-lookup", "hierarchy-paper"):
-        run(out, name, rows, fill, statistics, ReplayMode.WARM, 16, True, drafter=drafter)
-    run(out, name, rows, fill, statistics, ReplayMode.WARM, 28, True, drafter="hierarchy-paper")
-    run(out, name, rows, fill, statistics, ReplayMode.WARM, 28, True)
+                        run(out, recorded, corpus, Setting(mode, budget, shares_prompts))
+    recorded = RecordedSet.read(data, TEXT_SETS[0])
+    for setting in (
+        *(Setting(budget=60, floor=floor) for floor in FLOORS),
+        *(Setting(drafter=drafter) for drafter in OTHER_DRAFTERS),
+        *(Setting(budget=28, drafter=drafter) for drafter in ("hierarchy-paper", "hierarchy")),
+    ):
+        run(out, recorded, statistics, setting)
 
 
 def run(
-    out: Path,
-    name: str,
-    rows: list[ReplayRow],
-    fill: list[ReplayRow],
-    statistics: StatisticsDatabase | None,
-    mode: ReplayMode,
-    budget: int,
-    shares_prompts: bool,
-    *,
-    floor: float = 0.0,
-    drafter: str = "hierarchy",
+    out: Path, recorded: RecordedSet, statistics: StatisticsDatabase | None, setting: Setting
 ) -> None:
     """Replay once and write the figures, unless they are there."""
     databases = "C+M" if statistics is None else "C+M+S"
-    key = f"{name}.{databases}.{mode}.{budget}.{floor}.{drafter}.{int(shares_prompts)}"
+    mode, budget, shares_prompts, floor, drafter = astuple(setting)
+    key = f"{recorded.name}.{databases}.{mode}.{budget}.{floor}.{drafter}.{int(shares_prompts)}"
     path = out / f"{key}.json"
     if path.exists():
         return
+    rows, fill = recorded.rows, recorded.fill
     database = ModelDatabase(share_prompts=shares_prompts)
     vocab_size = max(largest_id(rows), largest_id(fill)) + 1
     config = DraftingConfig(drafters=(DrafterConfig(name=drafter),))
@@ -109,7 +132,7 @@ def run(
         replay.fill(fill)
     replay.run(rows)
     settings = {
-        "set": name,
+        "set": recorded.name,
         "databases": databases,
         "mode": str(mode),
         "budget": budget,

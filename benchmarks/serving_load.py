@@ -61,6 +61,25 @@ class Question:
     answer: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamLoad:
+    """The load that is put on a server.
+
+    Attributes:
+        num_streams: streams that are open at a time.
+        duration_s: how long streams are begun.
+        warm_up_s: the first part of that, in which memory may grow.
+        max_tokens: most tokens of an answer.
+        abandoned_share: share of the clients that hang up.
+    """
+
+    num_streams: int
+    duration_s: float
+    warm_up_s: float
+    max_tokens: int
+    abandoned_share: float
+
+
 @dataclass(slots=True)
 class Outcomes:
     """What became of all requests: each is in exactly one count."""
@@ -108,16 +127,11 @@ async def answers_alone(client: OpenAIClient, texts: Sequence[tuple[str, str]]) 
 
 
 async def run_streams(
-    client: OpenAIClient,
-    questions: Sequence[Question],
-    *,
-    num_streams: int,
-    duration_s: float,
-    abandoned_share: float,
+    client: OpenAIClient, questions: Sequence[Question], load: StreamLoad
 ) -> Outcomes:
-    """Keep ``num_streams`` streams open for ``duration_s``, then let those under way end."""
+    """Keep streams open as long as ``load`` says, then let those under way end."""
     outcomes = Outcomes()
-    until_s = time.monotonic() + duration_s
+    until_s = time.monotonic() + load.duration_s
 
     async def stream(number: int) -> None:
         chooser = random.Random(number)
@@ -127,7 +141,7 @@ async def run_streams(
                 client.ask(question.name, question.text, **question.fields)
             )
             patience_s = None
-            if chooser.random() < abandoned_share:
+            if chooser.random() < load.abandoned_share:
                 patience_s = chooser.uniform(0.0, 3.0)
             done, _ = await asyncio.wait({asking}, timeout=patience_s)
             if not done:
@@ -141,7 +155,7 @@ async def run_streams(
                 await asyncio.sleep(record.retry_after_s * chooser.uniform(1.0, 2.0))
 
     async with asyncio.TaskGroup() as group:
-        for number in range(num_streams):
+        for number in range(load.num_streams):
             group.create_task(stream(number))
     return outcomes
 
@@ -190,36 +204,25 @@ async def measure(
     pid: int,
     model: str,
     texts: Sequence[tuple[str, str]],
-    *,
-    num_streams: int,
-    duration_s: float,
-    warm_up_s: float,
-    max_tokens: int,
-    abandoned_share: float,
+    load: StreamLoad,
 ) -> dict[str, Any]:
     """Put the load on a running server, whose processes descend from ``pid``."""
-    body = {"model": model, "max_tokens": max_tokens}
+    body = {"model": model, "max_tokens": load.max_tokens}
     async with OpenAIClient(base_url, "chat", body) as client:
         questions = await answers_alone(client, texts)
         before = await asyncio.to_thread(read_counts, base_url)
         log = MemoryLog(server_processes(pid))
         logging = asyncio.create_task(log.run())
         started_s = time.monotonic()
-        outcomes = await run_streams(
-            client,
-            questions,
-            num_streams=num_streams,
-            duration_s=duration_s,
-            abandoned_share=abandoned_share,
-        )
+        outcomes = await run_streams(client, questions, load)
         whole_s = time.monotonic() - started_s
         await asyncio.sleep(_SETTLE_S)
         logging.cancel()
     after = await asyncio.to_thread(read_counts, base_url)
-    processes = log.rows(warm_up_s, duration_s)
+    processes = log.rows(load.warm_up_s, load.duration_s)
     return {
-        "num_streams": num_streams,
-        "duration_s": duration_s,
+        "num_streams": load.num_streams,
+        "duration_s": load.duration_s,
         "num_questions": len(questions),
         "sent": outcomes.num_sent,
         "right": outcomes.num_right,
@@ -266,19 +269,8 @@ def main(
         tempfile.TemporaryDirectory() as own_directory,
         Server.hdserve(directory or Path(own_directory), config, port) as server,
     ):
-        result = asyncio.run(
-            measure(
-                server.base_url,
-                server.pid,
-                model,
-                texts,
-                num_streams=streams,
-                duration_s=duration_s,
-                warm_up_s=warm_up_s,
-                max_tokens=max_tokens,
-                abandoned_share=abandoned,
-            )
-        )
+        load = StreamLoad(streams, duration_s, warm_up_s, max_tokens, abandoned)
+        result = asyncio.run(measure(server.base_url, server.pid, model, texts, load))
     result |= {"model": model, "engine": engine, "commit": commit(), "hardware": cpu_name()}
     result["problems"] += too_much_growth(result["processes"])
     if json_path is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.serving_load import measure
+from benchmarks.serving_load import StreamLoad, measure
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -26,19 +26,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
 
 def test_sixty_streams(application: ServedApplication) -> None:
     """Answers equal those given alone, clients and server count alike, nothing is left over."""
-    result = asyncio.run(
-        measure(
-            application.base_url,
-            application.pid,
-            MODEL,
-            TEXTS,
-            num_streams=60,
-            duration_s=6.0,
-            warm_up_s=0.0,
-            max_tokens=32,
-            abandoned_share=0.1,
-        )
-    )
+    load = StreamLoad(60, duration_s=6.0, warm_up_s=0.0, max_tokens=32, abandoned_share=0.1)
+    result = asyncio.run(measure(application.base_url, application.pid, MODEL, TEXTS, load))
     assert result["problems"] == []
     assert result["right"] > 30
     assert result["rejected"] > 0
