@@ -18,6 +18,7 @@ QUESTION = "I want to book a table for two in San Jose."
 
 
 def chat(page: Any) -> None:
+    """Ask two questions, and show the draft of the step that accepted most."""
     for question in (QUESTION, "Can you find me one for four people?"):
         page.get_by_label("Message").fill(question)
         page.get_by_role("button", name="Send").click()
@@ -27,18 +28,21 @@ def chat(page: Any) -> None:
 
 
 def race(page: Any) -> None:
+    """Have a prompt answered with and without drafts."""
     page.get_by_role("tab", name="Side by side").click()
     page.get_by_role("button", name="Race").click()
     page.get_by_text("The same text").wait_for()
 
 
 def databases(page: Any) -> None:
+    """Show the databases of the models."""
     page.get_by_role("tab", name="Databases").click()
     page.get_by_role("table").first.wait_for()
     page.wait_for_timeout(300)
 
 
 def main(url: str, directory: Path) -> None:
+    """Take the pictures of each view in each look."""
     directory.mkdir(parents=True, exist_ok=True)
     looks = {"light": ("light", WIDE), "dark": ("dark", WIDE), "narrow": ("light", NARROW)}
     with tempfile.TemporaryDirectory() as profile, browser_context(Path(profile)) as context:

@@ -147,6 +147,7 @@ class _OpenCall:
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing of what follows belongs to the call."""
         return self._depth < 1 or (self.has_arguments and not self._is_enclosed)
 
     def read(self, text: str) -> tuple[str, int]:

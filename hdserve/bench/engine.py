@@ -54,6 +54,7 @@ class Result:
     num_rounds: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON has it."""
         return asdict(self)
 
 

@@ -65,6 +65,7 @@ class SettingResult:
         return self.identical == self.total and self.accepted_tokens > 0
 
     def to_json(self) -> dict[str, Any]:
+        """Return the line as JSON has it."""
         return asdict(self)
 
 

@@ -64,6 +64,7 @@ class _Node:
 
     @property
     def size(self) -> tuple[int, int]:
+        """The parts of GPUs and of CPUs that are left, by which nodes are compared."""
         return sum(self._gpus), self._parts["CPU"]
 
     def has(self, needed: Counter[str]) -> bool:
