@@ -26,7 +26,6 @@ import typer
 import yaml
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from deployments.gateway import Gateway
 from deployments.http.routes import build_api
@@ -35,7 +34,7 @@ from hdserve.cli import app as hdserve_app
 from hdserve.config import default_config, parse_config
 from hdserve.config.deployed import read_deployed_config
 from hdserve.prompts import read_prompts
-from tests.documents import PAGES, ROOT, blocks, commands, shell_commands, texts
+from tests.documents import PAGES, ROOT, blocks, commands, shell_commands
 from tests.k8s.manifests import (
     K8S,
     TARGETS,
@@ -345,20 +344,3 @@ def check_curl(arguments: list[str]) -> None:
     if "-d" in arguments:
         body = json.loads(arguments[arguments.index("-d") + 1])
         assert not ChatBody.parse(body).ignored
-
-
-def test_what_can_be_run_without_a_server_is(tmp_path: Path) -> None:
-    """The ``hdserve`` commands of the quick start that need nothing else."""
-    shown = [
-        words[1:]
-        for text in texts("docs/quickstart.md", "sh")
-        for words in commands(text)
-        if words[:2] in (["hdserve", "generate"], ["hdserve", "doctor"])
-        and not {"--prompts", "--config"} & set(words)
-    ]
-    assert len(shown) == 2
-    for arguments in shown:
-        more = ["--model", "hdserve-mini", "--max-tokens", "8"] * (arguments[0] == "generate")
-        result = CliRunner().invoke(hdserve_app, [*arguments, *more])
-        assert result.exit_code in {0, 1} if arguments[0] == "doctor" else result.exit_code == 0
-        assert result.stdout

@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 """What each command is called with, in a directory that has the files."""
 
-SLOW = {"check-lossless", "bench engine", "generate"}
+SLOW = {"check-lossless", "bench engine", "bench serve", "doctor", "generate"}
 
 ELSEWHERE = {"database stop"}
 """In ``actors/test_stop.py``: it needs a Ray cluster."""

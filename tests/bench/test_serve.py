@@ -22,11 +22,17 @@ from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
-from hdserve.cli import app
+from hdserve.cli import app, bench_serve_job
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
 from tests.bench.stand_in import MODEL, StandIn
 from tests.interruption import interrupt_after, interrupt_when, units
+
+
+@pytest.fixture(autouse=True)
+def metrics_are_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in tells them as they are, so nobody in this process waits for newer ones."""
+    monkeypatch.setattr(bench_serve_job, "_METRICS_AGE_S", 0.0)
 
 
 @pytest.fixture
