@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hdserve.errors import ConfigError
 from hdserve.prompts import Messages, PromptRow
 
-
-class ChatTokenizer(Protocol):
-    """What is needed of a tokenizer here."""
-
-    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: list[int]) -> str: ...
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]
-    ) -> list[int]: ...
+if TYPE_CHECKING:
+    from hdserve.engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +30,7 @@ def longest_prompt(max_model_len: int, max_tokens: int) -> int:
     """Return how many tokens of the context ``--max-tokens`` leaves for a prompt.
 
     Raises:
-        ConfigError: nothing.
+        ConfigError: it leaves none.
     """
     if max_tokens >= max_model_len:
         raise ConfigError(
@@ -49,7 +40,7 @@ def longest_prompt(max_model_len: int, max_tokens: int) -> int:
     return max_model_len - max_tokens
 
 
-def encode_prompt(row: PromptRow, tokenizer: ChatTokenizer, max_tokens: int) -> EncodedPrompt:
+def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> EncodedPrompt:
     """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: texts of its
     first messages are left out before any of the next.
 
@@ -67,7 +58,7 @@ def encode_prompt(row: PromptRow, tokenizer: ChatTokenizer, max_tokens: int) -> 
 
 
 def _cut(
-    messages: Messages, num_over: int, max_tokens: int, tokenizer: ChatTokenizer
+    messages: Messages, num_over: int, max_tokens: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
     """Return ``messages`` without so many tokens of the first text, or without all it has."""
     shorter = [dict(message) for message in messages]

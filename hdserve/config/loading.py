@@ -1,7 +1,7 @@
 """Where a configuration comes from: one file, or the bundled models.
 
-This is the only place that reads the environment: ``HDSERVE_CONFIG``, ``HDSERVE_API_KEYS_FILE``,
-``HDSERVE_ADMIN_KEY_FILE`` and ``HDSERVE_ADMIN_KEY``.
+This is the only place that reads variables of ours from the environment: ``HDSERVE_CONFIG``,
+``HDSERVE_API_KEYS_FILE``, ``HDSERVE_ADMIN_KEY_FILE`` and ``HDSERVE_ADMIN_KEY``.
 """
 
 from __future__ import annotations
