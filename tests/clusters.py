@@ -15,8 +15,13 @@ Started = TypeVar("Started")
 
 @contextmanager
 def connected_cluster(num_cpus: int) -> Iterator[Cluster]:
-    """A head node without a dashboard, for servers in other processes, too."""
-    node = {"num_cpus": num_cpus, "include_dashboard": False}
+    """A head node without a dashboard, for servers in other processes, too; what they count is on
+    Ray's port a second later, not ten."""
+    node = {
+        "num_cpus": num_cpus,
+        "include_dashboard": False,
+        "_system_config": {"metrics_report_interval_ms": 1000},
+    }
     cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=node))
     try:
         ray.init(cluster.address, log_to_driver=False, configure_logging=False)
