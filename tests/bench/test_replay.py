@@ -322,15 +322,14 @@ def test_interrupted_anywhere_it_counts_the_same(
         assert kept_times <= set(found.draft_s)
 
 
-@pytest.mark.parametrize("mode", ["online", "warm"])
-def test_the_command_goes_on(mode: str, tmp_path: Path) -> None:
+def test_the_command_goes_on(tmp_path: Path) -> None:
     """After a real Ctrl-C, with the figures of a replay that was not interrupted."""
     rng = random.Random(3)
     sentences = [tuple(rng.choices(range(5, 90), k=40)) for _ in range(30)]
     answers = [sum(rng.choices(sentences, k=20), ()) for _ in range(200)]
     evaluate = _write(tmp_path / "eval.jsonl", _rows(*answers))
     fill = _write(tmp_path / "fill.jsonl", _rows(*answers[:5]))
-    command = ["bench", "replay", "--eval", str(evaluate), "--fill", str(fill), "--mode", mode]
+    command = ["bench", "replay", "--eval", str(evaluate), "--fill", str(fill), "--mode", "warm"]
 
     def run(name: str, *options: str) -> dict[str, Any]:
         arguments = [*command, "--json", str(tmp_path / name), *options]
