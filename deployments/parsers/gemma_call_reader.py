@@ -27,7 +27,6 @@ class GemmaCallReader(CallReader):
 
     def __init__(self, closing: str) -> None:
         super().__init__(closing)
-        self._closing_mark = closing
         self._arguments: _OpenArguments | None = None
         self._is_json = False
 
@@ -49,7 +48,7 @@ class GemmaCallReader(CallReader):
             elif not self._is_json and (head := _HEAD.match(self.kept)):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
-                self._arguments = _OpenArguments(self._closing_mark)
+                self._arguments = _OpenArguments(self._closing)
                 yield CallBegin(head[1])
             else:
                 num_calls = self.num_calls

@@ -41,7 +41,6 @@ class XmlCallReader(CallReader):
         self, closing: str, functions: Iterable[Function], elements: Elements = QWEN
     ) -> None:
         super().__init__(closing)
-        self._closing_mark = closing
         self._elements = elements
         self._schemas = {item.name: item.parameters for item in functions}
         self._function: _OpenFunction | None = None
@@ -67,7 +66,7 @@ class XmlCallReader(CallReader):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 schema = self._schemas.get(head[1], {})
-                self._function = _OpenFunction(schema, self._closing_mark, self._elements)
+                self._function = _OpenFunction(schema, self._closing, self._elements)
                 yield CallBegin(head[1])
             else:
                 num_calls = self.num_calls
