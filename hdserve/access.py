@@ -53,7 +53,7 @@ class Access:
     admin_key_file: Path | None = None
 
     def identify(self, authorization: str) -> Identity:
-        """Who sends this ``authorization`` header.
+        """Say who sends this ``authorization`` header.
 
         Raises:
             Unauthorized: keys are needed, and this is none of them.
@@ -73,7 +73,7 @@ class Access:
         raise Unauthorized("the API key is wrong")
 
     def read_again(self) -> Access:
-        """The same with what its files hold now.
+        """Give a copy that holds what the files hold now.
 
         Raises:
             ConfigError: a file cannot be read or is wrong; the message holds no key.
@@ -126,8 +126,11 @@ class KeyFileWarning(NamedTuple):
 
 
 def key_file_warnings(config: AccessConfig) -> Iterator[KeyFileWarning]:
-    """Of the files ``config`` names: an administrator's key that is not there, and files that every
-    user of the machine can read.  What keeps :func:`read_access` from reading them, it says."""
+    """Say what is doubtful about the files that ``config`` names.
+
+    That is an administrator's key that is not there, and files that every user of the machine can
+    read.  What keeps :func:`read_access` from reading them is left to that.
+    """
     for name in ("api_keys_file", "admin_key_file"):
         path: Path | None = getattr(config, name)
         if path is None:
@@ -176,7 +179,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
 
 
 def _read_admin_key(path: Path) -> bytes | None:
-    """The digest of the one line of a file; ``None`` where there is no file."""
+    """Give the digest of the one line of a file, or ``None`` where there is no file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -20,7 +20,7 @@ class CurrentAccess:
 
     Links are followed, so a volume of Kubernetes, whose links change all at once, is seen to
     change.  Files that cannot be used leave the keys as they are, say so once in the log, and are
-    read again with each look until they can.  Of one thread.
+    read again with each look until they can.  Only one thread may use it.
 
     Args:
         access: as the files were somewhere, some time ago; they are read again at first.
@@ -37,11 +37,11 @@ class CurrentAccess:
 
     @property
     def needs_key(self) -> bool:
-        """Whether only those with a key may ask; that of the administrator is one."""
+        """Tell whether only those with a key may ask; that of the administrator is one."""
         return bool(self._access.keys)
 
     def identify(self, authorization: str) -> Identity:
-        """As :meth:`Access.identify`."""
+        """Say who sends this header, as :meth:`Access.identify` does, by the keys of now."""
         now_s = time.monotonic()
         if self._files and now_s >= self._next_check_s:
             self._next_check_s = now_s + self._check_interval_s
@@ -69,7 +69,7 @@ _State = tuple[int, int, int, int, int]
 
 
 def _state(path: Path) -> _State | None:
-    """What changes with a file; ``None`` where it cannot be looked at."""
+    """Give what changes when a file does, or ``None`` where it cannot be looked at."""
     try:
         found = os.stat(path)
     except OSError:

@@ -53,7 +53,9 @@ _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
-    """JSON texts that ``schema`` (JSON Schema) allows, their keys in the schema's order.
+    """Give a grammar of the JSON texts that ``schema`` (JSON Schema) allows.
+
+    Keys come in the order of the schema.
 
     Raises:
         ValueError: the schema is too large or too deep, its numbers are to be multiples of too
@@ -66,22 +68,22 @@ def json_schema(schema: Mapping[str, Any]) -> str:
 
 
 def json_object() -> str:
-    """Any JSON object."""
+    """Give a grammar of any JSON object."""
     return json_schema({"type": "object"})
 
 
 def regex(pattern: str) -> str:
-    """Texts that match ``pattern`` as a whole, in the syntax of Rust's ``regex``."""
+    """Give a grammar of texts that ``pattern`` matches as a whole, in the syntax of Rust."""
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Iterable[str]) -> str:
-    """One of ``options``."""
+    """Give a grammar of one of ``options``."""
     return lark("start: " + " | ".join(quoted(option) for option in options))
 
 
 def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:
-    """Texts of a context-free grammar in the Lark syntax of llguidance; its rule ``start``.
+    """Give a grammar of the texts of ``start``, a rule in the Lark syntax of llguidance.
 
     Not for grammars of clients: an ambiguous one (``x: "a" | x x``) takes more time with each
     token, in the thread that serves everybody.
@@ -95,7 +97,7 @@ def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:
 
 
 def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> str:
-    """``grammar`` as llguidance takes it, its marks being those of a vocabulary.
+    """Give ``grammar`` as llguidance takes it, its marks being those of a vocabulary.
 
     Args:
         special_token_id: that of a text that is a special token.
@@ -115,7 +117,7 @@ def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> s
 
 
 def either(*grammars: str) -> str:
-    """Texts of one of several grammars, each made by a function of this module."""
+    """Give a grammar of the texts of one of several, each made by a function of this module."""
     named = [
         {**form, "name": f"form_{index}"}
         for index, text in enumerate(grammars)
@@ -126,9 +128,11 @@ def either(*grammars: str) -> str:
 
 
 def unforced(grammar: str) -> str:
-    """``grammar`` with every token allowed that fits, also where only one text does: elsewhere
-    llguidance then allows the one token that the tokenizer makes of it, which is a special token
-    where the text spells one, and no part of it."""
+    """Give ``grammar`` with every token allowed that fits, also where only one text does.
+
+    Elsewhere llguidance then allows the one token that the tokenizer makes of it, which is a
+    special token where the text spells one, and no part of it.
+    """
     try:
         first, *others = json.loads(grammar)["grammars"]
     except ValueError:
@@ -138,20 +142,21 @@ def unforced(grammar: str) -> str:
 
 
 def spells(grammar: str, text: str) -> bool:
-    """Whether ``text`` may be in a literal, a pattern or a schema of ``grammar``."""
+    """Tell whether ``text`` may be in a literal, a pattern or a schema of ``grammar``."""
     bare = grammar.replace("\\", "")
     spellings = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
     return any(spelling.replace("\\", "") in bare for spelling in spellings)
 
 
 def quoted(text: str) -> str:
-    """``text`` as a Lark literal."""
+    """Write ``text`` as a Lark literal."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # no lexer takes it
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` with how its JSON texts are to be written, unless it says so itself; without what
-    forbids nothing and llguidance does not know.
+    """Add to ``schema`` how its JSON texts are to be written, unless it says so itself.
+
+    Left out is what forbids nothing and llguidance does not know.
 
     Raises:
         ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
@@ -165,7 +170,8 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_size(schemas: Any) -> None:
-    """
+    """Refuse a schema, or a list of some, that no grammar could be made of in time.
+
     Raises:
         ValueError: a schema, or a list of some, has more values than a grammar can be made of.
     """
@@ -181,14 +187,18 @@ def check_size(schemas: Any) -> None:
 
 
 def _check_divisors(divisors: list[int]) -> None:
-    """Numbers that are multiples of n take n states, and of several at once of all of them."""
+    """Refuse numbers whose multiples take too many states.
+
+    Multiples of n take n states, and those of several at once as many as their least common
+    multiple.
+    """
     limit = _MAX_DIVISOR_STATES
     if sum(divisors) > limit or sum(divisors) + lcm(*divisors) > limit:
         raise ValueError("multipleOf: the numbers are too large, or too many together")
 
 
 def _divisors(schema: Any) -> Iterator[int]:
-    """Every ``multipleOf`` in a schema, without its decimal point."""
+    """Give every ``multipleOf`` in a schema, without its decimal point."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _divisors(item)
@@ -205,7 +215,7 @@ def _divisors(schema: Any) -> Iterator[int]:
 
 
 def _check_numbers(schema: Any) -> None:
-    """What texts are compared with is kept as a floating-point number."""
+    """Refuse numbers that change when they are kept, which is as floating-point numbers."""
     for key, number in _numbers(schema):
         first = number if number % 1 else int(number) + _NEXT.get(key, 0)
         if not _is_held(number) or not _is_held(first):
@@ -213,7 +223,7 @@ def _check_numbers(schema: Any) -> None:
 
 
 def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
-    """The numbers of values and bounds in a schema, with their keywords."""
+    """Give the numbers of values and bounds in a schema, with their keywords."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _numbers(item)
@@ -240,7 +250,7 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
 
 
 def _is_held(number: int | float) -> bool:
-    """Whether llguidance keeps it as it is: a whole number in 64 bits, too."""
+    """Tell whether llguidance keeps ``number`` as it is; of a whole one, also in 64 bits."""
     if isinstance(number, float):
         if not isfinite(number):
             return True  # it will be said to be wrong
@@ -251,14 +261,14 @@ def _is_held(number: int | float) -> bool:
 
 
 def _as_read(number: float) -> float:
-    """The digits as one integer, rounded, and then their point moved, and rounded again."""
+    """Read ``number`` as llguidance does: its digits as an integer, rounded, then divided."""
     digits, _, exponent = repr(number).partition("e")
     whole, _, places = digits.partition(".")
     return int(whole + places) / float(f"1e{len(places) - int(exponent or 0)}")
 
 
 def _without_notes(schema: Any) -> Any:
-    """A schema, or a list of some."""
+    """Give a schema, or a list of some, without notes to its readers."""
     if isinstance(schema, (list, tuple)):
         return [_without_notes(item) for item in schema]
     if not isinstance(schema, Mapping):

@@ -140,7 +140,7 @@ class Journal:
 
 
 def file_digest(path: Path | None) -> str | None:
-    """Names the content of a file among the settings.
+    """Give a short digest that stands for the content of a file among the settings.
 
     Raises:
         ConfigError: it cannot be read.

@@ -6,7 +6,7 @@ import socket
 
 
 def listening_error(host: str, port: int) -> OSError | None:
-    """Why nobody can begin to listen there; ``None`` where one can."""
+    """Say why nobody can begin to listen there, or give ``None`` where one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -49,7 +49,7 @@ class PromptRow:
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
-    """The first ``limit`` rows of a file, at least one.
+    """Read the first ``limit`` rows of a file, at least one.
 
     Raises:
         ConfigError: the file cannot be read, a row asks nothing, or there is none.
@@ -85,7 +85,7 @@ def _row(line: str, index: int, where: str) -> PromptRow:
 
 
 def _conversation(messages: Any, where: str) -> Messages:
-    """Empty where there is none."""
+    """Give the ``messages`` of a row once they are checked; none where it has none."""
     if not messages:
         return ()
     if not isinstance(messages, list) or not all(map(_is_message, messages)):

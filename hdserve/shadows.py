@@ -19,8 +19,10 @@ _IMPORT = "import importlib, sys; print(*importlib.import_module(sys.argv[1]).__
 
 
 def shadows(directory: Path) -> Iterator[Path]:
-    """What in ``directory`` is imported in place of one of our packages where Python looks there
-    first."""
+    """Give what in ``directory`` hides one of our packages.
+
+    It is imported in place of the package where Python looks in that directory first.
+    """
     for name in PACKAGES:
         place, module = directory / name, directory / f"{name}.py"
         if module.exists():
@@ -36,7 +38,7 @@ def _is_ours(name: str, place: Path) -> bool:
 
 
 def _is_imported(name: str, place: Path) -> bool:
-    """Asked of another process: this one has imported it already."""
+    """Tell whether Python finds ``place`` first, in a new process: this one has ours already."""
     command = [sys.executable, "-c", _IMPORT, name]
     done = subprocess.run(command, cwd=place.parent, capture_output=True, text=True, check=False)
     found = [Path(line) for line in done.stdout.splitlines()]
