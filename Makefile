@@ -14,6 +14,7 @@ PYTHON ?= python3.11
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-stamp
 STAMP := $(VENV)/.setup-stamp
 # Without bytecode, which takes minutes for all and is made of a module when it is first imported;
 # where it may not be kept, each of a hundred processes compiles all it imports.
@@ -34,7 +35,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
 	  $(BIN)/python -m pip install --dry-run --no-deps --quiet --report - $(TORCH) \
@@ -45,6 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
+	@touch $(INSTALLED)
+
+$(STAMP): $(INSTALLED)
 	@echo "setup 3/3: compiling the drafting kernels, once; a minute"
 	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')"
 	@touch $(STAMP)
@@ -61,7 +65,7 @@ test: setup
 test-all: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(PARALLEL) -m ''
 
-check: setup
+check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from deployments.generation import Alternative, GenerationRequest, TokenInfo
 from deployments.replica.record_builder import LOWEST_LOGPROB, RecordBuilder
 from deployments.replica.request_metrics import RequestMetrics
