@@ -13,11 +13,12 @@ import torch.fx.experimental._config
 
 from hdserve.engine.batch import ForwardBatch
 from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.linear_layers import call_natively
 from hdserve.engine.multiply_together import MultiplyTogether
 from hdserve.engine.native.compiler import find_compiler
 from hdserve.engine.native.operators import load_operators
-from hdserve.engine.row_linear import call_natively, is_plain
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.shared_linear import is_plain, linear_layers_of
 
 
 def _watched(guards: Sequence[Any]) -> list[bool]:
@@ -72,7 +73,7 @@ def can_compile() -> bool:
 
 def can_pack(module: torch.nn.Module) -> bool:
     """Whether products by tiles of the processor (AMX) are to be had for the model's weights."""
-    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    layers = [*linear_layers_of(module)]
     num_bytes = sum(layer.weight.nbytes for layer in layers)
     return 0 < num_bytes <= _MAX_PACKED_BYTES and all(
         is_plain(layer) and multiplies_tiles(layer.weight.device, layer.weight.dtype)

@@ -15,8 +15,8 @@ from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_pack
 from hdserve.engine.kv_cache import Segment, align
+from hdserve.engine.linear_layers import multiply_row_by_row
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_linear import has_row_linear
 from hdserve.engine.shapes import Shapes, exact_candidates
 from hdserve.tree import DraftTree
 
@@ -79,7 +79,7 @@ def _calls_kernels(runner: ModelRunner) -> bool:
     """Whether all products of exact forwards are made by the kernel."""
     if runner.compiled is not None:
         return runner.compiled.is_native
-    return has_row_linear(runner.model.module)
+    return multiply_row_by_row(runner.model.module)
 
 
 @contextmanager

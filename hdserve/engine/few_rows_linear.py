@@ -10,17 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.python_operator import define_operator
-from hdserve.engine.row_linear import is_plain, replace_layers
+from hdserve.engine.shared_linear import SharedLinear, is_plain, linear_layers_of, replace_layers
 from hdserve.engine.step_context import current_plan
 
 
-class FewRowsLinear(torch.nn.Linear):
-    """A linear layer with the weights of another, which are not copied."""
-
-    def __init__(self, layer: torch.nn.Linear) -> None:
-        torch.nn.Module.__init__(self)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
+class FewRowsLinear(SharedLinear):
+    """A layer that the kernel multiplies, in a step whose plan has one."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         is_compiling = torch.compiler.is_compiling()
@@ -30,8 +25,8 @@ class FewRowsLinear(torch.nn.Linear):
 
 def use_few_rows_linear(module: torch.nn.Module) -> None:
     """Replace the linear layers of ``module``, in place."""
-    layers = [layer for layer in module.modules() if is_plain(layer)]
-    replace_layers(module, {layer: FewRowsLinear(cast("Any", layer)) for layer in layers})
+    layers = filter(is_plain, linear_layers_of(module))
+    replace_layers(module, {layer: FewRowsLinear(layer) for layer in layers})
 
 
 def multiply_by_plan(

@@ -10,14 +10,8 @@ import torch.nn.functional as F
 from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.few_rows_linear import use_few_rows_linear
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.row_linear import (
-    ALL_ROWS,
-    RowLinear,
-    can_multiply,
-    is_plain,
-    multiply_rows,
-    replace_layers,
-)
+from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, multiply_rows
+from hdserve.engine.shared_linear import is_plain, linear_layers_of, replace_layers
 from hdserve.engine.turned_linear import TurnedLinear, can_turn
 from hdserve.engine.workers import Workers
 
@@ -37,16 +31,14 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     """Choose how the layers are multiplied, in place.
 
     On a GPU see :class:`~hdserve.engine.few_rows_linear.FewRowsLinear`.  On a CPU there is another
-    kernel for few rows.
-    The kernel is for all rows where results must be exact.  Else it is for up to as many rows as it
-    is faster for than PyTorch, which is tried.  PyTorch multiplies float32 weights faster by
-    columns, so these are copied where layers are small, and PyTorch has one row and many; where the
-    kernel is not faster they are stored by columns alone.  Where the processor multiplies tiles,
-    PyTorch does all of it unless results must be exact; where it multiplies bfloat16 in pairs, a
-    kernel for all rows does, if weights may be stored twice.
+    kernel for few rows, which is for all of them where results must be exact.  Else it is for up to
+    as many rows as it is faster for than PyTorch, which is tried.  PyTorch multiplies float32
+    weights faster by columns, so these are copied where layers are small, and PyTorch has one row
+    and many; where the kernel is not faster they are stored by columns alone.  Where the processor
+    multiplies tiles, PyTorch does all of it unless results must be exact; where it multiplies
+    bfloat16 in pairs, a kernel for all rows does, if weights may be stored twice.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
-    layers = [layer for layer in layers if is_plain(layer)]
+    layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
         return
     if layers[0].weight.device.type != "cpu":
@@ -62,7 +54,7 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    replaced = _turned(layers)
+    replaced: dict[torch.nn.Linear, torch.nn.Linear] = {**_turned(layers)}
     found = [layer for layer in layers if can_multiply(layer) and layer not in replaced]
     max_rows = _max_rows(found, by_column)
     if is_exact or max_rows:
@@ -72,6 +64,26 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     _store_by_column(layer for layer in own if layer not in replaced)
 
 
+def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
+    """Have compiled models call the kernel for one row, too, or not; whether kernels of ours
+    multiply in all linear layers, called without Python."""
+    layers = [*linear_layers_of(module)]
+    for layer in layers:
+        if isinstance(layer, RowLinear):
+            layer.is_native = is_native
+    return is_native and all(isinstance(layer, RowLinear | TurnedLinear) for layer in layers)
+
+
+def multiply_row_by_row(module: torch.nn.Module) -> bool:
+    """Whether no row of a linear layer depends on the others where shapes are exact: kernels of
+    ours multiply all of them."""
+    return all(
+        isinstance(layer, TurnedLinear)
+        or (isinstance(layer, RowLinear) and layer.by_column is None)
+        for layer in linear_layers_of(module)
+    )
+
+
 def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
     """Whether PyTorch multiplies one row faster than the kernel is called."""
     is_float32 = layers[0].weight.dtype == torch.float32
@@ -79,7 +91,7 @@ def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
     return is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
 
 
-def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Module, RowLinear]:
+def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Linear, TurnedLinear]:
     """The turned layers that replace those that can be turned, if copies of their weights are not
     too large."""
     found = [layer for layer in layers if can_turn(layer)]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.python_operator import define_operator
+from hdserve.engine.shared_linear import SharedLinear, is_plain
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
@@ -26,8 +27,8 @@ ROWS_WHILE_READ = 8
 """Rows that are multiplied in the time in which the weights are read; further rows take longer."""
 
 
-class RowLinear(torch.nn.Linear):
-    """A linear layer with the weights of another, which are not copied.
+class RowLinear(SharedLinear):
+    """A layer whose few rows the kernel multiplies.
 
     Outside a step of the engine it is the other one.
 
@@ -53,9 +54,7 @@ class RowLinear(torch.nn.Linear):
         max_rows: torch.Tensor,
         by_column: torch.Tensor | None = None,
     ) -> None:
-        torch.nn.Module.__init__(self)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
+        super().__init__(layer)
         self.is_native = False
         self.register_buffer("max_rows", max_rows, persistent=False)
         self.register_buffer("by_column", by_column, persistent=False)
@@ -69,38 +68,6 @@ class RowLinear(torch.nn.Linear):
         multiplied = torch.ops.hdserve.row_linear if is_compiling else multiply_rows_by_plan
         found = multiplied(input, self.weight, others, self.bias, self.max_rows)
         return cast("torch.Tensor", found)
-
-
-def replace_layers(
-    module: torch.nn.Module, found: Mapping[torch.nn.Module, torch.nn.Linear]
-) -> None:
-    """Put what is ``found`` for a layer wherever ``module`` has it."""
-    for parent in [*module.modules()]:
-        for name, child in [*parent._modules.items()]:
-            if child is not None and child in found:
-                setattr(parent, name, found[child])
-
-
-def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
-    """Have compiled models call the kernel for one row, too, or not; whether all linear layers
-    do."""
-    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
-    for layer in layers:
-        if isinstance(layer, RowLinear):
-            layer.is_native = is_native
-    return is_native and all(isinstance(layer, RowLinear) for layer in layers)
-
-
-def has_row_linear(module: torch.nn.Module) -> bool:
-    """Whether all linear layers are of the kind whose rows do not depend on one another."""
-    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
-    return all(isinstance(layer, RowLinear) and layer.by_column is None for layer in layers)
-
-
-def is_plain(layer: torch.nn.Module) -> bool:
-    """Whether it is a linear layer of PyTorch's own whose numbers lie where its weight says: what
-    stands for quantised weights looks like a tensor, and holds others."""
-    return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
 
 
 def can_multiply(layer: torch.nn.Linear) -> bool:

@@ -13,15 +13,18 @@ from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
 from hdserve.engine.python_operator import define_operator
-from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, multiply_pairs
+from hdserve.engine.row_linear import can_multiply, multiply_pairs
+from hdserve.engine.shared_linear import SharedLinear
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
 
 _PAIR: Final = 2
 
 
-class TurnedLinear(RowLinear):
-    """One whose kernel multiplies any number of rows, by weights of its own.
+class TurnedLinear(SharedLinear):
+    """A layer whose rows, however many, the kernel multiplies, by a turned copy of the weights.
+
+    Outside a step of the engine it is the other one.
 
     Args:
         layer: one that :func:`can_turn`.
@@ -30,7 +33,7 @@ class TurnedLinear(RowLinear):
     turned: torch.Tensor
 
     def __init__(self, layer: torch.nn.Linear) -> None:
-        super().__init__(layer, torch.tensor(ALL_ROWS))
+        super().__init__(layer)
         self.register_buffer("turned", turn(layer.weight.data), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,37 @@
+"""Linear layers that stand for those of a model and multiply by the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+
+class SharedLinear(torch.nn.Linear):
+    """A linear layer with the weights of another, which are not copied."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+
+
+def linear_layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Linear]:
+    """All linear layers of a model, of whatever kind."""
+    return (layer for layer in module.modules() if isinstance(layer, torch.nn.Linear))
+
+
+def is_plain(layer: torch.nn.Module) -> bool:
+    """Whether it is a linear layer of PyTorch's own whose numbers lie where its weight says: what
+    stands for quantised weights looks like a tensor, and holds others."""
+    return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
+
+
+def replace_layers(
+    module: torch.nn.Module, found: Mapping[torch.nn.Linear, torch.nn.Linear]
+) -> None:
+    """Put what is ``found`` for a layer wherever ``module`` has it."""
+    for parent in [*module.modules()]:
+        for name, child in [*parent._modules.items()]:
+            if isinstance(child, torch.nn.Linear) and child in found:
+                setattr(parent, name, found[child])
