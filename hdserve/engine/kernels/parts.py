@@ -95,10 +95,9 @@ number."""
 
 ITEM_FIELDS: Final = 16
 
-NUM_ITEMS, NUM_SLOTS, SHIFT, NUM_REAL_ROWS = range(4)
-"""The fields of the entry before the first item: the number of items, the number of results that
-are kept, how often the size of the parts was doubled so that there is room for these, and the
-number of rows that are no padding."""
+NUM_ITEMS, NUM_REAL_ROWS = range(2)
+"""The fields of the entry before the first item: the number of items, and the number of rows that
+are no padding."""
 
 Fields = npt.NDArray[np.int32]
 
@@ -124,6 +123,7 @@ def _num_parts(num_positions: int, shift: int) -> int:
 
 @inlined
 def _body_size(position: int) -> int:
+    """The positions in the body of the row at ``position``."""
     return max(0, (position - MAX_DEPTH) // STEP * STEP)
 
 
@@ -159,24 +159,32 @@ def describe_tails(
 
 
 @inlined
+def _longest_body(rows: Fields, first: int, num_rows: int) -> int:
+    """The most positions in a body of ``num_rows`` rows from ``first``."""
+    found = 0
+    for row in range(first, first + num_rows):
+        found = max(found, rows[row, BODY_SIZE])
+    return found
+
+
+@inlined
 def _slots_of_tile(num_rows: int, num_parts: int) -> int:
-    """How many results a tile keeps, of its parts and its tails.  A single row with one part is one
+    """The results that a tile keeps, of its parts and its tails.  A single row with one part is one
     item, which keeps nothing."""
     return 0 if num_rows == 1 and num_parts <= 1 else 1 + num_parts
 
 
 @inlined
 def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, shift: int) -> int:
-    """How many results all tiles keep."""
+    """The results that all tiles keep, where the size of the parts was doubled ``shift``
+    times."""
     number = 0
     for chunk in range(len(chunks)):
         first_row, num_rows = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]
         for first in range(0, num_rows, rows_per_tile):
             own_rows = min(rows_per_tile, num_rows - first)
-            most = 0
-            for row in range(first, first + own_rows):
-                most = max(most, rows[first_row + row, BODY_SIZE])
-            number += _slots_of_tile(own_rows, _num_parts(most, shift))
+            longest = _longest_body(rows, first_row + first, own_rows)
+            number += _slots_of_tile(own_rows, _num_parts(longest, shift))
     return number
 
 
@@ -200,10 +208,8 @@ def list_items(
         for first in range(0, num_rows, rows_per_tile):
             first_row = chunks[chunk, FIRST_ROW] + first
             own_rows = min(rows_per_tile, num_rows - first)
-            most = 0
-            for row in range(first_row, first_row + own_rows):
-                most = max(most, rows[row, BODY_SIZE])
-            parts = _num_parts(most, shift)
+            longest = _longest_body(rows, first_row, own_rows)
+            parts = _num_parts(longest, shift)
             slots = _slots_of_tile(own_rows, parts)
             tails = (own_rows + TAILS_TOGETHER - 1) // TAILS_TOGETHER
             count = parts + tails if slots else 1
@@ -218,7 +224,7 @@ def list_items(
                 if index < parts:
                     item[PART_NUMBER] = index
                     item[PART_FIRST] = _first_position(index, shift)
-                    item[PART_STOP] = min(most, _first_position(index + 1, shift))
+                    item[PART_STOP] = min(longest, _first_position(index + 1, shift))
                 if not slots:
                     item[NUM_TAILS] = 1
                 elif index >= parts:
@@ -226,7 +232,6 @@ def list_items(
                     item[NUM_TAILS] = min(TAILS_TOGETHER, own_rows - item[FIRST_TAIL])
             tile += 1
             slot += slots
-    items[0, NUM_ITEMS], items[0, NUM_SLOTS], items[0, SHIFT] = number, slot, shift
-    items[0, NUM_REAL_ROWS] = 0
+    items[0, NUM_ITEMS], items[0, NUM_REAL_ROWS] = number, 0
     if len(chunks):
         items[0, NUM_REAL_ROWS] = chunks[-1, FIRST_ROW] + chunks[-1, NUM_ROWS]
