@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,26 +15,40 @@ Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
 
+class _Landing(NamedTuple):
+    """Memory of the host to which the likeliest tokens of some number of rows are sent, and the
+    arrays in it."""
+
+    memory: torch.Tensor
+    tokens: npt.NDArray[np.int32]
+    logits: Logits
+
+
 class TopOfForward:
-    """To be told the logits within the forward, which may be a CUDA graph, and read after it."""
+    """Finds the likeliest tokens of a forward, which may be a CUDA graph, from within it; they are
+    read after it."""
 
     def __init__(self) -> None:
-        self._here: dict[int, torch.Tensor] = {}
-        self._found: dict[int, tuple[npt.NDArray[np.int32], Logits]] = {}
-        """The same as arrays."""
+        self._landings: dict[int, _Landing] = {}
+        """Where they are sent, by the number of rows."""
 
     def send(self, logits: torch.Tensor) -> None:
-        """Find those of ``logits [num_rows, vocab_size]``, as many as any drafter reads."""
+        """Find the likeliest tokens of ``logits [num_rows, vocab_size]``, as many as any drafter
+        reads."""
         num_rows, vocab_size = logits.shape
         found = find_largest(logits, min(NUM_TOP, vocab_size))
-        if num_rows not in self._here:
-            here = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            values, columns = here.numpy()
-            self._here[num_rows], self._found[num_rows] = here, (columns.view(np.int32), values)
-        self._here[num_rows].copy_(found, non_blocking=True)
+        if num_rows not in self._landings:
+            memory = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            values, columns = memory.numpy()
+            self._landings[num_rows] = _Landing(memory, columns.view(np.int32), values)
+        self._landings[num_rows].memory.copy_(found, non_blocking=True)
 
     def read(self, num_rows: int, num_read: int) -> tuple[Tokens, Logits]:
-        """What was sent last of so many rows, once the device is done, of the first ``num_read``:
-        tokens and their logits, ``[num_read, k]``, likeliest first."""
-        tokens, logits = self._found[num_rows]
+        """What was sent last of ``num_rows`` rows, to be read once the device is done.
+
+        Returns:
+            The tokens of the first ``num_read`` rows and their logits, ``[num_read, k]``, the
+            likeliest first.
+        """
+        _, tokens, logits = self._landings[num_rows]
         return tokens[:num_read].astype(np.int64), logits[:num_read].copy()
