@@ -22,6 +22,7 @@ from hdserve.engine.fixed_batches import FIXED_SHAPES
 from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.grammar import Grammars
+from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.kernels.parts import MAX_PARTS, QUERIES
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
@@ -30,7 +31,7 @@ from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner, rounded
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
-from hdserve.engine.sampler import HistoryTerms, choose_one
+from hdserve.engine.sampler import choose_one
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel

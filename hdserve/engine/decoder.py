@@ -14,15 +14,12 @@ from hdserve.engine.batched_choices import Nodes
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.grammar import GrammarState
+from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.kernels.draw import NO_TOKEN
-from hdserve.engine.model_runner import NodeOutputs
+from hdserve.engine.logprobs import token_logprob
+from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
-from hdserve.engine.sampler import (
-    HistoryTerms,
-    choose_one,
-    may_be_chosen,
-    token_logprob,
-)
+from hdserve.engine.sampler import choose_one, may_be_chosen
 from hdserve.engine.verifier import verify
 from hdserve.noise import position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree

@@ -8,10 +8,10 @@ from hdserve.core import SamplingParams, Sequence
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
+from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
-from hdserve.engine.sampler import HistoryTerms
 from hdserve.errors import InvalidRequest
 
 

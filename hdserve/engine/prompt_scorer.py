@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from operator import index
 
 import torch
 
 from hdserve import core
 from hdserve.core import TokenLogprob
-from hdserve.engine.sampler import without_nan
-from hdserve.engine.top import topk
+from hdserve.engine.logprobs import token_logprobs
 
 _ROWS_AT_ONCE = 16
 """Rows that are scored at once, so that copies of their logits stay small with large
@@ -50,20 +48,3 @@ class PromptScorer:
             assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"
             shared.found = tuple(self._found)
         return shared.found
-
-
-def token_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], num_top: int
-) -> Iterator[TokenLogprob]:
-    """The log probability and the rank of one token per row of raw logits, ``[rows, vocab_size]``
-    float32, and the ``num_top`` likeliest, in order of probability."""
-    logprobs = without_nan(logits).log_softmax(dim=-1)
-    tokens = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    values = logprobs.gather(1, tokens)
-    ranks = (logprobs >= values).sum(dim=1).tolist()
-    top_values, top_tokens = topk(logprobs, min(max(num_top, 1), logprobs.shape[1]))
-    rows = zip(top_tokens.tolist(), top_values.tolist(), strict=True)
-    found = zip(token_ids, values[:, 0].tolist(), ranks, rows, strict=True)
-    for token_id, value, rank, (tops, values_of_tops) in found:
-        top = tuple(zip(tops[:num_top], values_of_tops[:num_top], strict=True))
-        yield TokenLogprob(token_id, value, top, rank)

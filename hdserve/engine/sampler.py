@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from math import inf, isfinite
-from typing import ClassVar, NamedTuple
 
 import torch
 
-from hdserve.core import SamplingParams, TokenLogprob
+from hdserve.core import SamplingParams
 from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.draw import BLOCK, NO_TOKEN, NUM_BINS, draw_token
 from hdserve.engine.top import argmax, can_be_read
@@ -21,7 +19,6 @@ _NUM_SORTED = 1 << 21
 
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> torch.Tensor:
@@ -167,104 +164,3 @@ def _nucleus_threshold(probabilities: torch.Tensor, top_p: float) -> torch.Tenso
 def _threshold_of_sorted(descending: torch.Tensor, top_p: float) -> torch.Tensor:
     num_before = (descending.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
     return descending.gather(-1, num_before.clamp(max=descending.shape[-1] - 1))
-
-
-class _Terms(NamedTuple):
-    """``[vocab_size]`` each, but for ``ending``."""
-
-    is_seen: torch.Tensor
-    counts: torch.Tensor
-    bias: torch.Tensor
-    ending: torch.Tensor
-
-
-class HistoryTerms:
-    """What changes the logits of one sequence because of the tokens before: penalties, biases and
-    ``min_tokens``.
-
-    Args:
-        token_ids: the prompt.
-        ending_token_ids: tokens that ``min_tokens`` forbids at first.
-        device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on
-            until they are set aside.
-    """
-
-    BYTES_PER_TOKEN: ClassVar = 9
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        token_ids: Iterable[int],
-        ending_token_ids: Iterable[int],
-        vocab_size: int,
-        device: torch.device,
-    ) -> None:
-        self._params = params
-        self._chosen: list[int] = []
-        self._seen = sorted(set(token_ids))
-        self._ending = sorted(ending_token_ids)
-        self._vocab_size, self._device = vocab_size, device
-
-    @cached_property
-    def _terms(self) -> _Terms:
-        size, device, params = self._vocab_size, self._device, self._params
-        is_seen = torch.zeros(size, dtype=torch.bool, device=device)
-        chosen = torch.tensor(self._chosen, dtype=torch.int64)
-        is_seen[torch.tensor(self._seen, dtype=torch.int64)] = True
-        is_seen[chosen] = True
-        counts = torch.bincount(chosen, minlength=size).to(device, torch.float32)
-        bias = torch.zeros(size, device=device)
-        biases = [float(each) for each in params.logit_bias.values()]
-        biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        bias[biased] = torch.tensor(biases, device=device)
-        ending = torch.tensor(self._ending, dtype=torch.int64, device=device)
-        return _Terms(is_seen, counts, bias, ending)
-
-    def apply(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
-        """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
-
-        Args:
-            may_end: whatever ``min_tokens`` says.
-        """
-        params, terms = self._params, self._terms
-        if params.repetition_penalty != 1.0:
-            factor = float(params.repetition_penalty)
-            penalised = torch.where(logits > 0, logits / factor, logits * factor)
-            logits = torch.where(terms.is_seen, penalised, logits)
-        logits = logits - float(params.frequency_penalty) * terms.counts
-        logits = logits - float(params.presence_penalty) * (terms.counts > 0)
-        logits = (logits + terms.bias).clamp(max=_LARGEST)  # the likeliest, however large
-        if len(self._chosen) < params.min_tokens and not may_end:
-            logits[:, terms.ending] = -torch.inf
-        return logits
-
-    def push(self, token_id: int) -> None:
-        """``token_id`` was chosen and is now part of the history."""
-        terms = self._terms
-        terms.is_seen[token_id] = True
-        terms.counts[token_id] += 1
-        self._chosen.append(token_id)
-
-    def set_aside(self) -> None:
-        """Give the memory on the device back until the next use."""
-        self.__dict__.pop("_terms", None)
-
-
-def without_nan(logits: torch.Tensor) -> torch.Tensor:
-    """``logits`` with what is no number at minus infinity, as choosing takes it."""
-    return logits.masked_fill(logits.isnan(), -torch.inf)
-
-
-def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    """The log probability of ``token_id`` and the ``num_top`` likeliest, from raw logits ``[V]``.
-
-    Alternatives are in order of probability, ties by token id.  What is no number is not chosen.
-    """
-    logprobs = without_nan(logits.double()).log_softmax(dim=-1)
-    top: list[tuple[int, float]] = []
-    if num_top:
-        least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
-        candidates = (logprobs >= least).nonzero()[:, 0].tolist()
-        ranked = sorted((-float(logprobs[token]), token) for token in candidates)[:num_top]
-        top = [(token, -negative) for negative, token in ranked]
-    return TokenLogprob(token_id, float(logprobs[token_id]), tuple(top))

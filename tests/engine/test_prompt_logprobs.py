@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM
 from hdserve import core
 from hdserve.core import FinishReason, StepOutput, TokenLogprob
 from hdserve.engine.engine import Engine
-from hdserve.engine.prompt_scorer import token_logprobs
-from hdserve.engine.sampler import token_logprob
 from hdserve.errors import HdserveError, InvalidRequest, PromptTooLong
 from hdserve.models import resolve_model
 from tests.drafters import JunkDrafter, OracleDrafter
@@ -276,15 +274,6 @@ def test_the_prompt_alone() -> None:
             engine.add(make_sequence("b", make_prompt(too_long), **options, prompt_logprobs=0))
 
 
-def test_ranks_of_equals_are_those_of_their_order() -> None:
-    """The likeliest come in the order of their ids, and a token that is not among them has a rank
-    behind them."""
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(5, 5).contiguous()
-    found = [*token_logprobs(logits, range(5), 2)]
-    assert [score.rank for score in found] == [5, 2, 4, 2, 4]
-    assert [[token for token, _ in score.top] for score in found] == [[1, 3]] * 5
-
-
 def test_a_number_that_is_none_is_refused() -> None:
     """What nobody checked is refused when it is queued, and others go on."""
     engine = make_engine()
@@ -328,17 +317,6 @@ def test_what_cannot_be_scored_ends_its_sequence_alone(position: int) -> None:
     assert engine.stats.kv_cache_usage == 0.0
 
 
-def test_rows_are_scored_as_one_by_one() -> None:
-    """Prompts and answers have log probabilities by the same definition."""
-    logits = torch.randn((5, 40), generator=torch.Generator().manual_seed(3)) * 9
-    for num_top in (0, 1, 20):
-        for row, found in zip(logits, token_logprobs(logits, range(5), num_top), strict=True):
-            wanted = token_logprob(row, found.token_id, num_top)
-            assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
-            assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
-            assert [v for _, v in found.top] == pytest.approx([v for _, v in wanted.top], abs=1e-5)
-
-
 def test_drafts_wait_until_the_prompt_is_scored() -> None:
     """One of which the model makes no numbers could not be tried again, nor be told apart from what
     is scored."""
@@ -352,15 +330,3 @@ def test_drafts_wait_until_the_prompt_is_scored() -> None:
     (found, *_) = run(make_engine([OracleDrafter({"a": [*prompt, poison]})], model=model), [seq])
     assert seq.token_ids == alone.token_ids
     assert found.prompt_logprobs == wanted.prompt_logprobs
-
-
-def test_what_is_no_number_is_the_least_likely() -> None:
-    """It is not chosen, and takes nothing from the probabilities of the others."""
-    logits = torch.tensor([[1.0, torch.nan, 3.0, 2.0]])
-    numbers = torch.tensor([[1.0, -torch.inf, 3.0, 2.0]])
-    for row, clean in zip(logits, numbers, strict=True):
-        assert token_logprob(row, 2, 4) == token_logprob(clean, 2, 4)
-    for token_id in range(4):
-        (found,) = token_logprobs(logits, [token_id], 4)
-        assert [found] == [*token_logprobs(numbers, [token_id], 4)]
-        assert found.rank == {0: 3, 1: 4, 2: 1, 3: 2}[token_id]

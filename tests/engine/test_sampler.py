@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -20,12 +18,8 @@ from transformers import (
 
 from hdserve.core import SamplingParams
 from hdserve.engine.sampler import (
-    HistoryTerms,
     choose,
-    choose_one,
     filtered_probabilities,
-    may_be_chosen,
-    token_logprob,
 )
 from hdserve.noise import exponential, noise_word, position_key, sequence_key
 from tests.goodness import chi_square_p_value
@@ -240,98 +234,3 @@ def test_beside_a_logit_that_is_no_number_none_is_chosen_that_is_one(
         if value == math.inf:
             assert set(chosen) <= {-1, 40}
         assert -1 <= min(chosen) <= max(chosen) < 61
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_penalty_beyond_all_numbers_leaves_the_likeliest(temperature: float) -> None:
-    """Seen tokens, here, of which one is chosen as they are all as likely."""
-    params = SamplingParams(temperature=temperature, repetition_penalty=Fraction(1, 10**39))  # type: ignore[arg-type]
-    logits = random_logits(1, 61)
-    seen = logits[0].topk(5).indices.tolist()
-    shaped = HistoryTerms(params, seen, (), 61, CPU).apply(logits)
-    chosen = {choose_one(shaped, params, key) for key in range(50)}
-    assert chosen <= set(seen)
-    assert len(chosen) > 1 or temperature == 0.0
-    assert all(may_be_chosen(token, logits, shaped) for token in chosen)
-    assert not may_be_chosen(-1, logits, shaped)
-
-
-HISTORIES: dict[str, dict[str, Any]] = {
-    "repetition": {"repetition_penalty": 1.4},
-    "repetition below one": {"repetition_penalty": 0.7},
-    "presence": {"presence_penalty": 1.1},
-    "frequency": {"frequency_penalty": -0.6},
-    "bias": {"logit_bias": {0: -100.0, 4: 7.5}},
-    "bias of integers": {"logit_bias": {0: -100, 4: 7}},
-    "min_tokens": {"min_tokens": 3},
-    "all": {
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.4,
-        "frequency_penalty": 0.3,
-        "logit_bias": {2: 1.0},
-        "min_tokens": 2,
-    },
-}
-
-
-@pytest.mark.parametrize("name", HISTORIES)
-def test_history_terms_equal_their_definitions(name: str) -> None:
-    """Penalties, biases and ``min_tokens`` are what their definitions say, token by token, while
-    the output grows."""
-    params, vocab_size = SamplingParams(**HISTORIES[name]), 11
-    prompt, output, ending = [1, 1, 5], [3, 3, 5, 9], {6, 3}
-    history = HistoryTerms(params, prompt, ending, vocab_size, CPU)
-    for num_output in range(len(output) + 1):
-        so_far = output[:num_output]
-        logits = random_logits(1, vocab_size, seed=num_output)
-        wanted = []
-        for token in range(vocab_size):
-            value = float(logits[0, token])
-            if token in prompt + so_far:
-                factor = params.repetition_penalty
-                value = value / factor if value > 0 else value * factor
-            value -= params.frequency_penalty * so_far.count(token)
-            value -= params.presence_penalty * (token in so_far)
-            value += params.logit_bias.get(token, 0.0)
-            if num_output < params.min_tokens and token in ending:
-                value = -math.inf
-            wanted.append(value)
-        before = logits.clone()
-        torch.testing.assert_close(history.apply(logits)[0], torch.tensor(wanted))
-        assert torch.equal(logits, before), "the model's logits are for others, too"
-        if num_output < len(output):
-            history.push(output[num_output])
-        if num_output == 2:
-            history.set_aside()
-
-
-def test_repetition_penalty_equals_that_of_transformers() -> None:
-    """The repetition penalty is the one of transformers (Keskar et al. 2019)."""
-    logits = random_logits(1, 61)
-    prompt = list(range(0, 40, 3))
-    history = HistoryTerms(SamplingParams(repetition_penalty=1.7), prompt, (), 61, CPU)
-    wanted = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits.clone())
-    torch.testing.assert_close(history.apply(logits), wanted)
-
-
-@pytest.mark.parametrize("num_top", [0, 1, 4, 5])
-def test_logprobs_are_of_the_raw_logits(num_top: int) -> None:
-    """A token's log probability and the likeliest tokens, ties by id, from the definition."""
-    logits = torch.tensor([0.5, 2.0, -1.0, 2.0, 0.5])
-    found = token_logprob(logits, 2, num_top)
-    total = math.log(sum(math.exp(value) for value in logits.tolist()))
-    assert found.token_id == 2
-    assert found.logprob == pytest.approx(-1.0 - total)
-    assert [token for token, _ in found.top] == [1, 3, 0, 4, 2][:num_top]
-    for token, value in found.top:
-        assert value == pytest.approx(float(logits[token]) - total)
-
-
-def test_more_alternatives_than_tokens() -> None:
-    """A vocabulary smaller than the number of alternatives gives them all."""
-    assert len(token_logprob(torch.zeros(3), 1, 20).top) == 3
-
-
-def test_who_waits_has_no_vectors_yet() -> None:
-    """Of a vocabulary that would not fit into memory."""
-    HistoryTerms(SamplingParams(repetition_penalty=1.7), [1, 2], (), 1 << 50, CPU)
