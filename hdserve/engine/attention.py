@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from hdserve.engine.batch import Span
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.python_operator import define_operator
 from hdserve.engine.step_context import current_plan
+from hdserve.engine.step_plan import Span
 
 ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""

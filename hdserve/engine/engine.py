@@ -23,7 +23,8 @@ from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.decoder_factory import DecoderFactory
 from hdserve.engine.faults import NoToken, SequenceFault
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.model_runner import ModelRunner, NodeOutputs
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.stats import EngineStats, count_draft
 from hdserve.engine.step_drafts import StepDrafts

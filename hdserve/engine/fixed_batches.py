@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hdserve.engine import gpu_kernels
-from hdserve.engine.batch import AttendByBlocks, BatchKind, ForwardBatch, MultiplyRows, StepPlan
+from hdserve.engine.batch import BatchKind, ForwardBatch
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
@@ -19,6 +19,7 @@ from hdserve.engine.row_buffers import RowBuffers
 from hdserve.engine.seen_blocks import SeenBlocks
 from hdserve.engine.seen_parts import SeenParts
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.step_plan import AttendByBlocks, MultiplyRows, StepPlan
 from hdserve.engine.tree_attention import UNLIMITED
 from hdserve.engine.workers import Workers
 

@@ -14,7 +14,8 @@ from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import align
-from hdserve.engine.model_runner import ModelRunner, TopTokens, rounded
+from hdserve.engine.model_runner import ModelRunner, rounded
+from hdserve.engine.node_outputs import TopTokens
 from hdserve.tree import DraftTree
 
 _NUM_COLUMNS = 128

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import torch
 
-from hdserve.engine.batch import StepPlan
 from hdserve.engine.kv_cache import KVShape, LayerShape
 from hdserve.engine.step_context import running
+from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.workers import Workers
 from hdserve.errors import UnsupportedModel
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from hdserve.engine.batch import StepPlan
+from hdserve.engine.step_plan import StepPlan
 
 _PLAN: Final[ContextVar[StepPlan | None]] = ContextVar("hdserve_plan", default=None)
 

@@ -10,7 +10,7 @@ from hdserve import core
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.merging import UNCORRECTED
-from hdserve.engine.model_runner import NodeOutputs
+from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
 

@@ -10,11 +10,12 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.attention import packed_attention, register_attention
-from hdserve.engine.batch import Span, build_batch
+from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
+from hdserve.engine.step_plan import Span
 from hdserve.engine.tree_attention import TreeAttention
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree

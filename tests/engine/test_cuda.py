@@ -22,7 +22,8 @@ from hdserve.engine.forward_cost import measure_forward_cost
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel, load_model, prepare_model
 from hdserve.engine.memory import free_bytes
-from hdserve.engine.model_runner import ModelRunner, NodeOutputs
+from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hdserve.config import EngineConfig
-from hdserve.engine.batch import StepPlan
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.step_context import running
+from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.workers import Workers
 from tests.models import ARCHITECTURES, make_model
 

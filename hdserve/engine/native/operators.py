@@ -21,7 +21,6 @@ import torch
 
 from hdserve.databases.cache_lines import address_of
 from hdserve.engine import attention, row_linear, turned_linear  # noqa: F401 - with operators
-from hdserve.engine.batch import StepPlan
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
 from hdserve.engine.kernels.compiled import address_in_c
@@ -34,6 +33,7 @@ from hdserve.engine.kernels.tile_attention import attend_by_tiles
 from hdserve.engine.kernels.turned_linear import multiply_turned_at
 from hdserve.engine.native.compiler import compile_library
 from hdserve.engine.row_linear import ROWS_WHILE_READ
+from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.tree_attention import (
     NO_WINDOW,
     PAIRS_PER_KEY,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from hdserve.core import Source
 from hdserve.engine.attention import attend_numbered
-from hdserve.engine.batch import StepPlan, build_batch
+from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.kernels.registers import HAS_PAIRS
@@ -23,6 +23,7 @@ from hdserve.engine.native.operators import NativeOperators, load_operators
 from hdserve.engine.row_linear import multiply_rows_by_plan
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
+from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, can_attend_by_tiles
 from hdserve.engine.turned_linear import multiply_turned_by_plan, turn
 from hdserve.engine.workers import Workers
