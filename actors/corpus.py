@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.databases.statistics_info import INFO_NAME
 from hdserve.databases.unfinished import is_unfinished
 from hdserve.errors import DatabaseError
 
-INFO_FILE = "info.json"
 MAX_INFO_BYTES = 2**20
 
 
@@ -34,6 +34,18 @@ class Corpus:
     sizes: dict[str, int]
     info: dict[str, Any]
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(self.sizes.values())
+
+    def is_in(self, directory: Path) -> bool:
+        """Whether ``directory`` on this node is this corpus."""
+        try:
+            return describe(self.fingerprint, directory).corpus_id == self.corpus_id
+        except DatabaseError:
+            return False
+
 
 def describe(fingerprint: str, directory: Path) -> Corpus:
     """The corpus in ``directory``; reads its description and no other file.
@@ -42,7 +54,7 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
         DatabaseError: it is no statistics database.
     """
     try:
-        info_path = directory / INFO_FILE
+        info_path = directory / INFO_NAME
         if info_path.stat().st_size > MAX_INFO_BYTES:
             raise DatabaseError(f"{info_path} is larger than {MAX_INFO_BYTES} bytes")
         description = info_path.read_bytes()
@@ -60,6 +72,26 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
     return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes, info)
+
+
+def describe_for(fingerprint: str, directory: Path) -> Corpus:
+    """The corpus in ``directory``, which must be of the tokenizer with ``fingerprint``.
+
+    Raises:
+        DatabaseError: it is no statistics database, or one of another tokenizer.
+    """
+    corpus = describe(fingerprint, directory.absolute())
+    if corpus.info.get("tokenizer") != fingerprint:
+        raise DatabaseError(f"{directory} was made for another tokenizer")
+    return corpus
+
+
+def tokenizer_of(directory: Path) -> object:
+    """The fingerprint that the description of a corpus names; ``None`` where there is none."""
+    try:
+        return describe("", directory).info.get("tokenizer")
+    except DatabaseError:
+        return None
 
 
 def _is_part(path: Path) -> bool:

@@ -1,34 +1,24 @@
 """The actor that knows which corpora there are, and hands them to nodes that lack them.
 
-A statistics database is a directory of immutable files.  A replica maps the files of its own
-node, so that all replicas of a node share its page cache; the actor is never asked while a token
-is waited for.  What the files contain is :mod:`hdserve.databases.statistics`' business: here they
-are names, sizes and checksums.
+A statistics database is a directory of immutable files.  A replica maps those of its own node
+(:mod:`actors.local_corpora`); the actor is never asked while a token is waited for.  What the files
+contain is :mod:`hdserve.databases.statistics`' business: here they are names, sizes and checksums.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-import shutil
 import time
-from collections.abc import Container, Iterable
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from filelock import FileLock
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.corpus import Corpus, describe, file_checksum
-from hdserve.databases.snapshot import FORMAT_VERSION, sync_directory
+from actors.corpus import Corpus, describe, describe_for, file_checksum
+from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
-
-logger = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "hdserve"
 METHODS_VERSION = 2
@@ -47,10 +37,7 @@ has room for the actor."""
 
 NUM_CPUS = 0.1
 _CHOICE_TIMEOUT_S = 10.0
-_NUM_ATTEMPTS = 30
-_RETRY_S = 1.0
 _ORDER_MARK = "."
-_PARTIAL_SUFFIX = ".partial"
 
 
 class Choice(NamedTuple):
@@ -96,7 +83,7 @@ class StatisticsDatabaseActor:
         Raises:
             DatabaseError: the actor's node has no such database of this tokenizer.
         """
-        corpus = _of_tokenizer(fingerprint, Path(directory))
+        corpus = describe_for(fingerprint, Path(directory))
         for other in list(self._corpora.values()):
             if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
                 self._forget(other.corpus_id)
@@ -217,191 +204,6 @@ def offer(fingerprint: str, directory: Path) -> None:
     _ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
 
 
-def ensure_local(
-    fingerprint: str,
-    cache_dir: Path,
-    *,
-    directories: Iterable[Path] = (),
-    is_always_copied: bool = False,
-) -> list[Path]:
-    """Directories on this node with ``directories``, or, if there are none, with the largest corpus
-    of a tokenizer that the cluster has and that can be had.
-
-    A corpus that this node has where the actor has it (image, wheel, volume) is used there.
-    Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
-    replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
-    with an error in the log.  While the actor knows of none, as after its restart, what was fetched
-    before is used.
-
-    Args:
-        directories: corpora of this node, to be registered first; each is used even if the
-            actor's node lacks it.
-        is_always_copied: copy what is not below ``cache_dir`` even if this node has it, as on a
-            slow network volume.
-
-    Raises:
-        DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
-            or is no statistics database of this tokenizer.
-    """
-    own = [_of_tokenizer(fingerprint, Path(directory)) for directory in directories]
-    for attempt in range(1, _NUM_ATTEMPTS + 1):
-        try:
-            return _ensure_local(fingerprint, cache_dir, own, is_always_copied)
-        except RayActorError as error:
-            if attempt == _NUM_ATTEMPTS:
-                raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
-            logger.warning("the statistics actor is gone and is tried again")
-            time.sleep(_RETRY_S)
-        except RayError as error:
-            raise DatabaseError(f"the statistics actor failed: {error}") from error
-    raise AssertionError("unreachable")
-
-
-def _ensure_local(
-    fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
-) -> list[Path]:
-    actor = get_or_create()
-    for corpus in own:
-        try:
-            _call(actor, "register", fingerprint, corpus.directory)
-        except DatabaseGone:
-            raise
-        except DatabaseError as error:
-            logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
-    found = {corpus.corpus_id: corpus for corpus in [*_call(actor, "catalogue", fingerprint), *own]}
-    _drop_partial(cache_dir)
-    if found:
-        _drop_outdated(fingerprint, cache_dir, found)
-    else:
-        found = _copies(fingerprint, cache_dir)
-    if own:
-        return [_local(actor, corpus, cache_dir, is_always_copied) for corpus in own]
-    for corpus in sorted(found.values(), key=_num_bytes, reverse=True):
-        try:
-            return [_local(actor, corpus, cache_dir, is_always_copied)]
-        except DatabaseError as error:
-            logger.error("done without the corpus %s: %s", corpus.directory, error)
-    return []
-
-
-def _num_bytes(corpus: Corpus) -> int:
-    return sum(corpus.sizes.values())
-
-
-def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:
-    """Delete the copies of a tokenizer's corpora that are offered no longer, but for those that
-    are being fetched; a process that has mapped one keeps it."""
-    for directory in cache_dir.glob("[!.]*/"):
-        if directory.name not in current and _tokenizer_of(directory) == fingerprint:
-            _delete_unless_fetched(directory, directory.name)
-
-
-def _drop_partial(cache_dir: Path) -> None:
-    """Delete what is left of copies whose process was killed."""
-    for directory in cache_dir.glob(f".*{_PARTIAL_SUFFIX}/"):
-        _delete_unless_fetched(directory, directory.name[1 : -len(_PARTIAL_SUFFIX)])
-
-
-def _delete_unless_fetched(directory: Path, corpus_id: str) -> None:
-    """Delete ``directory`` unless a process is fetching the corpus."""
-    with suppress(OSError), FileLock(directory.parent / f"{corpus_id}.lock", timeout=0):
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
-    """The corpora of a tokenizer that were fetched before, where their copies are."""
-    found = {}
-    for directory in cache_dir.glob("[!.]*/"):
-        with suppress(DatabaseError):
-            corpus = _of_tokenizer(fingerprint, directory)
-            if corpus.corpus_id == directory.name:
-                found[corpus.corpus_id] = corpus
-    return found
-
-
-def _of_tokenizer(fingerprint: str, directory: Path) -> Corpus:
-    """The corpus in ``directory`` on this node.
-
-    Raises:
-        DatabaseError: it is no statistics database, or one of another tokenizer.
-    """
-    corpus = describe(fingerprint, directory.absolute())
-    if corpus.info.get("tokenizer") != fingerprint:
-        raise DatabaseError(f"{directory} was made for another tokenizer")
-    return corpus
-
-
-def _tokenizer_of(directory: Path) -> object:
-    """What the description of a corpus says it is of."""
-    try:
-        return describe("", directory).info.get("tokenizer")
-    except DatabaseError:
-        return None
-
-
-def _local(actor: Any, corpus: Corpus, cache_dir: Path, is_always_copied: bool) -> Path:
-    """Where this node has a corpus, which is fetched if need be."""
-    directory = Path(corpus.directory)
-    if is_always_copied or not _holds(directory, corpus):
-        return _fetch(actor, corpus, cache_dir)
-    return directory
-
-
-def _holds(directory: Path, corpus: Corpus) -> bool:
-    """Whether ``directory`` on this node is that corpus."""
-    try:
-        return describe(corpus.fingerprint, directory).corpus_id == corpus.corpus_id
-    except DatabaseError:
-        return False
-
-
-def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
-    """Copy a corpus into ``cache_dir`` unless another process of this node has."""
-    target = cache_dir / corpus.corpus_id
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_dir / f"{corpus.corpus_id}.lock"):
-            if not _holds(target, corpus):
-                _copy(actor, corpus, target)
-    except OSError as error:
-        raise DatabaseError(f"{cache_dir} cannot take the corpus: {error}") from error
-    return target
-
-
-def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
-    checksums = _call(actor, "checksums", corpus.corpus_id, timeout_s=FILES_TIMEOUT_S)
-    partial = target.with_name(f".{target.name}{_PARTIAL_SUFFIX}")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        for name in corpus.sizes:
-            _fetch_file(actor, corpus, name, partial, checksums.get(name, ""))
-        partial.rename(target)
-        sync_directory(target.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    logger.info("fetched the corpus %s to %s", corpus.directory, target)
-
-
-def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum: str) -> None:
-    relative = PurePosixPath(name)
-    if relative.is_absolute() or ".." in relative.parts:
-        raise DatabaseError(f"the corpus names a file outside itself: {name!r}")
-    path = directory / relative
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("wb") as file:
-        for offset in range(0, corpus.sizes[name], CHUNK_BYTES):
-            place = corpus.corpus_id, name, offset
-            chunk = _call(actor, "read_chunk", *place, timeout_s=FILES_TIMEOUT_S)
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if digest.hexdigest() != checksum:
-        raise DatabaseError(f"{name!r} of {corpus.directory} arrived with a wrong checksum")
-
-
 def _ask(timeout_s: float, method: str, *args: Any) -> Any:
     """
     Raises:
@@ -409,13 +211,14 @@ def _ask(timeout_s: float, method: str, *args: Any) -> Any:
         DatabaseGone: it took too long, or the actor is out of reach.
     """
     try:
-        return _call(get_or_create(), method, *args, timeout_s=timeout_s)
+        return call(get_or_create(), method, *args, timeout_s=timeout_s)
     except RayError as error:
         raise DatabaseGone("the statistics actor is out of reach; try again") from error
 
 
-def _call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-    """
+def call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """The answer of a method of the statistics actor.
+
     Raises:
         DatabaseError: as the method raised it.
         DatabaseGone: it took too long.

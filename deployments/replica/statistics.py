@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from actors.statistics_database import Choice, current_choice, ensure_local, offer
+from actors.local_corpora import ensure_local
+from actors.statistics_database import Choice, current_choice, offer
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from hdserve.config import ModelDatabaseConfig
+from tests.actors.corpora import make_corpus
 from tests.clusters import local_ray
 
 
@@ -20,3 +22,14 @@ def ray_cluster() -> Iterator[None]:
 def config(tmp_path: Path) -> ModelDatabaseConfig:
     """Of an actor that writes its snapshots when it ends, or is told to."""
     return ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+
+
+@pytest.fixture
+def fingerprint() -> str:
+    """Of a tokenizer that no other test has."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, fingerprint: str) -> Path:
+    return make_corpus(tmp_path / "corpus", fingerprint)

@@ -1,0 +1,184 @@
+"""The corpora of this node, where those that it lacks are copied to.
+
+All replicas of a node map the same files, and so share its page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from filelock import FileLock
+from ray.exceptions import RayActorError, RayError
+
+from actors.corpus import Corpus, describe_for, tokenizer_of
+from actors.statistics_database import CHUNK_BYTES, FILES_TIMEOUT_S, call, get_or_create
+from hdserve.databases.snapshot import sync_directory
+from hdserve.errors import DatabaseError, DatabaseGone
+
+logger = logging.getLogger(__name__)
+
+_NUM_ATTEMPTS = 30
+_RETRY_S = 1.0
+_PARTIAL_SUFFIX = ".partial"
+
+
+def ensure_local(
+    fingerprint: str,
+    cache_dir: Path,
+    *,
+    directories: Iterable[Path] = (),
+    is_always_copied: bool = False,
+) -> list[Path]:
+    """Directories on this node with ``directories``, or, if there are none, with the largest corpus
+    of a tokenizer that the cluster has and that can be had.
+
+    A corpus that this node has where the actor has it (image, wheel, volume) is used there.
+    Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
+    replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
+    with an error in the log.  While the actor knows of none, as after its restart, what was fetched
+    before is used.
+
+    Args:
+        directories: corpora of this node, to be registered first; each is used even if the
+            actor's node lacks it.
+        is_always_copied: copy what is not below ``cache_dir`` even if this node has it, as on a
+            slow network volume.
+
+    Raises:
+        DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
+            or is no statistics database of this tokenizer.
+    """
+    own = [describe_for(fingerprint, Path(directory)) for directory in directories]
+    for attempt in range(1, _NUM_ATTEMPTS + 1):
+        try:
+            return _ensure_local(fingerprint, cache_dir, own, is_always_copied)
+        except RayActorError as error:
+            if attempt == _NUM_ATTEMPTS:
+                raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
+            logger.warning("the statistics actor is gone and is tried again")
+            time.sleep(_RETRY_S)
+        except RayError as error:
+            raise DatabaseError(f"the statistics actor failed: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _ensure_local(
+    fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
+) -> list[Path]:
+    actor = get_or_create()
+    for corpus in own:
+        try:
+            call(actor, "register", fingerprint, corpus.directory)
+        except DatabaseGone:
+            raise
+        except DatabaseError as error:
+            logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
+    found = {corpus.corpus_id: corpus for corpus in [*call(actor, "catalogue", fingerprint), *own]}
+    _drop_partial(cache_dir)
+    if found:
+        _drop_outdated(fingerprint, cache_dir, found)
+    else:
+        found = _copies(fingerprint, cache_dir)
+    if own:
+        return [_local(actor, corpus, cache_dir, is_always_copied) for corpus in own]
+    for corpus in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):
+        try:
+            return [_local(actor, corpus, cache_dir, is_always_copied)]
+        except DatabaseError as error:
+            logger.error("done without the corpus %s: %s", corpus.directory, error)
+    return []
+
+
+def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:
+    """Delete the copies of a tokenizer's corpora that are offered no longer, but for those that
+    are being fetched; a process that has mapped one keeps it."""
+    for directory in cache_dir.glob("[!.]*/"):
+        if directory.name not in current and tokenizer_of(directory) == fingerprint:
+            _delete_unless_fetched(directory, directory.name)
+
+
+def _drop_partial(cache_dir: Path) -> None:
+    """Delete what is left of copies whose process was killed."""
+    for directory in cache_dir.glob(f".*{_PARTIAL_SUFFIX}/"):
+        _delete_unless_fetched(directory, directory.name[1 : -len(_PARTIAL_SUFFIX)])
+
+
+def _delete_unless_fetched(directory: Path, corpus_id: str) -> None:
+    """Delete ``directory`` unless a process is fetching the corpus."""
+    with suppress(OSError), FileLock(directory.parent / f"{corpus_id}.lock", timeout=0):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
+    """The corpora of a tokenizer that were fetched before, where their copies are."""
+    found = {}
+    for directory in cache_dir.glob("[!.]*/"):
+        with suppress(DatabaseError):
+            corpus = describe_for(fingerprint, directory)
+            if corpus.corpus_id == directory.name:
+                found[corpus.corpus_id] = corpus
+    return found
+
+
+def _local(actor: Any, corpus: Corpus, cache_dir: Path, is_always_copied: bool) -> Path:
+    """Where this node has a corpus, which is fetched if need be."""
+    directory = Path(corpus.directory)
+    if is_always_copied or not corpus.is_in(directory):
+        return _fetch(actor, corpus, cache_dir)
+    return directory
+
+
+def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
+    """Copy a corpus into ``cache_dir`` unless another process of this node has."""
+    target = cache_dir / corpus.corpus_id
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache_dir / f"{corpus.corpus_id}.lock"):
+            if not corpus.is_in(target):
+                _copy(actor, corpus, target)
+    except OSError as error:
+        raise DatabaseError(f"{cache_dir} cannot take the corpus: {error}") from error
+    return target
+
+
+def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
+    checksums = call(actor, "checksums", corpus.corpus_id, timeout_s=FILES_TIMEOUT_S)
+    partial = target.with_name(f".{target.name}{_PARTIAL_SUFFIX}")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        for name in corpus.sizes:
+            _fetch_file(actor, corpus, name, partial, checksums.get(name, ""))
+        partial.rename(target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    logger.info("fetched the corpus %s to %s", corpus.directory, target)
+
+
+def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum: str) -> None:
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise DatabaseError(f"the corpus names a file outside itself: {name!r}")
+    path = directory / relative
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("wb") as file:
+        for offset in range(0, corpus.sizes[name], CHUNK_BYTES):
+            place = corpus.corpus_id, name, offset
+            chunk = call(actor, "read_chunk", *place, timeout_s=FILES_TIMEOUT_S)
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != checksum:
+        raise DatabaseError(f"{name!r} of {corpus.directory} arrived with a wrong checksum")

@@ -1,0 +1,144 @@
+"""Corpora are used where they are, and copied whole to nodes that lack them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from filelock import FileLock
+
+from actors import statistics_database
+from actors.local_corpora import ensure_local
+from hdserve.errors import DatabaseError
+from tests.actors.corpora import NUM_BYTES, contents, make_corpus
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+class TestInRay:
+    @pytest.fixture(autouse=True)
+    def _actor(self) -> Iterator[None]:
+        statistics_database.get_or_create()
+        yield
+        ray.kill(statistics_database.get_or_create())
+
+    def test_a_node_that_has_the_directory_uses_it(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache) == []
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        assert ensure_local(fingerprint, cache) == [corpus]
+        assert not cache.exists()
+
+    def test_a_node_without_it_gets_a_checked_copy_once(self, corpus, fingerprint, tmp_path):
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
+        cache = tmp_path / "cache"
+
+        @ray.remote(num_cpus=0.1)
+        def fetch() -> list[Path]:
+            return ensure_local(fingerprint, cache, is_always_copied=True)
+
+        copies = ray.get([fetch.remote() for _ in range(3)])
+        assert copies == [[cache / entry.corpus_id]] * 3
+        assert contents(copies[0][0]) == contents(corpus)
+        written = (copies[0][0] / "tables" / "order-2.bin").stat().st_mtime_ns
+        assert ensure_local(fingerprint, cache, is_always_copied=True) == copies[0]
+        assert (copies[0][0] / "tables" / "order-2.bin").stat().st_mtime_ns == written
+        assert [path.name for path in cache.iterdir() if path.is_dir()] == [entry.corpus_id]
+
+    def test_a_copy_with_a_wrong_checksum_is_refused_and_removed(
+        self, corpus, fingerprint, tmp_path
+    ):
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote(fingerprint, str(corpus)))
+        ray.get(actor.checksums.remote(entry.corpus_id))
+        path = corpus / "tables" / "order-2.bin"
+        path.write_bytes(b"\0" * NUM_BYTES)
+        cache = tmp_path / "cache"
+        with pytest.raises(DatabaseError, match="wrong checksum"):
+            ensure_local(fingerprint, cache, directories=[corpus], is_always_copied=True)
+        assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+    def test_one_corpus_that_fails_does_not_take_the_others_along(
+        self, corpus, fingerprint, tmp_path, caplog
+    ):
+        """One that was rebuilt in its place and not registered again."""
+        other = make_corpus(tmp_path / "other", fingerprint, seed=1)
+        cache, both = tmp_path / "cache", [corpus, other]
+        assert ensure_local(fingerprint, cache, directories=both) == both
+        (corpus / "empty.bin").write_bytes(b"x")
+        assert ensure_local(fingerprint, cache) == [other]
+        assert f"done without the corpus {corpus}" in caplog.text
+
+    def test_a_corpus_that_was_rebuilt_in_its_place_is_fetched_by_other_nodes(
+        self, corpus, fingerprint, tmp_path
+    ):
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        (corpus / "empty.bin").write_bytes(b"x")
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        (copy,) = ensure_local(fingerprint, cache, is_always_copied=True)
+        assert contents(copy) == contents(corpus)
+
+    def test_a_damaged_copy_is_fetched_again(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        usual = {"directories": [corpus], "is_always_copied": True}
+        (copy,) = ensure_local(fingerprint, cache, **usual)
+        (copy / "tables" / "order-2.bin").write_bytes(b"short")
+        assert ensure_local(fingerprint, cache, **usual) == [copy]
+        assert contents(copy) == contents(corpus)
+
+    def test_copies_of_what_is_offered_no_longer_are_deleted(self, corpus, fingerprint, tmp_path):
+        """Of this tokenizer, and nobody else's."""
+        cache = tmp_path / "cache"
+        others = make_corpus(cache / "others", "others")
+        usual = {"directories": [corpus], "is_always_copied": True}
+        copies = []
+        for seed in range(3):
+            info = {"tokenizer": fingerprint, "seed": seed}
+            (corpus / "info.json").write_text(json.dumps(info))
+            copies += ensure_local(fingerprint, cache, **usual)
+        kept = [path for path in cache.iterdir() if path.is_dir()]
+        assert sorted(kept) == sorted([others, copies[-1]])
+
+    def test_what_a_killed_process_had_fetched_is_deleted(self, corpus, fingerprint, tmp_path):
+        """Not what one that lives is fetching."""
+        cache = tmp_path / "cache"
+        left, fetched = cache / ".left.partial", cache / ".fetched.partial"
+        for directory in (left, fetched):
+            directory.mkdir(parents=True)
+            (directory / "info.json").write_text("half")
+        with FileLock(cache / "fetched.lock"):
+            ensure_local(fingerprint, cache, directories=[corpus])
+        assert not left.exists()
+        assert fetched.exists()
+
+    def test_a_copy_is_used_while_the_actor_knows_of_none(self, corpus, fingerprint, tmp_path):
+        """After its restart, until somebody offers what he has again."""
+        cache = tmp_path / "cache"
+        ensure_local(fingerprint, cache, directories=[corpus])
+        copies = ensure_local(fingerprint, cache, is_always_copied=True)
+        ray.kill(statistics_database.get_or_create())
+        for _ in range(2):
+            assert ensure_local(fingerprint, cache) == copies
+        assert contents(copies[0]) == contents(corpus)
+        assert ensure_local("another", cache) == []
+        statistics_database.offer(fingerprint, corpus)
+        assert ensure_local(fingerprint, cache) == [corpus]
+
+    def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        ray.kill(statistics_database.get_or_create(), no_restart=False)
+        (copy,) = ensure_local(fingerprint, cache, directories=[corpus], is_always_copied=True)
+        assert contents(copy) == contents(corpus)
+
+    def test_errors_are_short_and_name_the_cause(self, corpus, fingerprint, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DatabaseError) as caught:
+            ensure_local(
+                fingerprint, tmp_path / "file", directories=[corpus], is_always_copied=True
+            )
+        assert "file" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
