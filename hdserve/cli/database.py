@@ -17,6 +17,7 @@ from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.databases import archive as archives
+from hdserve.databases import stored
 from hdserve.databases.output_files import left_by_other_versions
 from hdserve.databases.snapshot import DatabaseKey
 
@@ -41,15 +42,15 @@ def database() -> None:
 def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     """Show what the databases hold; they may be in use."""
     output = JsonOutput(json_path)
-    keys = archives.find_databases(root)
+    keys = stored.find_databases(root)
     if model is not None:
-        keys = [key for key in keys if key.model == model] or [archives.find_database(root, model)]
-    found = [archives.describe(root, key) for key in keys]
+        keys = [key for key in keys if key.model == model] or [stored.find_database(root, model)]
+    found = [stored.describe(root, key) for key in keys]
     if output.has_text:
         Console(markup=False).print(_table(found))
         for path, what_to_do in left_by_other_versions(root).items():
             typer.echo(f"{path} is not read: {what_to_do}")
-        for path in archives.shard_directories(root):
+        for path in stored.shard_directories(root):
             typer.echo(f"{path} is not read: it is one of a shard; give it instead")
     output.write([_to_json(item) for item in found])
 
@@ -62,7 +63,7 @@ def export(root: Root, archive: Archive, model: Model = None, json_path: Json = 
     An interrupted export goes on where it was when the same command is run again.
     """
     output = JsonOutput(json_path)
-    key = archives.find_database(root, model)
+    key = stored.find_database(root, model)
     with _progress(key) as on_progress:
         num = archives.export_database(root, key, archive, on_progress)
     _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, output)
@@ -87,7 +88,7 @@ def import_(
     found = archives.read_archive_key(archive)
     key = DatabaseKey(model or found.model, found.fingerprint)
     if model is not None:
-        archives.check_tokenizer(root, key)
+        stored.check_tokenizer(root, key)
     with _progress(key) as on_progress:
         num = archives.import_archive(archive, root, key, on_progress)
     _report(key, {"num_new_outputs": num}, output)
@@ -118,7 +119,7 @@ def stop(
     output.write({"address": stopped.address, "stopped": stopped.names})
 
 
-def _table(found: Sequence[archives.DatabaseInfo]) -> Table:
+def _table(found: Sequence[stored.DatabaseInfo]) -> Table:
     table = Table("model", "tokenizer", "namespace", "outputs", "tokens", "calibrated")
     for item in found:
         for part in item.namespaces:
@@ -159,7 +160,7 @@ def _report(key: DatabaseKey, numbers: dict[str, int], output: JsonOutput) -> No
     output.write({"model": key.model, "tokenizer_fingerprint": key.fingerprint, **numbers})
 
 
-def _to_json(item: archives.DatabaseInfo) -> dict[str, Any]:
+def _to_json(item: stored.DatabaseInfo) -> dict[str, Any]:
     return {
         "model": item.key.model,
         "tokenizer_fingerprint": item.key.fingerprint,

@@ -19,12 +19,12 @@ from hdserve.cli.options import Limit, Model, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.core import DEFAULT_NAMESPACE
-from hdserve.databases.archive import check_unsharded
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.stored import check_unsharded
 from hdserve.errors import ConfigError, DatabaseError
 from hdserve.prompts import PromptRow, read_prompts
 

@@ -1,4 +1,4 @@
-"""Model databases as they lie on disk: listed, copied into one file, and taken from one.
+"""Model databases copied into one file, and taken from one.
 
 An archive is an append log of :class:`~hdserve.databases.messages.Publish` messages, each of one
 namespace, with its own checksum, model and tokenizer fingerprint.  It carries what a model
@@ -12,7 +12,6 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,13 @@ from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
 from hdserve.databases.messages import Publish
-from hdserve.databases.output_files import database_directory, left_by_other_versions
+from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog, check_calibration
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.partition import Partition
 from hdserve.databases.segment import Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.stored import UNBOUNDED, check_unsharded, open_to_read
 from hdserve.errors import DatabaseError, SnapshotError
 from hdserve.journal import SUFFIX
 
@@ -36,138 +36,9 @@ MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
 
 _SENDER = "archive"
-_UNBOUNDED = 2**62
 
 Progress = Callable[[int, int], None]
 """Told how many outputs were handled since the last call, and how many there are in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceInfo:
-    """What a database holds of one namespace."""
-
-    name: str
-    num_outputs: int
-    num_tokens: int
-    has_calibration: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseInfo:
-    """One database on disk."""
-
-    key: DatabaseKey
-    directory: Path
-    num_refused_files: int
-    namespaces: tuple[NamespaceInfo, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(item.num_outputs for item in self.namespaces)
-
-
-def find_databases(root: Path) -> list[DatabaseKey]:
-    """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
-
-    Raises:
-        DatabaseError: ``root`` cannot be read, or holds no database; those of other versions and
-            the directories of shards are named.
-    """
-    try:
-        files = sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
-    except OSError as error:
-        raise DatabaseError(f"{root} cannot be read: {error}") from error
-    if not files:
-        left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
-        left += [f"; {path} is one of a shard" for path in shard_directories(root)]
-        raise DatabaseError(f"{root} holds no model database{''.join(left)}")
-    return [_key_of(path) for path in files]
-
-
-def check_tokenizer(root: Path, key: DatabaseKey) -> None:
-    """
-    Raises:
-        DatabaseError: the databases of this model below ``root`` are of another tokenizer.
-    """
-    keys = []
-    for path in sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation")):
-        with contextlib.suppress(DatabaseError):  # one that is damaged does not say whose it is
-            keys.append(_key_of(path))
-    found = [each for each in keys if each.model == key.model]
-    if found and key not in found:
-        other = database_directory(root, found[0])
-        raise DatabaseError(
-            f"{key.model} has the tokenizer {found[0].fingerprint[:16]}, the outputs are of "
-            f"{key.fingerprint[:16]}: nobody would draft from them. If the model has another "
-            f"tokenizer now, move {other} away"
-        )
-
-
-def shard_directories(root: Path) -> list[Path]:
-    """The directories below ``root`` of shards: each is the root of one actor's databases."""
-    return sorted(root.glob("shard-*-of-*"))
-
-
-def check_unsharded(root: Path) -> None:
-    """
-    Check that the databases below ``root`` are not those of shards: nobody would read what is put
-    beside them.
-    """
-    for path in shard_directories(root)[:1]:
-        raise DatabaseError(
-            f"{root} holds databases of shards ({path.name}), beside which a server reads nothing: "
-            "have it import an archive (POST /v1/speculation/databases/MODEL/import), or move them "
-            "away if model_database.num_shards is 1 now"
-        )
-
-
-def _key_of(generation: Path) -> DatabaseKey:
-    """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
-
-    Raises:
-        DatabaseError: none says so.
-    """
-    namespaces = generation.parent
-    others = [path for name in ("state", "*.chunk") for path in namespaces.glob(f"*/{name}")]
-    problem = ""
-    for path in (generation, *others):
-        try:
-            return snapshot.read_key(path.read_bytes())
-        except (OSError, SnapshotError) as error:
-            problem = problem or str(error)
-    raise DatabaseError(f"{generation} cannot be used: {problem}")
-
-
-def find_database(root: Path, model: str | None) -> DatabaseKey:
-    """The database of ``model``, or the only one there is.
-
-    Raises:
-        DatabaseError: there is none, or more than one.
-    """
-    keys = find_databases(root)
-    found = [key for key in keys if model in (None, key.model)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(f"{key.model} (tokenizer {key.fingerprint[:16]})" for key in keys)
-    problem = "more than one database fits" if found else f"no database of {model!r}"
-    raise DatabaseError(f"{root}: {problem}; there are: {known}")
-
-
-def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
-    """What a database holds; it may be in use.
-
-    Raises:
-        DatabaseError: it cannot be read.
-    """
-    store, log = _open_to_read(root, key)
-    namespaces = []
-    for name in sorted(log.namespaces()):
-        partition = log.partition(name)
-        num_tokens = sum(segment.num_tokens for _, segment in partition.segments())
-        namespaces.append(
-            NamespaceInfo(name, partition.num_outputs, num_tokens, bool(partition.calibration))
-        )
-    return DatabaseInfo(key, store.directory, store.num_refused, tuple(namespaces))
 
 
 def export_database(
@@ -199,7 +70,7 @@ def export_database(
 
 
 def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:
-    _, log = _open_to_read(root, key)
+    _, log = open_to_read(root, key)
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")
     try:
@@ -264,7 +135,7 @@ def import_archive(
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     store.check_writable()
     try:
-        log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
+        log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
         store.restore(log)
         num_new = 0
         for message in _imported(archive, key):
@@ -418,16 +289,3 @@ def _records(archive: Path) -> Iterator[bytes]:
         yield body
     if is_empty:
         raise SnapshotError(f"{archive}: truncated or corrupt: it is empty")
-
-
-def _open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
-    directory = database_directory(root, key)
-    log = OutputLog(_UNBOUNDED, _UNBOUNDED)
-    try:
-        if not directory.is_dir():
-            raise DatabaseError(f"there is no database at {directory}")
-        store = OutputStore(directory, key, is_read_only=True)
-        store.restore(log)
-    except OSError as error:
-        raise DatabaseError(f"{directory} cannot be read: {error}") from error
-    return store, log

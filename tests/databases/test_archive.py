@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from hdserve.cli import app
 from hdserve.databases import archive as archives
+from hdserve.databases import stored
 from hdserve.databases.append_log import AppendLog
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.messages import Publish
@@ -70,9 +71,9 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     assert archives.read_archive_key(archive) == KEY
     assert archives.import_archive(archive, new, KEY) == 60
     assert contents(new) == contents(tmp_path / "old")
-    assert archives.describe(new, KEY).namespaces == (
-        archives.NamespaceInfo("default", 30, 210, has_calibration=True),
-        archives.NamespaceInfo("tenant", 30, 210, has_calibration=False),
+    assert stored.describe(new, KEY).namespaces == (
+        stored.NamespaceInfo("default", 30, 210, has_calibration=True),
+        stored.NamespaceInfo("tenant", 30, 210, has_calibration=False),
     )
     assert archives.import_archive(archive, new, KEY) == 0
     assert contents(new) == contents(tmp_path / "old")
@@ -274,7 +275,7 @@ def test_an_archive_of_many_calibrations_can_be_imported(tmp_path: Path) -> None
     store.close()
     archives.export_database(tmp_path, KEY, tmp_path / "a.archive")
     archives.import_archive(tmp_path / "a.archive", tmp_path / "new", KEY)
-    found = archives.describe(tmp_path / "new", KEY).namespaces
+    found = stored.describe(tmp_path / "new", KEY).namespaces
     assert [item.name for item in found] == sorted(namespaces)
     assert all(item.has_calibration for item in found)
 
@@ -319,7 +320,7 @@ def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
     """A database in use is described and exported as it is, and not written to."""
     store = fill(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert archives.describe(tmp_path, KEY).num_outputs == 60
+    assert stored.describe(tmp_path, KEY).num_outputs == 60
     assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
     (tmp_path / "copy").unlink()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -374,34 +375,6 @@ def test_damaged_and_foreign_archives_are_refused(tmp_path: Path) -> None:
         archives.export_database(tmp_path / "old", KEY, archive)
 
 
-def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
-    """And the message names those there are when it is not."""
-    with pytest.raises(DatabaseError, match="holds no model database"):
-        archives.find_databases(tmp_path)
-    fill(tmp_path).close()
-    assert archives.find_database(tmp_path, None) == KEY
-    fill(tmp_path, DatabaseKey("b-model", KEY.fingerprint)).close()
-    assert archives.find_database(tmp_path, "b-model").model == "b-model"
-    with pytest.raises(DatabaseError, match="more than one"):
-        archives.find_database(tmp_path, None)
-    with pytest.raises(DatabaseError, match=r"no database of 'c'.*a-model.*b-model"):
-        archives.find_database(tmp_path, "c")
-
-
-def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: Path) -> None:
-    """By its other files; where there are none the message names it."""
-    for key in (KEY, DatabaseKey("b-model", KEY.fingerprint)):
-        fill(tmp_path, key).close()
-    generation = database_directory(tmp_path, KEY) / "generation"
-    generation.write_bytes(bytes(50))
-    assert KEY in archives.find_databases(tmp_path)
-    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
-    for path in generation.parent.glob("*/*"):
-        path.unlink()
-    with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):
-        archives.find_databases(tmp_path)
-
-
 def test_the_commands(tmp_path: Path) -> None:
     """Export, import for another model of the tokenizer, and look at both."""
 
@@ -432,28 +405,10 @@ def test_archives_of_every_version_can_be_taken(tmp_path: Path) -> None:
         assert archives.read_archive_key(path) == KEY
         assert archives.import_archive(path, root, KEY) == 4
         assert contents(root) == {"default": [[0] * 7, [1] * 7], "tenant": [[0] * 7, [1] * 7]}
-        assert [item.has_calibration for item in archives.describe(root, KEY).namespaces] == [
+        assert [item.has_calibration for item in stored.describe(root, KEY).namespaces] == [
             True,
             False,
         ]
-
-
-def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) -> None:
-    fill(tmp_path).close()
-    (tmp_path / "v1").rename(tmp_path / "v0")
-    others = tmp_path / "various" / "files"
-    others.mkdir(parents=True)
-    (others / "generation").touch()
-    with pytest.raises(DatabaseError, match=r"holds no model database; .*/v0/a-model-.* export it"):
-        archives.find_databases(tmp_path)
-    (tmp_path / "v0").rename(tmp_path / "v2")
-    with pytest.raises(DatabaseError, match=r"/v2/a-model-.*: use the hdserve that wrote it"):
-        archives.find_databases(tmp_path)
-    fill(tmp_path).close()
-    assert archives.find_databases(tmp_path) == [KEY]
-    shown = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
-    assert "/v2/a-model-" in shown.stdout
-    assert "use the hdserve that wrote it" in shown.stdout
 
 
 def test_what_lies_in_a_closed_directory_is_an_error_that_names_it(tmp_path):
@@ -462,8 +417,8 @@ def test_what_lies_in_a_closed_directory_is_an_error_that_names_it(tmp_path):
     inside.mkdir()
     with closed(inside):
         for call in (
-            lambda: archives.find_databases(inside / "db"),
-            lambda: archives.describe(inside / "db", KEY),
+            lambda: stored.find_databases(inside / "db"),
+            lambda: stored.describe(inside / "db", KEY),
             lambda: archives.export_database(inside / "db", KEY, inside / "a.hdb"),
             lambda: corpus_files([inside / "texts.txt"]),
         ):

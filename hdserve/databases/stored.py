@@ -1,0 +1,169 @@
+"""Model databases as they lie on disk: found, described and read, also while they are in use."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hdserve.databases import snapshot
+from hdserve.databases.output_files import database_directory, left_by_other_versions
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_store import OutputStore
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError, SnapshotError
+
+UNBOUNDED: Final = 2**62
+"""Bytes that no log reaches, so that all there is on disk is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """What a database holds of one namespace."""
+
+    name: str
+    num_outputs: int
+    num_tokens: int
+    has_calibration: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """One database on disk."""
+
+    key: DatabaseKey
+    directory: Path
+    num_refused_files: int
+    namespaces: tuple[NamespaceInfo, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(item.num_outputs for item in self.namespaces)
+
+
+def find_databases(root: Path) -> list[DatabaseKey]:
+    """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
+
+    Raises:
+        DatabaseError: ``root`` cannot be read, or holds no database; those of other versions and
+            the directories of shards are named.
+    """
+    try:
+        files = _generations(root)
+    except OSError as error:
+        raise DatabaseError(f"{root} cannot be read: {error}") from error
+    if not files:
+        left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
+        left += [f"; {path} is one of a shard" for path in shard_directories(root)]
+        raise DatabaseError(f"{root} holds no model database{''.join(left)}")
+    return [_key_of(path) for path in files]
+
+
+def check_tokenizer(root: Path, key: DatabaseKey) -> None:
+    """
+    Raises:
+        DatabaseError: the databases of this model below ``root`` are of another tokenizer.
+    """
+    keys = []
+    for path in _generations(root):
+        with contextlib.suppress(DatabaseError):  # one that is damaged does not say whose it is
+            keys.append(_key_of(path))
+    found = [each for each in keys if each.model == key.model]
+    if found and key not in found:
+        other = database_directory(root, found[0])
+        raise DatabaseError(
+            f"{key.model} has the tokenizer {found[0].fingerprint[:16]}, the outputs are of "
+            f"{key.fingerprint[:16]}: nobody would draft from them. If the model has another "
+            f"tokenizer now, move {other} away"
+        )
+
+
+def shard_directories(root: Path) -> list[Path]:
+    """The directories below ``root`` of shards: each is the root of one actor's databases."""
+    return sorted(root.glob("shard-*-of-*"))
+
+
+def check_unsharded(root: Path) -> None:
+    """
+    Check that the databases below ``root`` are not those of shards: nobody would read what is put
+    beside them.
+    """
+    for path in shard_directories(root)[:1]:
+        raise DatabaseError(
+            f"{root} holds databases of shards ({path.name}), beside which a server reads nothing: "
+            "have it import an archive (POST /v1/speculation/databases/MODEL/import), or move them "
+            "away if model_database.num_shards is 1 now"
+        )
+
+
+def _key_of(generation: Path) -> DatabaseKey:
+    """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
+
+    Raises:
+        DatabaseError: none says so.
+    """
+    namespaces = generation.parent
+    others = [path for name in ("state", "*.chunk") for path in namespaces.glob(f"*/{name}")]
+    problem = ""
+    for path in (generation, *others):
+        try:
+            return snapshot.read_key(path.read_bytes())
+        except (OSError, SnapshotError) as error:
+            problem = problem or str(error)
+    raise DatabaseError(f"{generation} cannot be used: {problem}")
+
+
+def find_database(root: Path, model: str | None) -> DatabaseKey:
+    """The database of ``model``, or the only one there is.
+
+    Raises:
+        DatabaseError: there is none, or more than one.
+    """
+    keys = find_databases(root)
+    found = [key for key in keys if model in (None, key.model)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{key.model} (tokenizer {key.fingerprint[:16]})" for key in keys)
+    problem = "more than one database fits" if found else f"no database of {model!r}"
+    raise DatabaseError(f"{root}: {problem}; there are: {known}")
+
+
+def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
+    """What a database holds; it may be in use.
+
+    Raises:
+        DatabaseError: it cannot be read.
+    """
+    store, log = open_to_read(root, key)
+    namespaces = []
+    for name in sorted(log.namespaces()):
+        partition = log.partition(name)
+        num_tokens = sum(segment.num_tokens for _, segment in partition.segments())
+        namespaces.append(
+            NamespaceInfo(name, partition.num_outputs, num_tokens, bool(partition.calibration))
+        )
+    return DatabaseInfo(key, store.directory, store.num_refused, tuple(namespaces))
+
+
+def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
+    """The files of a database, which may be in use, and all they hold.
+
+    Raises:
+        DatabaseError: it is not there, or cannot be read.
+    """
+    directory = database_directory(root, key)
+    log = OutputLog(UNBOUNDED, UNBOUNDED)
+    try:
+        if not directory.is_dir():
+            raise DatabaseError(f"there is no database at {directory}")
+        store = OutputStore(directory, key, is_read_only=True)
+        store.restore(log)
+    except OSError as error:
+        raise DatabaseError(f"{directory} cannot be read: {error}") from error
+    return store, log
+
+
+def _generations(root: Path) -> list[Path]:
+    """The file of each database of this version below ``root`` that says whose it is."""
+    return sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))

@@ -1,0 +1,62 @@
+"""Model databases on disk are found by their models, and told from what is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hdserve.cli import app
+from hdserve.databases import archive as archives
+from hdserve.databases import stored
+from hdserve.databases.output_files import database_directory
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseError
+from tests.databases.test_archive import KEY, fill
+
+
+def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
+    """And the message names those there are when it is not."""
+    with pytest.raises(DatabaseError, match="holds no model database"):
+        stored.find_databases(tmp_path)
+    fill(tmp_path).close()
+    assert stored.find_database(tmp_path, None) == KEY
+    fill(tmp_path, DatabaseKey("b-model", KEY.fingerprint)).close()
+    assert stored.find_database(tmp_path, "b-model").model == "b-model"
+    with pytest.raises(DatabaseError, match="more than one"):
+        stored.find_database(tmp_path, None)
+    with pytest.raises(DatabaseError, match=r"no database of 'c'.*a-model.*b-model"):
+        stored.find_database(tmp_path, "c")
+
+
+def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: Path) -> None:
+    """By its other files; where there are none the message names it."""
+    for key in (KEY, DatabaseKey("b-model", KEY.fingerprint)):
+        fill(tmp_path, key).close()
+    generation = database_directory(tmp_path, KEY) / "generation"
+    generation.write_bytes(bytes(50))
+    assert KEY in stored.find_databases(tmp_path)
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    for path in generation.parent.glob("*/*"):
+        path.unlink()
+    with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):
+        stored.find_databases(tmp_path)
+
+
+def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) -> None:
+    fill(tmp_path).close()
+    (tmp_path / "v1").rename(tmp_path / "v0")
+    others = tmp_path / "various" / "files"
+    others.mkdir(parents=True)
+    (others / "generation").touch()
+    with pytest.raises(DatabaseError, match=r"holds no model database; .*/v0/a-model-.* export it"):
+        stored.find_databases(tmp_path)
+    (tmp_path / "v0").rename(tmp_path / "v2")
+    with pytest.raises(DatabaseError, match=r"/v2/a-model-.*: use the hdserve that wrote it"):
+        stored.find_databases(tmp_path)
+    fill(tmp_path).close()
+    assert stored.find_databases(tmp_path) == [KEY]
+    shown = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
+    assert "/v2/a-model-" in shown.stdout
+    assert "use the hdserve that wrote it" in shown.stdout
