@@ -250,7 +250,7 @@ class Mirror:
         )
 
     def _used_namespaces(self) -> list[str]:
-        """Those to follow: the last ones that were used, no more than fit a poll."""
+        """The namespaces to follow: the last ones that were used, no more than fit a poll."""
         since_s = time.monotonic() - self._namespace_idle_s
         items = list(self._last_used.items())
         used = [item for item in items if item[1] >= since_s]

@@ -33,7 +33,8 @@ def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
 
 
 def model_of(name: str) -> str | None:
-    """Whose database an actor of that name keeps, of any version; ``None`` if it keeps none."""
+    """The model whose database an actor of that name keeps, of any version; ``None`` if it keeps
+    none."""
     kind, _, whose = name.partition(":")
     return whose.rpartition(":")[0] if kind.startswith(_NAME_BEGIN) else None
 
@@ -77,7 +78,7 @@ def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
 
 
 def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
-    """As :func:`get`.
+    """A handle of the actor if there is one, for those who only read.
 
     Raises:
         ValueError: there is none.

@@ -272,8 +272,7 @@ class ModelDatabaseActor:
     def _restored(self, root: Path) -> tuple[OutputStore, OutputLog]:
         """
         Raises:
-            DatabaseError: the disk cannot be read.
-            OSError: the same.
+            DatabaseError, OSError: the disk cannot be read.
         """
         directory = database_directory(root, self._key)
         others = left_by_other_versions(root)

@@ -26,7 +26,8 @@ class Batch:
 
 
 class OutputQueue:
-    """Thread-safe.  When it is full the oldest outputs are dropped and counted.
+    """Outputs and calibration on their way to an actor; thread-safe.  When it is full the oldest
+    outputs are dropped and counted.
 
     Attributes:
         num_bytes: what is queued.

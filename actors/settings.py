@@ -25,7 +25,7 @@ _TIMEOUT_S = 10.0
 
 
 def actor_settings(config: ModelDatabaseConfig) -> dict[str, Any]:
-    """Those of ``config`` that the actor reads, not the replicas; of simple types."""
+    """The settings of ``config`` that the actor reads, not the replicas, as simple types."""
     return config.model_dump(mode="json", include=_NAMES)
 
 

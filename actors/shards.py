@@ -17,7 +17,7 @@ class Shard:
 
     @property
     def label(self) -> str:
-        """Empty for the whole."""
+        """The name of the shard; empty for the whole."""
         return "" if self.num_shards == 1 else f"shard-{self.index + 1}-of-{self.num_shards}"
 
     def config(self, config: ModelDatabaseConfig) -> ModelDatabaseConfig:
@@ -37,5 +37,5 @@ def shard_of(namespace: str, num_shards: int) -> Shard:
 
 
 def shards(num_shards: int) -> list[Shard]:
-    """All of them."""
+    """All shards of a model's namespaces."""
     return [Shard(index, num_shards) for index in range(num_shards)]

@@ -59,7 +59,7 @@ class Choice(NamedTuple):
         return int(order) if mark and order.isdecimal() else 0
 
     def after(self, earlier: Choice | None) -> Choice:
-        """The same choice, made now: later than ``earlier`` whatever the clock says."""
+        """This choice as if it were made now, later than ``earlier`` whatever the clock says."""
         order = max(time.time_ns(), earlier.order + 1 if earlier else 0)
         return self._replace(number=f"{order}{_ORDER_MARK}{self.number}")
 

@@ -186,8 +186,8 @@ class Subscription:
         return {name: max(cursor, 1) for name, cursor in cursors.items() if name not in used}
 
     def _overdue(self, names: Iterable[str]) -> dict[str, OriginRanges]:
-        """Of the namespaces that are followed now those that no run of the actor will ask for:
-        they were not followed when it had lost them, or it ended before it had asked."""
+        """The namespaces that are followed now and that no run of the actor will ask for: they were
+        not followed when it had lost them, or it ended before it had asked."""
         return {name: {} for name in names if self._owed.get(name, self._epoch) != self._epoch}
 
     def _take(self, reply: Reply, told: Container[str]) -> None:

@@ -100,7 +100,7 @@ def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) 
 
 
 def read_archive_key(archive: Path) -> DatabaseKey:
-    """Whose output an archive holds.
+    """The model and the tokenizer whose output an archive holds.
 
     Raises:
         SnapshotError: it cannot be read, or is no archive.
@@ -209,8 +209,8 @@ def _check(message: Publish) -> None:
 
 
 def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
-    """Of each namespace its calibration and then its outputs, without the first ``num_written``;
-    at least one message, so that an empty archive says whose it is."""
+    """Messages with the calibration of each namespace and then its outputs, without the first
+    ``num_written``; at least one message, so that an empty archive says whose it is."""
     for namespace in log.namespaces() or [DEFAULT_NAMESPACE]:
         partition, num_left_out = log.partition(namespace), num_written.get(namespace, 0)
         if namespace not in num_written:

@@ -10,8 +10,8 @@ import numba
 from hdserve.databases.kernel_cache import keep_compiled
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Of numba.  Without reference counts (``_nrt``) a function may not allocate or return arrays;
-measured on drafting, they made calls three times slower (docs/adr/0012)."""
+"""Options of numba.  Without reference counts (``_nrt``) a function may not allocate or return
+arrays; measured on drafting, they made calls three times slower (docs/adr/0012)."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -24,10 +24,11 @@ def jit(function: _F) -> _F:
 
 
 def inlined(function: _F) -> _F:
-    """As :func:`jit`, for the parts that entry points are made of."""
+    """Compile a part of entry points, as :func:`jit` compiles these."""
     return cast("_F", numba.njit(**_OPTIONS, fastmath=True, forceinline=True)(function))
 
 
 def strictly_inlined(function: _F) -> _F:
-    """As :func:`inlined`, for arithmetic with what need not be numbers: without ``fastmath``."""
+    """Compile a part as :func:`inlined` does, but without ``fastmath``: for arithmetic with what
+    need not be numbers."""
     return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))

@@ -60,7 +60,7 @@ class ContextPool:
         max_bytes: most memory of tables that nobody uses.
 
     Attributes:
-        num_bytes: of it in use.
+        num_bytes: memory of the tables that are kept.
     """
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:

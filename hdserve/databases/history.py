@@ -74,8 +74,8 @@ def _tag(key: np.uint64) -> int:
 
 @inlined
 def note_place(places: Ints, key: np.uint64, position: int) -> None:
-    """Note that a key stands before ``position``.  Of a key the last ``PLACES_PER_KEY`` positions
-    are kept, and of a bucket the last that fit."""
+    """Note that a key stands before ``position``.  The last ``PLACES_PER_KEY`` positions of a key
+    are kept, and the last positions of a bucket that fit."""
     first, tag = _bucket(places, key), _tag(key)
     num_same, oldest, oldest_same = 0, first, first
     for place in range(first, first + PLACES_PER_BUCKET):
@@ -125,8 +125,11 @@ def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_su
 def find_longest(
     log: Tokens, places: Ints, key: np.uint64, oldest: int, suffix: Tokens, num_suffix: int
 ) -> tuple[int, int]:
-    """Of the known positions of a key the one with the longest match before it, of equals the
-    last, and the length of that match; zeros where none is of ``MATCH_TOKENS``."""
+    """Find the known position of a key with the longest match before it, the last of several.
+
+    Returns:
+        It and the length of the match; zeros where no match has ``MATCH_TOKENS``.
+    """
     first, tag = _bucket(places, key), _tag(key)
     found, longest = 0, MATCH_TOKENS - 1
     for place in range(first, first + PLACES_PER_BUCKET):

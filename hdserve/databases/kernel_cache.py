@@ -138,7 +138,7 @@ class KernelCache(caching.FunctionCache):
 
 
 def _baseline_of(triple: str, _name: str, features: str) -> _Baseline | None:
-    """The one whose code this target can run."""
+    """The baseline whose code this target can run, if there is one."""
     architecture = triple.split("-")[0]
     if architecture not in BASELINES:
         return None
@@ -157,5 +157,5 @@ def keep_compiled(function: Any, *, takes_baseline: bool) -> None:
 
 @cache
 def _warn(told: str) -> None:
-    """Once, not for each function."""
+    """Warn once, not for each function."""
     logger.warning(told)

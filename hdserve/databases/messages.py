@@ -92,7 +92,7 @@ class Publish:
         return {*self.outputs, *self.calibrations}
 
     def only(self, names: Container[str]) -> Publish:
-        """The same of some of the namespaces."""
+        """This message, with outputs and calibrations of some namespaces alone."""
         return replace(
             self,
             outputs={name: part for name, part in self.outputs.items() if name in names},

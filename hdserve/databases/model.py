@@ -117,8 +117,8 @@ class ModelDatabase:
         return self._recycled.get(namespace)
 
     def recycling(self, namespace: str, num_new: int) -> RecycledDatabase:
-        """The same, made if there is none, to be fed ``num_new`` contexts at most; its rows may be
-        another array now."""
+        """What the model thought likely in a namespace, made if there is none, to be fed
+        ``num_new`` contexts at most; its rows may be another array now."""
         found = self._recycled.use(namespace, RecycledDatabase)
         while found.table.is_reserve_low(num_new):
             self._note_change()

@@ -70,6 +70,7 @@ def versioned_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
 
 
 def encode_chunk(namespace: str, segment: Segment, key: DatabaseKey) -> bytes:
+    """The content of the file of a chunk."""
     payload = {"namespace": namespace, "outputs": segment.to_wire()}
     return snapshot.encode(payload, kind="chunk", key=key)
 
@@ -135,6 +136,7 @@ class NamespaceState:
 
 
 def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> bytes:
+    """The content of the file of a state."""
     payload = {
         "namespace": namespace,
         "flushed_version": state.flushed_version,

@@ -65,7 +65,7 @@ class Room(Generic[PartT]):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Least recently used first."""
+        """The namespaces, the least recently used first."""
         return tuple(self._parts)
 
     def __iter__(self) -> Iterator[PartT]:

@@ -130,6 +130,7 @@ class SeenOutputs:
         self._origins.clear()
 
     def ranges(self) -> OriginRanges:
+        """The sequence numbers that were seen of each origin."""
         return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
 
     def numbers(self, origin: str) -> SequenceRanges:

@@ -133,7 +133,7 @@ def decode(
 
 
 def read_key(data: bytes) -> DatabaseKey:
-    """Whose an envelope is.
+    """The model and the tokenizer that an envelope belongs to.
 
     Raises:
         SnapshotError: it is truncated, corrupt or of another version.

@@ -86,8 +86,9 @@ def shard_directories(root: Path) -> list[Path]:
 
 def check_unsharded(root: Path) -> None:
     """
-    Check that the databases below ``root`` are not those of shards: nobody would read what is put
-    beside them.
+    Raises:
+        DatabaseError: the databases below ``root`` are those of shards: nobody would read what is
+            put beside them.
     """
     for path in shard_directories(root)[:1]:
         raise DatabaseError(
@@ -98,7 +99,7 @@ def check_unsharded(root: Path) -> None:
 
 
 def _key_of(generation: Path) -> DatabaseKey:
-    """Whose the database is, as ``generation`` says, or another of its files where that is damaged.
+    """The key of a database, as ``generation`` says, or another of its files where that is damaged.
 
     Raises:
         DatabaseError: none says so.

@@ -260,7 +260,7 @@ class Calibration:
         return state
 
     def copy(self) -> Calibration:
-        """One that begins with the same, and learns by itself."""
+        """A calibration that begins with the same state, and learns by itself."""
         copy = self.for_vocabulary(self.vocab_size)
         copy.token_weights[:] = self.token_weights
         copy.token_bias[:] = self.token_bias

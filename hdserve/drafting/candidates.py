@@ -98,8 +98,8 @@ def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: f
 
 @inlined
 def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
-    """As :func:`note_vote`, for a row; the pattern keeps the longest context of each level that
-    knows the candidate."""
+    """Note what a row says for a candidate, as :func:`note_vote` does; the pattern keeps the
+    longest context of each level that knows the candidate."""
     note_vote(scratch, candidate, which, level, logit)
     pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
     place = which - level * ROWS_PER_LEVEL

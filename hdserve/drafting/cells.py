@@ -24,6 +24,7 @@ def share_bucket(share: float) -> int:
 
 @inlined
 def total_bucket(total: int) -> int:
+    """0 to 5 by the count of a row."""
     if total <= 2:
         return 0 if total <= 1 else 1
     if total <= 16:
@@ -41,6 +42,7 @@ def row_kind(level: int, order: int, total: int, place: int) -> int:
 
 @inlined
 def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
+    """The cell of what a pointer says for the token it stands at, or against another one."""
     bucket = length if length < 8 else min(15, 8 + ((length - 8) >> 2))
     base = PRESENT_CELLS + ABSENT_CELLS + (which * 2 + is_agreeing) * 128
     return base + bucket * 8 + min(misses, 7)

@@ -327,7 +327,7 @@ class Hierarchy(Drafter):
         return num_nodes
 
     def lookup_times_s(self, seq: Sequence) -> dict[Source, float]:
-        """Each level's candidates and pointers alone, grown to a tree of ``LOOKUP_NODES``."""
+        """How long it takes to grow a tree of ``LOOKUP_NODES`` from each level alone."""
         found: dict[Source, float] = {}
         request: _Request | None = seq.drafter_state.get(self.name)
         if request is None:

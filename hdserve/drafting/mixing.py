@@ -151,6 +151,7 @@ def mix(
 
 @inlined
 def squash(logit: float) -> float:
+    """The logistic function: the probability of a logit."""
     one = np.float32(1.0)
     return one / (one + math.exp(-np.float32(logit)))
 

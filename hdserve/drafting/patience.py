@@ -137,7 +137,7 @@ class Patience:
 
     @property
     def _times(self) -> _StepTimes:
-        """Of one kind, since they count different things."""
+        """The times of steps of one kind, alone or beside prompts, which count different things."""
         alone, beside_prompts = self._alone, self._beside_prompts
         is_known = alone.looking_s and (alone.plain_s or not beside_prompts.plain_s)
         return alone if is_known or not beside_prompts.looking_s else beside_prompts

@@ -101,7 +101,7 @@ class DraftSources:
 
     @property
     def version(self) -> int:
-        """As long as it does not change, :meth:`of` returns the same."""
+        """A number that changes before :meth:`of` returns anything else."""
         database = self._resources.model_database
         version = self._num_replaced + (0 if database is None else database.version)
         for other in self._resources.draft_from:

@@ -55,7 +55,7 @@ class _Waiter:
         self.outputs: asyncio.Queue[StepOutput | Exception] = asyncio.Queue()
 
     def deliver(self, item: StepOutput | Exception) -> None:
-        """From any thread; never blocks and never fails."""
+        """Put ``item`` into the queue, from any thread; this never blocks and never fails."""
         try:
             self._loop.call_soon_threadsafe(self.outputs.put_nowait, item)
         except RuntimeError:

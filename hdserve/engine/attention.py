@@ -81,7 +81,7 @@ def attend_by_plan(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As :func:`packed_attention`, of the layer with a number.
+    """Attend as :func:`packed_attention` does, in the layer with a number.
 
     An operator takes tensors and numbers, so it cannot be given the plan, and finds it where the
     eager function does.
@@ -114,8 +114,8 @@ def attend_by_plan(
 def attend_numbered(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: torch.Tensor, *terms: Any
 ) -> torch.Tensor:
-    """As :func:`attend_by_plan`, of the layer whose number is in ``layer``, int64 ``[]`` on the
-    CPU: what the operator does in Python."""
+    """Attend as :func:`attend_by_plan` does, in the layer whose number is in ``layer``, int64
+    ``[]`` on the CPU: what the operator does in Python."""
     return attend_by_plan(query, key, value, int(layer), *terms)
 
 

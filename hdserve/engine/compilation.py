@@ -139,8 +139,8 @@ def compile_beside(
 
 
 def _trace_beforehand() -> None:
-    """What PyTorch's compiler would trace once, by replacing ``Module.__call__`` for some
-    milliseconds: a forward in another thread fails then."""
+    """Trace what PyTorch's compiler would trace later, by replacing ``Module.__call__`` for some
+    milliseconds: a forward in another thread would fail then."""
     with suppress(AttributeError, ImportError):  # of another version of PyTorch
         from torch._inductor.loop_body import InterpreterShim  # takes seconds to load
 
@@ -148,7 +148,7 @@ def _trace_beforehand() -> None:
 
 
 def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:
-    """One with a small cache of its own, for which attention is not compiled."""
+    """A runner with a small cache of its own, whose attention is not compiled."""
     cache = KVCache(model.kv_shape, num_rows, model.dtype, model.device)
     return ModelRunner(model, cache, uses_blocks=False)
 

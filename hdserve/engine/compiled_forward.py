@@ -47,8 +47,8 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
         "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
     }
 )
-"""Its options on a CPU.  A GPU has CUDA graphs instead, and a wrapper in C++ would need the headers
-of CUDA there."""
+"""Options of ``torch.compile`` on a CPU.  A GPU has CUDA graphs instead, and a wrapper in C++ would
+need the headers of CUDA there."""
 
 _PACKING: Final[dict[str, Any]] = {
     "freezing": True,
@@ -156,7 +156,7 @@ class CompiledForward:
 
 
 def _forward_of(module: torch.nn.Module) -> Any:
-    """With rows alone as a dimension of what it takes: that there is one batch is a constant."""
+    """The forward of a model as a function of rows: that there is one batch is a constant."""
     model = cast("Any", module)
 
     def forward(

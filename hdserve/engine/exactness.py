@@ -84,7 +84,7 @@ def _calls_kernels(runner: ModelRunner) -> bool:
 
 @contextmanager
 def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
-    """Forwards run at other shapes meanwhile."""
+    """Within it forwards run at other shapes."""
     original = runner.shapes
     runner.shapes = shapes
     try:
@@ -144,7 +144,8 @@ class _Group:
 
 
 def _add_to_group(groups: list[_Group], count: int, logits: list[torch.Tensor]) -> None:
-    """Larger counts may have been tried after fewer contexts than those before."""
+    """Add a row count to those that give the same logits.  Larger counts may have been tried after
+    fewer contexts than those before."""
     for group in groups:
         if all(map(torch.equal, group.logits, logits)):
             group.row_counts.append(count)

@@ -40,7 +40,7 @@ def multiply_by_plan(
 def multiply_together_by_plan(
     rows: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """The same by each of ``weights``, as many tensors."""
+    """``rows`` times each of ``weights``, as many tensors: what the operator does in Python."""
     plan = current_plan()
     if plan is None or plan.multiply_rows is None:
         return [F.linear(rows, *each) for each in zip(weights, biases, strict=True)]

@@ -46,7 +46,7 @@ class _Made(NamedTuple):
     plan: StepPlan
 
     def send(self) -> None:
-        """To the device, what the batch was filled with."""
+        """Send to the device what the batch was filled with."""
         self.buffers.send()
         self.seen.send()
 

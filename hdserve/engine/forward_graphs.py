@@ -41,7 +41,8 @@ class ForwardGraphs:
         self._has_failed = False
 
     def __call__(self, forward: Forward, batch: ForwardBatch) -> torch.Tensor:
-        """As ``forward``, in a tensor that the next batch overwrites: graphs share their memory.
+        """Run ``forward``; the result is in a tensor that the next batch overwrites, since graphs
+        share their memory.
 
         Args:
             forward: the logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; the same each

@@ -43,7 +43,7 @@ OnOutput = Callable[[str, list[int]], None]
 
 
 def first_directory(directories: Iterable[Path], _fingerprint: str) -> Path | None:
-    """The first that exists."""
+    """The first directory that exists."""
     return next((directory for directory in directories if os.path.isdir(directory)), None)
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 class Mirror:
-    """Zeros at first.
+    """An array and its copy, zeros at first.
 
     Attributes:
         here: the array on the host.

@@ -254,7 +254,7 @@ def rounded(logits: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Meanwhile PyTorch shares nothing among threads, which its workers, our kernels, still do.
+    """Within it PyTorch shares nothing among threads, which its workers, our kernels, still do.
 
     Where it divides the numbers of an activation does not depend on where rows begin, and next to a
     cut some are computed by other instructions, whose last bit may differ.

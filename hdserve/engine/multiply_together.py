@@ -64,7 +64,8 @@ def _turned(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _columns(nodes: _Nodes) -> list[list[Any]]:
-    """Their arguments behind the rows: first those of all, then the second ones, and so on."""
+    """The arguments of ``nodes`` behind the rows: the first ones of all, the second ones, and so
+    on."""
     return [[*column] for column in zip(*(node.args[1:] for node in nodes), strict=True)]
 
 

@@ -35,7 +35,7 @@ class PackedRows:
 
     @property
     def num_rows(self) -> int:
-        """Padding included."""
+        """The number of rows, padding included."""
         return len(self.token_ids)
 
     @property

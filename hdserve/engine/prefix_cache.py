@@ -188,7 +188,8 @@ class PrefixCache:
     def _allocate(
         self, num_rows: int, source: _Entry | None, num_tokens: int, *, may_take: bool
     ) -> Segment:
-        """There is room.  What an evicted source held stays until somebody writes there."""
+        """Take rows, for which there is room.  What an evicted source held stays until somebody
+        writes there."""
         is_whole = source is not None and num_tokens == len(source.token_ids)
         if source is not None and is_whole and may_take and not source.is_running:
             self._evict(source)  # all of it goes on in the new sequence
@@ -200,7 +201,8 @@ class PrefixCache:
         return self._allocate_anywhere(num_rows)
 
     def _allocate_anywhere(self, num_rows: int) -> Segment:
-        """There is room where what ended sequences left goes, the oldest first."""
+        """Take rows, for which there is room once what ended sequences left goes, the oldest
+        first."""
         segment = self.cache.allocate(num_rows)
         while segment is None:
             gap = self._evict(next(self._idle()))
@@ -262,8 +264,8 @@ class PrefixCache:
 
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
-    """One per whole block, of all tokens up to its end; two different ones may be equal by
-    chance, so tokens are compared in the end."""
+    """A key for each whole block, of all tokens up to its end; those of different texts may be
+    equal by chance, so tokens are compared in the end."""
     key = hash(namespace)
     for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))

@@ -17,7 +17,8 @@ may."""
 
 
 class RowBuffers:
-    """Filled for each step and sent to the device at once; where they lie never changes.
+    """Buffers that are filled for each step and sent to the device at once; where they lie never
+    changes.
 
     Args:
         num_rows: of the forwards, padding included.

@@ -78,7 +78,7 @@ def _scrambled(words: torch.Tensor) -> torch.Tensor:
 
 
 def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
-    """The same for one row, ``[1, vocab_size]``."""
+    """Choose the token of a single row, ``[1, vocab_size]``, as :func:`choose` does."""
     if params.is_greedy or not can_be_read(logits):
         return int(choose(logits, params, [key]))
     return _drawn(logits, params, [key])[0]
@@ -98,7 +98,7 @@ def _at(logits: torch.Tensor, token_id: int) -> float:
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> list[int]:
-    """The same by a kernel; weights of 1e-38 of the likeliest are 0.
+    """Choose one token per row by a kernel, in which weights of 1e-38 of the likeliest are 0.
 
     What a request chose goes in as the types the kernel was compiled for: another type would be
     compiled for while everybody waits.

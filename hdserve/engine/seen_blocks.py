@@ -28,7 +28,7 @@ ROWS_PER_BLOCK: Final = 128
 
 
 class SeenBlocks:
-    """Filled for each step and sent to the device; where it lies never changes.
+    """What rows see, filled for each step and sent to the device; where it lies never changes.
 
     Args:
         num_rows: of the forwards, padding included.

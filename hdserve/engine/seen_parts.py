@@ -20,7 +20,7 @@ from hdserve.engine.packed_rows import PackedRows
 
 
 class SeenParts:
-    """Filled for each step and sent to the device; where it lies never changes.
+    """What rows see, filled for each step and sent to the device; where it lies never changes.
 
     Args:
         num_rows: of the forwards, padding included.

@@ -20,15 +20,15 @@ from hdserve.engine.kernels.top import find_largest
 
 
 def argmax(rows: torch.Tensor) -> torch.Tensor:
-    """As ``rows.argmax(dim=-1)``: ``[num_rows]``, the first among equals."""
+    """The index of the largest entry of each row, ``[num_rows]``: the first among equals."""
     return topk(rows, 1)[1][:, 0]
 
 
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``rows.topk(k)``: values and indices, ``[num_rows, k]``, largest first; the first among
-    equals where there is a kernel, and everywhere in column 0, so that the likeliest token is the
-    same whatever ``k`` is.  Values are float32 where there is a kernel, and where a row has fewer
-    than ``k`` numbers above minus infinity the rest are that, of column 0."""
+    """The ``k`` largest entries of each row: values and indices, ``[num_rows, k]``, largest first;
+    the first among equals where there is a kernel, and everywhere in column 0, so that the
+    likeliest token is the same whatever ``k`` is.  Values are float32 where there is a kernel, and
+    where a row has fewer than ``k`` numbers above minus infinity the rest are that, of column 0."""
     is_bfloat16 = can_be_read(rows, torch.bfloat16)
     if not (is_bfloat16 or can_be_read(rows)):
         return _topk_of_torch(rows, k)
@@ -41,7 +41,8 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its ``topk`` begins with any of several largest ones; its ``max`` with the first."""
+    """The ``k`` largest by PyTorch, whose ``topk`` begins with any of several largest ones, and
+    whose ``max`` with the first."""
     first = rows.max(dim=-1, keepdim=True)
     if k == 1:
         return first.values, first.indices

@@ -77,7 +77,7 @@ class Workers:
             raise errors[0]
 
     def _run_parts(self, _data: int | None) -> None:
-        """In each thread of a parallel region."""
+        """Do parts, in each thread of a parallel region."""
         try:
             self._next_part()
         except BaseException as error:

@@ -66,7 +66,8 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int) -> Tile:
 
 
 def attender(numbers: Numbers) -> Any:
-    """For compiled code: attention with one kind of numbers, for the items from one to another."""
+    """Attention with one kind of numbers as a function for compiled code, which attends for the
+    items from one to another."""
     scores_of_shared, scores_of_own = scores_of(numbers)
     values_of_shared, values_of_own = values_of(numbers)
     keep_weights = numbers.keep_weights

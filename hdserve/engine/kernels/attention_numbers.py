@@ -35,7 +35,7 @@ class Numbers(NamedTuple):
 
 @inlined
 def _keep_weights(call: Call, place: int, stop: int) -> None:
-    """They are used as they are."""
+    """Keep nothing: weights are used as they are."""
 
 
 @inlined

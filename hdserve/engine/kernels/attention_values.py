@@ -22,8 +22,8 @@ _queries_from = repeated(query_from, NUM_ROWS)
 
 
 class Values(NamedTuple):
-    """For compiled code: the values of the columns that all queries of a tile see, in whole
-    :data:`NUMBERS_AT_ONCE`, and of those from a position on for one of them."""
+    """Functions for compiled code that add the values of the columns that all queries of a tile
+    see, in whole :data:`NUMBERS_AT_ONCE`, and of those from a position on for one of them."""
 
     of_shared: Any
     of_own: Any
@@ -107,7 +107,7 @@ def values_of(numbers: Numbers) -> Values:
 
     @inlined
     def of_own(call: Call, tile: Tile, query: Query, first: int, d: int, share: Any) -> None:
-        """Also divide by the sum of the weights."""
+        """Add the values from ``first`` on for one query, and divide by the sum of the weights."""
         head = tile.kv_head
         block = (load(call.attended, (query.row, query.head, d)),)
         for position in range(first, call.rows[query.row, 2], num_positions):

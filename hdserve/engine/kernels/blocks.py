@@ -19,7 +19,8 @@ NUM_COLUMNS: Final = 4
 
 
 def repeated(function: Any, count: int) -> Any:
-    """For compiled code: the tuple of ``function(0, given)``, ``function(1, given)``, and so on.
+    """A function for compiled code that gives the tuple of ``function(0, given)``,
+    ``function(1, given)``, and so on.
 
     Args:
         function: compiled; ``given`` is one value, of any type.
@@ -43,7 +44,7 @@ def repeated(function: Any, count: int) -> Any:
 
 
 def zeros(num_rows: int) -> Any:
-    """For compiled code: a block of zeros."""
+    """A function for compiled code that gives a block of zeros."""
     block = types.UniTuple(vector_type, num_rows * NUM_COLUMNS)  # type: ignore[no-untyped-call]
 
     def build(_context: Any) -> Any:
@@ -57,7 +58,8 @@ def zeros(num_rows: int) -> Any:
 
 
 def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
-    """For compiled code: a block to which the products of rows and columns have been added.
+    """A function for compiled code that gives a block to which the products of rows and columns
+    have been added.
 
     It takes the tuples of the rows' vectors and of the columns', and the block.
 
@@ -84,4 +86,4 @@ def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
 
 
 fused_block: Any = with_products(lambda builder, *vectors: call_llvm(builder, "fma", *vectors))
-"""The same for vectors of float32."""
+"""The function of :func:`with_products` for vectors of float32."""

@@ -1,4 +1,4 @@
-"""In compiled functions the arrays at some addresses.
+"""The arrays at some addresses, for compiled functions.
 
 To make a NumPy array of a tensor takes a microsecond or two, as long as a small product; an address
 takes a tenth of that.

@@ -35,7 +35,8 @@ _POSITIONS = 2
 
 @inlined
 def _keep_weights(call: Call, place: int, stop: int) -> None:
-    """Rounded, in the first half of the memory they have; what is written has been read."""
+    """Keep them rounded, in the first half of the memory they have; what is written has been
+    read."""
     for column in range(0, stop, NUM_LANES):
         store_halves(call.words, (place, column // _POSITIONS), load(call.scores, (place, column)))
 
@@ -74,7 +75,7 @@ def attend_in_pairs(
     first_item: int,
     stop_item: int,
 ) -> None:
-    """As :func:`~hdserve.engine.kernels.attention.attend`, for items likewise.
+    """Attend as :func:`~hdserve.engine.kernels.attention.attend` does, for items likewise.
 
     Args:
         queries_at: of bfloat16, keys a multiple of ``NUM_PAIRED``.

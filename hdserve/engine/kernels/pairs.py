@@ -128,7 +128,7 @@ def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
 
 
 def in_turns(builder: Any, first: Any, second: Any) -> Any:
-    """For the code of intrinsics: the lanes of one vector and of another, by turns."""
+    """The lanes of one vector and of another, by turns, for the code of intrinsics."""
     turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
     mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
     return builder.shuffle_vector(first, second, mask)

@@ -193,7 +193,7 @@ def _most(call: Call, tile: _Tile) -> int:
 
 @inlined
 def _blank(room: _Room, num_positions: int) -> None:
-    """No values behind so many positions of a block."""
+    """Make the values behind so many positions of a block zero."""
     pair = num_positions // 2
     if num_positions % 2:
         for row in range(pair, NUM_SUMS * TILE_ROWS, TILE_ROWS):
@@ -336,7 +336,7 @@ def attend_by_tiles(
     first_item: int,
     stop_item: int,
 ) -> None:
-    """As :func:`~hdserve.engine.kernels.attention.attend`, for items likewise.
+    """Attend as :func:`~hdserve.engine.kernels.attention.attend` does, for items likewise.
 
     Args:
         queries_at: of bfloat16, keys a multiple of 32 and values of 64 numbers.

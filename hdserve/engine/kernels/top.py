@@ -21,7 +21,7 @@ _NOTHING = np.float32(-np.inf)
 
 @inlined
 def _insert(values: Any, places: Any, row: int, value: Any, place: int) -> None:
-    """Where it belongs, behind its equals; the least one goes."""
+    """Insert a value where it belongs, behind its equals; the least one goes."""
     index = values.shape[1] - 1
     while index > 0 and values[row, index - 1] < value:
         values[row, index] = values[row, index - 1]
@@ -71,8 +71,8 @@ def find_largest(
     places_at: int,
     k: int,
 ) -> None:
-    """Of ``[num_rows, num_columns]``, float32 or bfloat16, the ``k`` largest of each row, largest
-    first, and of equals the first ones; NaN is none of them.
+    """Find the ``k`` largest of each row of ``[num_rows, num_columns]``, float32 or bfloat16:
+    largest first, and of equals the first ones; NaN is none of them.
 
     Args:
         values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.

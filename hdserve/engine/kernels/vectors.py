@@ -44,19 +44,19 @@ class _VectorModel(PrimitiveModel):
 
 
 def integers(value: int) -> Any:
-    """For the code of intrinsics: the constant in all lanes, of 32 bits."""
+    """The constant in all lanes, of 32 bits, for the code of intrinsics."""
     return ir.Constant(INTEGERS, [value] * NUM_LANES)
 
 
 def in_all_lanes(builder: Any, number: Any) -> Any:
-    """For the code of intrinsics: a number of 32 bits in all lanes."""
+    """A number of 32 bits in all lanes, for the code of intrinsics."""
     empty = ir.Constant(ir.VectorType(number.type, NUM_LANES), ir.Undefined)
     first = builder.insert_element(empty, number, ir.Constant(_INT32, 0))
     return builder.shuffle_vector(first, empty, integers(0))
 
 
 def call_llvm(builder: Any, name: str, *vectors: Any) -> Any:
-    """For the code of intrinsics: one of LLVM's own functions on vectors."""
+    """A call of one of LLVM's own functions on vectors, for the code of intrinsics."""
     function_type = ir.FunctionType(VECTOR, [VECTOR] * len(vectors))
     function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
         builder.module, function_type, f"llvm.{name}.v{NUM_LANES}f32"
@@ -65,7 +65,7 @@ def call_llvm(builder: Any, name: str, *vectors: Any) -> Any:
 
 
 def pointer_to(context: Any, builder: Any, kind: Any, value: Any, indices: Any) -> Any:
-    """For the code of intrinsics: the address of an item of an array."""
+    """The address of an item of an array, for the code of intrinsics."""
     array = context.make_array(kind)(context, builder, value)
     found = cgutils.unpack_tuple(builder, indices)  # type: ignore[no-untyped-call]
     return cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
 
 
 def four_totals(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """For the code of intrinsics: the sums of four vectors, as one of four."""
+    """The sums of four vectors, as one of four, for the code of intrinsics."""
     first, second = _interleaved_sum(builder, a, b, 1), _interleaved_sum(builder, c, d, 1)
     found, width = _interleaved_sum(builder, first, second, 2), NUM_LANES
     while width > _NUM_TOTALS:
@@ -253,9 +253,9 @@ multiplied: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fmul(a, b
 added: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fadd(a, b), 2))
 divided: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fdiv(a, b), 2))
 smaller: Any = intrinsic(_elementwise(lambda builder, a, b: _chosen(builder, "<", a, b), 2))
-"""Of each lane ``a`` where it is smaller, else ``b``: so ``b`` where one of them is NaN."""
+"""In each lane ``a`` where it is smaller, else ``b``: so ``b`` where one of them is NaN."""
 larger: Any = intrinsic(_elementwise(lambda builder, a, b: _chosen(builder, ">", a, b), 2))
-"""Of each lane ``a`` where it is larger, else ``b``: so ``b`` where one of them is NaN."""
+"""In each lane ``a`` where it is larger, else ``b``: so ``b`` where one of them is NaN."""
 fused: Any = intrinsic(_named("fma", 3))
 """``a * b + c``."""
 _times_two_to: Any = intrinsic(_elementwise(_times_power_of_two, 2))
