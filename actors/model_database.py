@@ -1,7 +1,4 @@
-"""The actors that keep what models generated, by name.
-
-They are detached, restarted by Ray without limit, and found by whose database they keep.
-"""
+"""The actors that keep what models generated, found by whose database they keep."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import contextlib
 from typing import Any
 
 import ray
-from ray.util import list_named_actors
 
+from actors import detached
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
@@ -18,7 +15,6 @@ from hdserve.databases.output_log import MergeCalibration
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
-RAY_NAMESPACE = "hdserve"
 _NAME_BEGIN = "model-database-"
 
 
@@ -56,16 +52,9 @@ def get_or_create(
     Raises:
         RayError: the cluster cannot be reached.
     """
-    options = ray.remote(ModelDatabaseActor).options(
-        name=actor_name(key, shard),
-        namespace=RAY_NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_task_retries=0,
-        num_cpus=config.num_cpus,
-    )
-    return options.remote(key, shard.config(config), merge_calibration)
+    made_of = key, shard.config(config), merge_calibration
+    name = actor_name(key, shard)
+    return detached.get_or_create(ModelDatabaseActor, name, config.num_cpus, *made_of)
 
 
 def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
@@ -74,7 +63,7 @@ def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
     Raises:
         ValueError: there is none.
     """
-    return ray.get_actor(actor_name(key, shard), namespace=RAY_NAMESPACE)
+    return detached.get(actor_name(key, shard))
 
 
 def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
@@ -88,10 +77,7 @@ def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
         return get(key, shard)
     except ValueError as error:
         of_model = actor_name(key, shard).rpartition(":")[0]
-        if any(
-            actor["namespace"] == RAY_NAMESPACE and actor["name"].rpartition(":")[0] == of_model
-            for actor in list_named_actors(all_namespaces=True)
-        ):
+        if any(name.rpartition(":")[0] == of_model for name in detached.names()):
             raise DatabaseError(f"that of {key.model} is of another tokenizer") from error
         raise
 

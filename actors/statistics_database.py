@@ -16,11 +16,11 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from actors import detached
 from actors.corpus import Corpus, describe, describe_for, file_checksum
 from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
 
-RAY_NAMESPACE = "hdserve"
 METHODS_VERSION = 2
 """Raised when the actor learns a method that replicas call.  It is a part of the actor's name,
 because one that outlives an upgrade keeps the methods it was started with."""
@@ -160,16 +160,7 @@ def get_or_create() -> Any:
     Raises:
         RayError: the cluster cannot be reached.
     """
-    options = ray.remote(StatisticsDatabaseActor).options(
-        name=ACTOR_NAME,
-        namespace=RAY_NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_task_retries=0,
-        num_cpus=NUM_CPUS,
-    )
-    return options.remote()
+    return detached.get_or_create(StatisticsDatabaseActor, ACTOR_NAME, NUM_CPUS)
 
 
 def choose(model: str, choice: Choice) -> None:

@@ -1,4 +1,4 @@
-"""Ending the detached actors, which outlive the application on purpose."""
+"""Ending the detached actors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import ray
 from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
-from ray.util import list_named_actors
 
-from actors.model_database import RAY_NAMESPACE, model_of
+from actors import detached
+from actors.model_database import model_of
 from hdserve.errors import DatabaseError
 
 _CLOSE_TIMEOUT_S = 30.0
@@ -43,11 +43,7 @@ def stop_actors(address: str | None = None, model: str | None = None) -> Stopped
         except ConnectionError as error:
             raise DatabaseError(f"no Ray cluster is reached: {error}") from error
     try:
-        names = [
-            actor["name"]
-            for actor in list_named_actors(all_namespaces=True)
-            if actor["namespace"] == RAY_NAMESPACE and model in (None, model_of(actor["name"]))
-        ]
+        names = [name for name in detached.names() if model in (None, model_of(name))]
         for name in names:
             _stop(name)
         return Stopped(ray.get_runtime_context().gcs_address, names)
@@ -71,7 +67,7 @@ def _check_is_one() -> None:
 
 def _stop(name: str) -> None:
     with contextlib.suppress(ValueError):  # it has ended since
-        actor = ray.get_actor(name, namespace=RAY_NAMESPACE)
+        actor = detached.get(name)
         if model_of(name) is not None:
             with contextlib.suppress(RayError):
                 ray.get(actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)

@@ -1,0 +1,48 @@
+"""Actors that outlive the application on purpose, by name, in a Ray namespace of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util import list_named_actors
+
+_NAMESPACE = "hdserve"
+
+
+def get_or_create(actor: type, name: str, num_cpus: float, *args: Any) -> Any:
+    """A handle of the actor called ``name``, which is started if there is none in the cluster.
+
+    Ray starts it again without limit.  Calls that it does not answer are not repeated.
+
+    Args:
+        args: what a new one is made of; one that is there keeps what it was made of.
+
+    Raises:
+        RayError: the cluster cannot be reached.
+    """
+    options: Any = ray.remote(actor).options(
+        name=name,
+        namespace=_NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=num_cpus,
+    )
+    return options.remote(*args)
+
+
+def get(name: str) -> Any:
+    """A handle of the actor called ``name``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return ray.get_actor(name, namespace=_NAMESPACE)
+
+
+def names() -> list[str]:
+    """The names of all that there are."""
+    found = list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in found if actor["namespace"] == _NAMESPACE]
