@@ -9,7 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.model import ModelDatabase, TokenIds
-from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
 from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS, RecycledDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
@@ -31,13 +30,7 @@ from hdserve.drafting.arrays import (
     OTHERS,
     RECYCLED,
     STATE_CONTEXT_STAMP,
-    STATE_IS_SAMPLED,
-    STATE_NOISE_KEY,
-    STATE_NUM_EXPECTED,
     STATE_NUM_TOKENS,
-    STATE_OUTPUT_START,
-    STATE_SIZE,
-    STATE_VOCAB_SIZE,
     STATISTICS,
     VERIFIED_PARENT,
     VERIFIED_TOKEN,
@@ -48,10 +41,10 @@ from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.calibrations import Calibrations
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
+from hdserve.drafting.hierarchy_request import LEVEL_SOURCES, HierarchyRequest, new_state
 from hdserve.drafting.learning import commit
 from hdserve.drafting.recycling import recycle
-from hdserve.drafting.sources import DraftSources, NamespaceSources
-from hdserve.noise import sequence_key
+from hdserve.drafting.sources import DraftSources
 from hdserve.tree import Acceptance, DraftTree
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
@@ -60,14 +53,6 @@ LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, only the last ones, this many, are
 learned from.  Learning from a token takes more than twice as long as appending it."""
-
-LEVEL_SOURCES = (
-    Source.CONTEXT,
-    Source.MODEL,
-    Source.MODEL,
-    Source.STATISTICS,
-    Source.RECYCLED,
-)
 
 
 class HierarchyOptions(StrictModel):
@@ -100,30 +85,6 @@ class HierarchyOptions(StrictModel):
 
     max_nodes: int = Field(default=256, ge=1, le=1024)
     """Most nodes drafted in one step, whatever the capacity of the tree."""
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """What is kept for one running sequence.
-
-    Attributes:
-        state: numbers for compiled code, see ``STATE_*``.
-        levels: those it may be drafted for from, a bit each.
-        level_sources: what their nodes come from.
-        sources_version: of the sources when ``handles`` were made.
-        handles: of the arrays of ``context``, of ``state`` and of ``sources``.
-        max_added: contexts above which the table of ``context`` may be full.
-    """
-
-    context: ContextDatabase
-    calibration: Calibration
-    state: Ints
-    levels: int = 0
-    level_sources: frozenset[Source] = frozenset()
-    sources: NamespaceSources = field(init=False)
-    sources_version: int = -1
-    handles: HandleTable = field(init=False)
-    max_added: int = 0
 
 
 class _FlatForward:
@@ -214,7 +175,7 @@ class Hierarchy(Drafter):
         drafter.propose(seq, tree)
         seq.token_ids.append(0)
         drafter.observe(seq, tree, Acceptance((0,), (0,)), _FlatForward(len(tree)))
-        request: _Request = seq.drafter_state[drafter.name]
+        request: HierarchyRequest = seq.drafter_state[drafter.name]
         request.context.enlarge_table()
         drafter.finish(seq)
         partition = database.partition("")
@@ -232,17 +193,9 @@ class Hierarchy(Drafter):
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
         context = ContextDatabase(self._pool, text, self._sources.orders[CONTEXT], num_tokens)
-        state = np.zeros(STATE_SIZE, np.int64)
-        state[STATE_NUM_TOKENS] = len(text)
-        state[STATE_OUTPUT_START] = len(expected) + seq.num_prompt_tokens
+        state = new_state(seq, len(expected), calibration.vocab_size, uses_noise=self.options.noise)
         state[STATE_CONTEXT_STAMP] = context.table.stamp
-        state[STATE_VOCAB_SIZE] = calibration.vocab_size
-        state[STATE_NUM_EXPECTED] = len(expected)
-        is_sampled = not seq.params.is_greedy and seq.recorded_token_ids is None
-        if is_sampled and self.options.noise:
-            state[STATE_IS_SAMPLED] = 1
-            state[STATE_NOISE_KEY] = sequence_key(seq.params.seed, seq.choice_index)
-        request = _Request(context, calibration, state)
+        request = HierarchyRequest(context, calibration, state)
         self._connect(request, seq)
         seq.drafter_state[self.name] = request
         calibration.num_requests += 1
@@ -263,26 +216,11 @@ class Hierarchy(Drafter):
             levels &= ~(1 << RECYCLED)
         return levels
 
-    def _connect(self, request: _Request, seq: Sequence) -> None:
-        """Note the arrays that ``request`` is drafted for from."""
-        request.sources = self._sources.of(seq.namespace)
-        request.levels = levels = self._levels_of(seq)
-        request.level_sources = frozenset(
-            source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
-        )
-        context = request.context
-        request.handles = request.sources.handles.copy()
-        request.handles.replace_own(
-            context.tokens,
-            context.places,
-            context.table.rows,
-            context.size,
-            request.state,
-            context.last_positions,
-        )
-        request.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
+    def _connect(self, request: HierarchyRequest, seq: Sequence) -> None:
+        """Have ``request`` drafted for from the arrays that there are now."""
+        request.connect(self._sources.of(seq.namespace), self._levels_of(seq))
 
-    def _refresh(self, request: _Request, seq: Sequence) -> None:
+    def _refresh(self, request: HierarchyRequest, seq: Sequence) -> None:
         """Follow arrays that were replaced since the last call."""
         version = self._sources.version
         if request.sources_version != version:
@@ -291,7 +229,7 @@ class Hierarchy(Drafter):
                 self._connect(request, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        request: _Request = seq.drafter_state[self.name]
+        request: HierarchyRequest = seq.drafter_state[self.name]
         capacity = min(tree.capacity, self.options.max_nodes)
         if capacity < 1:
             return
@@ -311,7 +249,12 @@ class Hierarchy(Drafter):
         )
 
     def _grow(
-        self, request: _Request, levels: int, capacity: int, max_depth: int, min_score: float
+        self,
+        request: HierarchyRequest,
+        levels: int,
+        capacity: int,
+        max_depth: int,
+        min_score: float,
     ) -> int:
         """The number of nodes, the root included, that are in ``scratch`` now."""
         num_nodes: int = grow_tree(
@@ -329,7 +272,7 @@ class Hierarchy(Drafter):
     def lookup_times_s(self, seq: Sequence) -> dict[Source, float]:
         """How long it takes to grow a tree of ``LOOKUP_NODES`` from each level alone."""
         found: dict[Source, float] = {}
-        request: _Request | None = seq.drafter_state.get(self.name)
+        request: HierarchyRequest | None = seq.drafter_state.get(self.name)
         if request is None:
             return found
         self._refresh(request, seq)
@@ -351,7 +294,7 @@ class Hierarchy(Drafter):
     def observe(
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
     ) -> None:
-        request: _Request = seq.drafter_state[self.name]
+        request: HierarchyRequest = seq.drafter_state[self.name]
         context, num_new = request.context, len(acceptance.token_ids)
         if not context.is_complete:
             context.continue_prompt()
@@ -359,7 +302,7 @@ class Hierarchy(Drafter):
             self._enlarge(request, seq, num_new)
         self._refresh(request, seq)
         if tree.num_draft_tokens and self.options.learning_rate:
-            _count_tree(request, tree, acceptance)
+            request.count_tree(tree, acceptance)
         token_ids = acceptance.token_ids
         if num_new > NUM_LEARNED_LATER and _is_told_later(tree):
             self._commit(request, token_ids[:-NUM_LEARNED_LATER], learning_rate=0.0)
@@ -386,7 +329,7 @@ class Hierarchy(Drafter):
 
     def _recycle(
         self,
-        request: _Request,
+        request: HierarchyRequest,
         seq: Sequence,
         tree: DraftTree,
         recycled: RecycledDatabase,
@@ -411,7 +354,7 @@ class Hierarchy(Drafter):
         )
         recycled.table.advance_stamp()
 
-    def _commit(self, request: _Request, token_ids: TokenIds, learning_rate: float) -> int:
+    def _commit(self, request: HierarchyRequest, token_ids: TokenIds, learning_rate: float) -> int:
         """Append tokens, and learn from them unless the rate is 0.
 
         Returns:
@@ -433,14 +376,14 @@ class Hierarchy(Drafter):
             )
         return num_added
 
-    def _enlarge(self, request: _Request, seq: Sequence, num_new: int) -> None:
+    def _enlarge(self, request: HierarchyRequest, seq: Sequence, num_new: int) -> None:
         """Give a request more room for ``num_new`` tokens and their contexts."""
         request.context.enlarge(num_new)
         request.state[STATE_CONTEXT_STAMP] = request.context.table.stamp
         self._connect(request, seq)
 
     def finish(self, seq: Sequence) -> None:
-        request: _Request | None = seq.drafter_state.pop(self.name, None)
+        request: HierarchyRequest | None = seq.drafter_state.pop(self.name, None)
         if request is not None:
             request.calibration.num_requests -= 1
             request.context.release()
@@ -450,16 +393,3 @@ class Hierarchy(Drafter):
 def _is_told_later(tree: DraftTree) -> bool:
     """Whether a tree stands for steps without drafts; see :meth:`Drafter.observe`."""
     return tree.num_draft_tokens > 0 and tree.sources[1] is Source.PLAIN
-
-
-def _count_tree(request: _Request, tree: DraftTree, acceptance: Acceptance) -> None:
-    """Learn what scores were worth: those of the nodes from this request's levels, but for 1, which
-    is no estimate."""
-    own = [
-        score if score < 1.0 and source in request.level_sources else 0.0
-        for score, source in zip(tree.scores, tree.sources, strict=True)
-    ]
-    expected_tokens = sum(own)
-    if expected_tokens > 0.0:
-        num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
-        request.calibration.count_tree(expected_tokens, num_accepted)

@@ -1,0 +1,108 @@
+"""One running sequence, as the ``hierarchy`` drafter keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hdserve.core import Sequence, Source
+from hdserve.databases.context import ContextDatabase
+from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
+from hdserve.drafting.arrays import (
+    STATE_IS_SAMPLED,
+    STATE_NOISE_KEY,
+    STATE_NUM_EXPECTED,
+    STATE_NUM_TOKENS,
+    STATE_OUTPUT_START,
+    STATE_SIZE,
+    STATE_VOCAB_SIZE,
+)
+from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.handles import HandleTable
+from hdserve.drafting.sources import NamespaceSources
+from hdserve.noise import sequence_key
+from hdserve.tree import Acceptance, DraftTree
+
+LEVEL_SOURCES = (
+    Source.CONTEXT,
+    Source.MODEL,
+    Source.MODEL,
+    Source.STATISTICS,
+    Source.RECYCLED,
+)
+"""Where the tokens of each level come from."""
+
+
+@dataclass(slots=True, eq=False)
+class HierarchyRequest:
+    """What is kept for one running sequence.
+
+    Attributes:
+        state: numbers for compiled code, see ``STATE_*``.
+        levels: those it may be drafted for from, a bit each.
+        level_sources: what their nodes come from.
+        sources_version: of the sources when ``handles`` were made.
+        handles: of the arrays of ``context``, of ``state`` and of ``sources``.
+        max_added: contexts above which the table of ``context`` may be full.
+    """
+
+    context: ContextDatabase
+    calibration: Calibration
+    state: Ints
+    levels: int = 0
+    level_sources: frozenset[Source] = frozenset()
+    sources: NamespaceSources = field(init=False)
+    sources_version: int = -1
+    handles: HandleTable = field(init=False)
+    max_added: int = 0
+
+    def connect(self, sources: NamespaceSources, levels: int) -> None:
+        """Have compiled code find the arrays of the request and those of ``sources``."""
+        self.sources, self.levels = sources, levels
+        self.level_sources = frozenset(
+            source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
+        )
+        context = self.context
+        self.handles = sources.handles.copy()
+        self.handles.replace_own(
+            context.tokens,
+            context.places,
+            context.table.rows,
+            context.size,
+            self.state,
+            context.last_positions,
+        )
+        self.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
+
+    def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn what scores were worth: those of the nodes from this request's levels, but for 1,
+        which is no estimate."""
+        own = [
+            score if score < 1.0 and source in self.level_sources else 0.0
+            for score, source in zip(tree.scores, tree.sources, strict=True)
+        ]
+        expected_tokens = sum(own)
+        if expected_tokens > 0.0:
+            num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
+            self.calibration.count_tree(expected_tokens, num_accepted)
+
+
+def new_state(seq: Sequence, num_expected: int, vocab_size: int, *, uses_noise: bool) -> Ints:
+    """The numbers that compiled code is told of a sequence that begins, but for what is of its
+    context's table.
+
+    Args:
+        num_expected: tokens that are expected of the answer; they stand before the prompt.
+        uses_noise: whether the noise of sampled choices is told.
+    """
+    state = np.zeros(STATE_SIZE, np.int64)
+    state[STATE_NUM_TOKENS] = num_expected + len(seq.token_ids)
+    state[STATE_OUTPUT_START] = num_expected + seq.num_prompt_tokens
+    state[STATE_VOCAB_SIZE] = vocab_size
+    state[STATE_NUM_EXPECTED] = num_expected
+    is_sampled = not seq.params.is_greedy and seq.recorded_token_ids is None
+    if is_sampled and uses_noise:
+        state[STATE_IS_SAMPLED] = 1
+        state[STATE_NOISE_KEY] = sequence_key(seq.params.seed, seq.choice_index)
+    return state
