@@ -75,8 +75,10 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 COUNT_SHIFT = np.uint32(20)
 """The word of a slot is a token, and its count from this bit on."""
 
+TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
+"""The bits of the word of a slot that are its token."""
+
 _COUNT_ONE = np.uint32(1 << 20)
-_TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
 _TOTAL_MASK = np.uint32(0xFFFF)
 _STAMP_SHIFT = np.uint32(16)
 _ODD = np.uint32(1)
@@ -123,6 +125,18 @@ def highest_bit(value: int) -> int:
 
 
 @inlined
+def total_of(rows: Rows, row: int) -> int:
+    """How often a context was counted."""
+    return np.int64(rows[row, 2] & _TOTAL_MASK)
+
+
+@inlined
+def stamp_of(rows: Rows, row: int) -> int:
+    """The age mark of a row."""
+    return np.int64(rows[row, 2] >> _STAMP_SHIFT)
+
+
+@inlined
 def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
     """Begin to load what :func:`find_row` will most likely read."""
     bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
@@ -138,7 +152,7 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
     start = linear_bucket(np.int64(high), num_buckets) * BUCKET_ROWS
     for row in range(start, start + BUCKET_ROWS):
         word = rows[row, 0]
-        if word == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+        if word == _ZERO or stamp_of(rows, row) < min_stamp:
             return -1
         if word == low and rows[row, 1] == high:
             return row
@@ -148,9 +162,9 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
 @inlined
 def row_value(rows: Rows, row: int, stamp: int) -> int:
     """What a row is worth when rows are stamped ``stamp``: its total, halved as it ages."""
-    row_stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
+    row_stamp = stamp_of(rows, row)
     age = max(0, stamp - row_stamp)
-    total = np.int64(rows[row, 2] & _TOTAL_MASK)
+    total = total_of(rows, row)
     return (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
 
 
@@ -176,7 +190,7 @@ def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_s
     victim = -1
     for row in range(start, start + BUCKET_ROWS):
         word = rows[row, 0]
-        if word == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+        if word == _ZERO or stamp_of(rows, row) < min_stamp:
             victim = row
             break
         if word == low and rows[row, 1] == high:
@@ -202,7 +216,7 @@ def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
     """The slot that holds a token, else the first free one, else -1."""
     for slot in range(FIRST_SLOT, ROW_WORDS):
         word = rows[row, slot]
-        if word == _ZERO or (word & _TOKEN_MASK) == token_word:
+        if word == _ZERO or (word & TOKEN_MASK) == token_word:
             return slot
     return -1
 
@@ -217,16 +231,16 @@ def halve(rows: Rows, row: int, times: int) -> int:
         count = (word >> COUNT_SHIFT) >> np.uint32(times)
         rows[row, slot] = _ZERO
         if count > _ZERO:
-            rows[row, kept] = count * _COUNT_ONE | (word & _TOKEN_MASK)
+            rows[row, kept] = count * _COUNT_ONE | (word & TOKEN_MASK)
             kept += 1
-    return np.int64(rows[row, 2] & _TOTAL_MASK) >> times
+    return total_of(rows, row) >> times
 
 
 @inlined
 def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> None:
     """Count ``token`` ``count`` times in the row of its context: at most ``MAX_COUNT // 2`` times,
     or what fits beside the counts that are there."""
-    total = np.int64(rows[row, 2] & _TOTAL_MASK)
+    total = total_of(rows, row)
     if total + count > MAX_TOTAL:
         total = halve(rows, row, 1)
     token_word = np.uint32(token)
@@ -269,7 +283,7 @@ def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
         rows[row, 0] = _ZERO
     kept = source
     for row in range(source, source + BUCKET_ROWS):
-        if rows[row, 0] == _ZERO or np.int64(rows[row, 2] >> _STAMP_SHIFT) < min_stamp:
+        if rows[row, 0] == _ZERO or stamp_of(rows, row) < min_stamp:
             break
         is_moved = np.int64(rows[row, 1]) & highest != 0
         place = target if is_moved else kept
@@ -392,8 +406,8 @@ def insert_tokens(
 @inlined
 def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int) -> int:
     """How often two rows must be halved to be added without an overflow."""
-    total = np.int64(source[source_row, 2] & _TOTAL_MASK)
-    total += np.int64(target[target_row, 2] & _TOTAL_MASK)
+    total = total_of(source, source_row)
+    total += total_of(target, target_row)
     count = np.int64(source[source_row, FIRST_SLOT] >> COUNT_SHIFT)
     count += np.int64(target[target_row, FIRST_SLOT] >> COUNT_SHIFT)
     times = 0
@@ -414,15 +428,15 @@ def merge_tables(
         context_hash = np.uint64(source[index, 0]) | (np.uint64(source[index, 1]) << _SHIFT_32)
         row = claim_row(target, target_size, context_hash, stamp, 0)
         times = halvings_to_fit(source, index, target, row)
-        total = np.int64(source[index, 2] & _TOTAL_MASK) >> times
+        total = total_of(source, index) >> times
         if times > 0:
             set_total(target, row, halve(target, row, times), stamp)
-        total += np.int64(target[row, 2] & _TOTAL_MASK)
+        total += total_of(target, row)
         for back in range(NUM_SLOTS):  # the likeliest last, which puts it before its equals
             word = source[index, ROW_WORDS - 1 - back]
             count = np.int64(word >> COUNT_SHIFT) >> times
             if count > 0:
-                count_token(target, row, np.int64(word & _TOKEN_MASK), count, stamp)
+                count_token(target, row, np.int64(word & TOKEN_MASK), count, stamp)
         set_total(target, row, total, stamp)
         grow(target, target_size, 0)
 
@@ -431,20 +445,20 @@ def merge_tables(
 def rebase_stamps(rows: Rows, num_buckets: int, change: int) -> None:
     """Lower all age marks by ``change``, to 0 at least."""
     for row in range(num_buckets * BUCKET_ROWS):
-        stamp = np.int64(rows[row, 2] >> _STAMP_SHIFT)
-        set_total(rows, row, np.int64(rows[row, 2] & _TOTAL_MASK), max(0, stamp - change))
+        stamp = stamp_of(rows, row)
+        set_total(rows, row, total_of(rows, row), max(0, stamp - change))
 
 
 @jit
 def copy_stamped(source: Rows, target: Rows, num_rows: int, old_stamp: int, stamp: int) -> None:
     """Copy the first rows of a table that carry ``old_stamp``, with another age mark."""
     for row in range(num_rows):
-        if np.int64(source[row, 2] >> _STAMP_SHIFT) != old_stamp:
+        if stamp_of(source, row) != old_stamp:
             target[row, 0] = _ZERO
             continue
         for word in range(ROW_WORDS):
             target[row, word] = source[row, word]
-        set_total(target, row, np.int64(source[row, 2] & _TOTAL_MASK), stamp)
+        set_total(target, row, total_of(source, row), stamp)
 
 
 @jit
@@ -470,4 +484,4 @@ def most_frequent(rows: Rows, size: Ints, context: list[int], k: int) -> list[tu
     if not copy_row(rows, size, np.array(context[::-1], np.int32), row):
         return []
     words = [int(word) for word in row[0, FIRST_SLOT:] if word]
-    return [(word & MAX_TOKEN_ID, word >> 20) for word in words[:k]]
+    return [(word & MAX_TOKEN_ID, word >> int(COUNT_SHIFT)) for word in words[:k]]

@@ -52,7 +52,11 @@ CELLS_PER_ROW = NUM_SHARES * NUM_RANKS
 _ROW_KINDS = NUM_LEVELS * NUM_ORDERS * NUM_TOTALS * ROWS_PER_LEVEL
 PRESENT_CELLS = _ROW_KINDS * CELLS_PER_ROW
 ABSENT_CELLS = _ROW_KINDS * NUM_SHARES
-POINTER_CELLS = 2 * 2 * 16 * 8
+NUM_LENGTHS = 16
+NUM_MISSES = 8
+"""The kinds of copies, by their length and by how often they were wrong."""
+
+POINTER_CELLS = 2 * 2 * NUM_LENGTHS * NUM_MISSES
 NUM_CELLS = PRESENT_CELLS + ABSENT_CELLS + POINTER_CELLS
 
 NUM_PATTERNS = 4**NUM_LEVELS
@@ -126,7 +130,9 @@ class Databases(NamedTuple):
 STATE_NUM_TOKENS, STATE_OUTPUT_START, STATE_CONTEXT_STAMP, STATE_VOCAB_SIZE = 0, 1, 2, 3
 STATE_CONFIDENCE, STATE_IS_SAMPLED, STATE_NOISE_KEY, STATE_NUM_EXPECTED = 4, 5, 6, 7
 STATE_POINTERS = 8
-"""From here on: position, length and misses of the context pointer, then of the model pointer."""
+"""The first of six numbers: position, length and misses of the context pointer, then of the model
+pointer."""
+
 STATE_SIZE = 16
 POINTER_SIZE = 3
 

@@ -24,7 +24,9 @@ from hdserve.drafting.arrays import (
     CELL_P,
     CHANCE_SET,
     NUM_CELLS,
+    NUM_LENGTHS,
     NUM_LEVELS,
+    NUM_MISSES,
     NUM_ORDERS,
     NUM_PAIRS,
     NUM_PATTERNS,
@@ -122,8 +124,11 @@ class Calibration:
         self.cells: Floats = np.zeros((3, NUM_CELLS), np.float32)
         self.cells[CELL_P, :PRESENT_CELLS] = _first_guess()
         self.cells[CELL_P, PRESENT_CELLS:] = 0.01
-        pointers = self.cells[CELL_P, PRESENT_CELLS + ABSENT_CELLS :].reshape(2, 2, 16, 8)
-        pointers[:, 1] = np.linspace(0.4, 0.95, 16)[:, None] / np.linspace(1, 4, 8)
+        pointers = self.cells[CELL_P, PRESENT_CELLS + ABSENT_CELLS :].reshape(
+            2, 2, NUM_LENGTHS, NUM_MISSES
+        )
+        by_length = np.linspace(0.4, 0.95, NUM_LENGTHS)
+        pointers[:, 1] = by_length[:, None] / np.linspace(1, 4, NUM_MISSES)
         self.weights: Floats = new_vectors(NUM_WEIGHT_SETS)
         self.weights[:NUM_PATTERNS, :BIAS_INPUT] = 0.3
         self.weights[CHANCE_SET, : len(_CHANCE_WEIGHTS)] = _CHANCE_WEIGHTS

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdserve.databases.compiled import inlined
+from hdserve.databases.ngram import TOKEN_MASK
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
     CANDIDATE_PATTERN,
@@ -56,7 +57,25 @@ from hdserve.drafting.mixing import (
 from hdserve.drafting.vectors import add_scaled, copy_row, gather_row, lowest_bit
 from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 
-_TOKEN_MASK = np.uint32(0xFFFFF)
+
+@inlined
+def find_slot(scratch: Scratch, token: int, generation: int) -> int:
+    """The slot of the candidate of ``token``; a free one, for it, if there is none."""
+    slots = scratch.slots
+    slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
+    while (
+        slots[slot, 0] == generation
+        and scratch.candidates[slots[slot, 1], CANDIDATE_TOKEN] != token
+    ):
+        slot = (slot + 1) & (MAP_SIZE - 1)
+    return slot
+
+
+@inlined
+def find_candidate(scratch: Scratch, token: int, generation: int) -> int:
+    """The candidate of ``token``; -1 if there is none."""
+    slot = find_slot(scratch, token, generation)
+    return scratch.slots[slot, 1] if scratch.slots[slot, 0] == generation else -1
 
 
 @inlined
@@ -65,13 +84,9 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
 
     A new candidate has the index ``num``.
     """
-    slots = scratch.slots
-    slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
-    while slots[slot, 0] == generation:
-        index = slots[slot, 1]
-        if scratch.candidates[index, CANDIDATE_TOKEN] == token:
-            return index
-        slot = (slot + 1) & (MAP_SIZE - 1)
+    slots, slot = scratch.slots, find_slot(scratch, token, generation)
+    if slots[slot, 0] == generation:
+        return slots[slot, 1]
     if num >= MAX_CANDIDATES:
         return -1
     slots[slot, 0] = generation
@@ -110,24 +125,30 @@ def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logi
 
 
 @inlined
-def find_existing(scratch: Scratch, token: int, generation: int) -> int:
-    slots = scratch.slots
-    slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
-    while slots[slot, 0] == generation:
-        index = slots[slot, 1]
-        if scratch.candidates[index, CANDIDATE_TOKEN] == token:
-            return index
-        slot = (slot + 1) & (MAP_SIZE - 1)
-    return -1
-
-
-@inlined
 def note_event(scratch: Scratch, num_events: int, candidate: int, which: int, cell: int) -> int:
     """Note for learning that a cell spoke for a candidate; returns the number of events."""
     scratch.events[num_events, EVENT_CANDIDATE] = candidate
     scratch.events[num_events, EVENT_INPUT] = which
     scratch.events[num_events, EVENT_CELL] = cell
     return num_events + 1
+
+
+@inlined
+def take_vote(
+    scratch: Scratch,
+    candidate: int,
+    which: int,
+    level: int,
+    slot: int,
+    num_events: int,
+    is_learning: bool,
+) -> int:
+    """Note what a slot of a row says for a candidate; returns the number of events."""
+    note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
+    if is_learning:
+        cell = scratch.slot_cells[0, slot]
+        num_events = note_event(scratch, num_events, candidate, which, cell)
+    return num_events
 
 
 @inlined
@@ -149,36 +170,33 @@ def collect(
     num, num_events = counts
     vocab_size = databases.state[STATE_VOCAB_SIZE]
     floor = logit_of(need * 0.1)
-    for index in range(num_hits):
-        which, level, total = scratch.hits[index, 0], scratch.hits[index, 1], scratch.hits[index, 2]
+    for hit in range(num_hits):
+        which, level, total = scratch.hits[hit, 0], scratch.hits[hit, 1], scratch.hits[hit, 2]
         scale = np.float32(1.0) / np.float32(total)
-        note_cells(scratch.slot_cells, scratch.rows, index, scale, scratch.hits[index, 3])
+        note_cells(scratch.slot_cells, scratch.rows, hit, scale, scratch.hits[hit, 3])
         gather_row(scratch.slot_logits, learned.cells, CELL_LOGIT, scratch.slot_cells)
-        held = held_slots(scratch.rows, index)
-        likely = held & likely_slots(scratch.rows, index, vocab_size, scratch.slot_logits, floor)
+        held = held_slots(scratch.rows, hit)
+        likely = held & likely_slots(scratch.rows, hit, vocab_size, scratch.slot_logits, floor)
         unlikely = held & ~likely
         while likely != 0:
             slot = lowest_bit(likely)
             likely &= likely - 1
-            token = np.int64(scratch.rows[index, slot] & _TOKEN_MASK)
+            token = np.int64(scratch.rows[hit, slot] & TOKEN_MASK)
             candidate = find_or_add(scratch, token, num, generation, level)
-            if candidate < 0:
-                continue
-            num = max(num, candidate + 1)
-            note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
-            if is_learning:
-                cell = scratch.slot_cells[0, slot]
-                num_events = note_event(scratch, num_events, candidate, which, cell)
+            if candidate >= 0:
+                num = max(num, candidate + 1)
+                num_events = take_vote(
+                    scratch, candidate, which, level, slot, num_events, is_learning
+                )
         while unlikely != 0:
             slot = lowest_bit(unlikely)
             unlikely &= unlikely - 1
-            token = np.int64(scratch.rows[index, slot] & _TOKEN_MASK)
-            candidate = find_existing(scratch, token, generation)
+            token = np.int64(scratch.rows[hit, slot] & TOKEN_MASK)
+            candidate = find_candidate(scratch, token, generation)
             if candidate >= 0:
-                note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
-                if is_learning:
-                    cell = scratch.slot_cells[0, slot]
-                    num_events = note_event(scratch, num_events, candidate, which, cell)
+                num_events = take_vote(
+                    scratch, candidate, which, level, slot, num_events, is_learning
+                )
     return num, num_events
 
 

@@ -7,6 +7,8 @@ import numpy as np
 from hdserve.databases.compiled import inlined
 from hdserve.drafting.arrays import (
     ABSENT_CELLS,
+    NUM_LENGTHS,
+    NUM_MISSES,
     NUM_ORDERS,
     NUM_TOTALS,
     PRESENT_CELLS,
@@ -43,9 +45,10 @@ def row_kind(level: int, order: int, total: int, place: int) -> int:
 @inlined
 def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
     """The cell of what a pointer says for the token it stands at, or against another one."""
-    bucket = length if length < 8 else min(15, 8 + ((length - 8) >> 2))
-    base = PRESENT_CELLS + ABSENT_CELLS + (which * 2 + is_agreeing) * 128
-    return base + bucket * 8 + min(misses, 7)
+    bucket = length if length < 8 else min(NUM_LENGTHS - 1, 8 + ((length - 8) >> 2))
+    base = PRESENT_CELLS + ABSENT_CELLS
+    kind = (which * 2 + is_agreeing) * NUM_LENGTHS + bucket
+    return base + kind * NUM_MISSES + min(misses, NUM_MISSES - 1)
 
 
 @inlined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdserve.databases.compiled import inlined, jit
-from hdserve.databases.ngram import Ints
+from hdserve.databases.ngram import MAX_TOKEN_ID, Ints
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
     CANDIDATE_TOKEN,
@@ -40,7 +40,7 @@ EXPANSION_BOUND = 0.5
 """A node is expanded if a child of this probability would still enter the tree."""
 
 _LEVEL_SHIFT, _CONFIDENCE_SHIFT, _PARENT_SHIFT = 20, 24, 32
-_TOKEN_MASK, _LEVEL_MASK, _CONFIDENCE_MASK = 0xFFFFF, 0xF, 0xFF
+_LEVEL_MASK, _CONFIDENCE_MASK = 0xF, 0xFF
 
 
 @inlined
@@ -130,7 +130,7 @@ def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, scor
     """Make ``node`` of a queue entry."""
     nodes = scratch.nodes
     parent = entry >> _PARENT_SHIFT
-    token = entry & _TOKEN_MASK
+    token = entry & MAX_TOKEN_ID
     nodes[node, NODE_TOKEN] = token
     nodes[node, NODE_PARENT] = parent
     nodes[node, NODE_DEPTH] = nodes[parent, NODE_DEPTH] + 1

@@ -45,9 +45,10 @@ class GuardedDrafters:
         self._vocab_size = vocab_size
         self.needs_hidden = any(drafter.needs_hidden for drafter in self._drafters)
         self.num_failures: Counter[tuple[str, str]] = Counter()
-        """By drafter and call."""
+        """How many calls have failed, by drafter and call."""
         self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-        """By drafter and call, in total; 0 from the start for each call there is."""
+        """How long calls took in total, by drafter and call; 0 from the start for each that there
+        is."""
         self.times_s |= dict.fromkeys(_AROUND, 0.0)
         for drafter in self._drafters:
             self.times_s |= {(drafter.name, call): 0.0 for call in CALLS}

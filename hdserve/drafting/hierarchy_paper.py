@@ -163,7 +163,7 @@ class HierarchyPaper(Drafter):
         return 0 <= token_id < self._resources.vocab_size
 
     def _chains(self, seq: Sequence, source: Source, num: int) -> list[Chain]:
-        """At most ``num`` chains of one database after the last token."""
+        """The chains of one database after the last token, at most ``num`` of them."""
         last = seq.token_ids[-1]
         if source is Source.CONTEXT:
             own: _Ngrams = seq.drafter_state[self.name]

@@ -19,6 +19,7 @@ from hdserve.databases.ngram import (
     extend_hash,
     find_row,
     prefetch_row,
+    total_of,
 )
 from hdserve.drafting.arrays import (
     BIAS_INPUT,
@@ -45,8 +46,6 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.cells import row_kind, share_bucket, total_bucket
 from hdserve.drafting.pointers import fill_suffix, predictions, refresh
 from hdserve.drafting.vectors import copy_row
-
-_TOTAL_MASK = np.uint32(0xFFFF)
 
 
 class Place(NamedTuple):
@@ -135,7 +134,7 @@ def find_level(
         which = found - 1 - number
         row = scratch.found[which]
         copy_row(scratch.rows, num_hits, rows, row)
-        total = max(1, np.int64(rows[row, 2] & _TOTAL_MASK))
+        total = max(1, total_of(rows, row))
         top = np.int64(rows[row, FIRST_SLOT] >> COUNT_SHIFT)
         kind = row_kind(level, which, total_bucket(total), number)
         share = share_bucket(np.float32(top) / np.float32(total))
