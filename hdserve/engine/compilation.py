@@ -26,6 +26,7 @@ from hdserve.engine.model_check import relative_errors, tolerance
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.trial_text import trial_text
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -161,7 +162,7 @@ def _difference(model: LoadedModel, compiled: CompiledForward) -> float:
     tree = DraftTree(5 % model.vocab_size, 3)
     tree.add_path([1, 2, 3], Source.OTHER)
     num_cached = max(1, min(_NUM_CACHED_TOKENS, model.max_model_len - len(tree)))
-    prompt = [(index * 7919 + 13) % model.vocab_size for index in range(num_cached)]
+    prompt = trial_text(num_cached, model.vocab_size)
     root = tree.token_ids[0]
     work = [
         Chunk(segment, 0, prompt, DraftTree(prompt[-1], 0)),

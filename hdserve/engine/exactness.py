@@ -18,6 +18,7 @@ from hdserve.engine.kv_cache import Segment, align
 from hdserve.engine.linear_layers import multiply_row_by_row
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import Shapes, exact_candidates
+from hdserve.engine.trial_text import trial_text
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -176,11 +177,10 @@ def _logits_at(
     lengths = _context_lengths(runner, num_rows)
     if not lengths:
         return []
-    segments = [cache.allocate(max(lengths) + 1), cache.allocate(num_rows)]
+    own, other = cache.allocate(max(lengths) + 1), cache.allocate(num_rows)
+    assert own is not None, "the lengths leave room"
+    assert other is not None, "the lengths leave room"
     found = []
-    own, other = segments
-    assert own is not None
-    assert other is not None
     try:
         for length in lengths:
             _read_context(runner, own, length, length - num_last % length)
@@ -192,15 +192,14 @@ def _logits_at(
             assert last is not None
             found.append((first.logits.cpu(), last.logits.cpu()))
     finally:
-        for segment in segments:
-            if segment is not None:
-                cache.free(segment)
+        cache.free(own)
+        cache.free(other)
     return found
 
 
 def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
     """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on by themselves."""
-    context = [_token(runner.model.vocab_size, index) for index in range(length)]
+    context = trial_text(length, runner.model.vocab_size)
     for first, stop in ((0, cut), (cut, length)):
         if first < stop:
             runner.forward([Chunk(segment, first, context[first:stop], None)])
@@ -215,10 +214,6 @@ def _neighbours(segment: Segment, num_rows: int, max_depth: int) -> list[Chunk]:
         length = min(max_depth, num_rows - 1 - first)
         tree.add_path([2 + branch, *[2] * (length - 1)], Source.OTHER)
     return [Chunk(segment, 0, [2], tree)]
-
-
-def _token(vocab_size: int, index: int) -> int:
-    return (index * 7919 + 13) % vocab_size
 
 
 def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:

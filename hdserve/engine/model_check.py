@@ -12,6 +12,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import Segment
 from hdserve.engine.mask_check import check_masks
 from hdserve.engine.model_runner import ModelRunner
+from hdserve.engine.trial_text import trial_text
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -41,7 +42,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     num_cached = min(_NUM_CACHED_TOKENS, model.max_model_len - 1 - max(map(len, _PATHS)))
     if num_cached < 1:
         return  # the context is too short to try
-    tokens = [(index * 7919 + 13) % model.vocab_size for index in range(num_cached + 1)]
+    tokens = trial_text(num_cached + 1, model.vocab_size)
     tree = DraftTree(tokens[-1], sum(map(len, _PATHS)))
     for path in _PATHS:
         tree.add_path([token % model.vocab_size for token in path], Source.OTHER)
