@@ -104,7 +104,7 @@ def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Linear, TurnedLi
 def _max_rows(
     layers: Iterable[torch.nn.Linear], by_column: dict[torch.nn.Linear, torch.Tensor]
 ) -> int:
-    """For how many rows the kernel is as fast as PyTorch, tried with some of the layers."""
+    """The most rows for which the kernel is as fast as PyTorch, tried with some of the layers."""
     tried = [*_some(layers)]
     if not tried:
         return 0

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from hdserve.engine.kv_cache import KVCache, align
-from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
+from hdserve.engine.staging_buffer import StagingBuffer
 
 ALIGNMENT: Final = 16
 """Numbers of rows are rounded up to multiples of this, so that every field begins where wide loads
@@ -33,7 +33,7 @@ class RowBuffers:
 
     def __init__(self, cache: KVCache, num_rows: int) -> None:
         self.num_rows = num_rows
-        self._rows = Mirror((4, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
+        self._rows = StagingBuffer((4, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
         rows = self._rows.there[:, :num_rows]
         self.token_ids, self.position_ids = rows[0][None], rows[1][None]
         self.kv_rows, self.logit_rows = rows[2:]
@@ -48,5 +48,5 @@ class RowBuffers:
             rows[3, : len(packed.logit_rows)] = packed.logit_rows
 
     def send(self) -> None:
-        """See :meth:`Mirror.send`."""
+        """See :meth:`StagingBuffer.send`."""
         self._rows.send()

@@ -16,9 +16,9 @@ from hdserve.engine.kernels.rows import (
     list_blocks,
 )
 from hdserve.engine.kv_cache import STORED_ALIGNMENT, KVCache, align
-from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
 from hdserve.engine.row_buffers import ALIGNMENT
+from hdserve.engine.staging_buffer import StagingBuffer
 
 KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
 """Rows of the cache that attention reads or leaves out together."""
@@ -56,9 +56,9 @@ class SeenBlocks:
         num_parts = -(-num_rows // ROWS_PER_BLOCK)
         num_cache_blocks = cache.num_stored_rows // KEYS_PER_BLOCK
         width = align(num_rows, ALIGNMENT)
-        self._seen = Mirror((ANCESTORS + num_words, width), torch.int32, cache.device)
-        self._num_blocks = Mirror((num_parts,), torch.int32, cache.device)
-        self._blocks = Mirror((num_parts, num_cache_blocks), torch.int32, cache.device)
+        self._seen = StagingBuffer((ANCESTORS + num_words, width), torch.int32, cache.device)
+        self._num_blocks = StagingBuffer((num_parts,), torch.int32, cache.device)
+        self._blocks = StagingBuffer((num_parts, num_cache_blocks), torch.int32, cache.device)
         self._marks = np.zeros(num_cache_blocks, np.bool_)
         seen = self._seen.there[:, :num_rows]
         self.positions, self.starts, self.stops = seen[:3]
@@ -86,6 +86,6 @@ class SeenBlocks:
         )
 
     def send(self) -> None:
-        """See :meth:`Mirror.send`."""
-        for mirror in (self._seen, self._num_blocks, self._blocks):
-            mirror.send()
+        """See :meth:`StagingBuffer.send`."""
+        for buffer in (self._seen, self._num_blocks, self._blocks):
+            buffer.send()

@@ -15,8 +15,8 @@ from hdserve.engine.kernels.parts import (
     describe_tails,
     list_items,
 )
-from hdserve.engine.mirror import Mirror
 from hdserve.engine.packed_rows import PackedRows
+from hdserve.engine.staging_buffer import StagingBuffer
 
 
 class SeenParts:
@@ -36,8 +36,8 @@ class SeenParts:
         assert num_rows <= MAX_ROWS, "there is room for so many"
         groups_together = min(MAX_GROUPS, 1 << (num_groups - 1).bit_length())
         self.rows_per_tile = QUERIES // groups_together
-        self._rows = Mirror((num_rows, ROW_FIELDS), torch.int32, device)
-        self._items = Mirror((1 + MAX_ITEMS, ITEM_FIELDS), torch.int32, device)
+        self._rows = StagingBuffer((num_rows, ROW_FIELDS), torch.int32, device)
+        self._items = StagingBuffer((1 + MAX_ITEMS, ITEM_FIELDS), torch.int32, device)
         self.rows, self.items = self._rows.there, self._items.there
 
     def fill(self, packed: PackedRows) -> None:
@@ -49,6 +49,6 @@ class SeenParts:
         list_items(chunks.numbers, rows, self.rows_per_tile, items)
 
     def send(self) -> None:
-        """See :meth:`Mirror.send`."""
+        """See :meth:`StagingBuffer.send`."""
         self._rows.send()
         self._items.send()

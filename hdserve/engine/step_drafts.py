@@ -19,7 +19,7 @@ _MAX_STARTED_TOKENS = 8192
 thousand tokens take about a millisecond."""
 
 _MAX_TRIED_TOKENS = 512
-"""The same while drafts do not pay, so that fewer texts are begun with in vain."""
+"""The most tokens of those texts while drafts do not pay, so that fewer are begun with in vain."""
 
 
 class StepDrafts:

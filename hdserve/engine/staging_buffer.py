@@ -1,4 +1,4 @@
-"""An array on the host and its copy on a device."""
+"""An array on the host, from which a copy on a device is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 
-class Mirror:
+class StagingBuffer:
     """An array and its copy, zeros at first.
 
     Attributes:
