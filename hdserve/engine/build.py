@@ -13,20 +13,15 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.engine.batched_choices import MAX_LOGITS
+from hdserve.engine.cache_size import make_cache
 from hdserve.engine.compilation import BeginToCompile
 from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
-from hdserve.engine.fixed_batches import FIXED_SHAPES
 from hdserve.engine.forward_cost import measure_forward_cost
-from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.history_terms import HistoryTerms
-from hdserve.engine.kernels.parts import MAX_PARTS, QUERIES
-from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
-from hdserve.engine.memory import free_bytes
 from hdserve.engine.model_check import check_packed_forward
 from hdserve.engine.model_runner import ModelRunner, rounded
 from hdserve.engine.prefill_pace import PrefillPace
@@ -34,26 +29,12 @@ from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.sampler import choose_one
 from hdserve.engine.scheduler import Scheduler
 from hdserve.engine.tokenizer import Tokenizer
-from hdserve.errors import ConfigError, UnsupportedModel
+from hdserve.errors import UnsupportedModel
 
 logger = logging.getLogger(__name__)
 
-_MIN_SEQUENCE_TOKENS = 2
-"""A prompt of one token, and the one that is chosen."""
-
 _MAX_PROMPT_LOGITS = 1 << 24
 """The most logits of prompt tokens in one step: 64 MiB in float32."""
-
-_CPU_MEMORY_SHARE = 0.15
-_GPU_MEMORY_SHARE = 0.85
-"""The share of the free memory that the KV cache takes where the configuration does not say.  On a
-GPU it leaves room for a forward."""
-
-_GPU_WORKSPACE_BYTES = 1 << 30
-"""What libraries take, and what layers pass on to each other."""
-
-_NUM_CHOICE_TENSORS = 8
-"""How many float64 tensors there are at a time while tokens are sampled."""
 
 
 def build_engine(
@@ -87,7 +68,7 @@ def build_engine(
     max_draft_tokens = drafting.most_draft_tokens(model.device.type) if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
-    cache = _make_cache(config, model, max_draft_tokens)
+    cache = make_cache(config, model, max_draft_tokens)
     runner = ModelRunner(
         model,
         cache,
@@ -96,12 +77,13 @@ def build_engine(
         uses_blocks=uses_blocks,
     )
     exact = config.engine.exact if is_exact is None else is_exact
-    _prepare(runner, compiled, _max_rows(config.engine, max_draft_tokens), exact)
+    max_rows = _max_rows(config.engine, max_draft_tokens)
+    _prepare(runner, compiled, max_rows, exact)
     budget = _make_budget(config, runner, max_draft_tokens)
     _log_engine(config, model, cache)
     faster = None
     if begin_to_compile is not None and _may_change_over(runner, config.engine):
-        rows = 1 + max_draft_tokens, _max_rows(config.engine, max_draft_tokens)
+        rows = 1 + max_draft_tokens, max_rows
         faster = begin_to_compile(model, config.engine, *rows, budget is not None)
     return Engine(
         runner,
@@ -212,54 +194,3 @@ def _compile_kernels(runner: ModelRunner) -> None:
 def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:
     """Rows of the largest forward: a draft tree per slot and a chunk of a prompt."""
     return config.max_num_sequences * (1 + max_draft_tokens) + config.prefill_chunk_tokens
-
-
-def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: int) -> int:
-    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward, as
-    the model gives them and in float32, or once more where it scales them, of all graphs, and while
-    tokens are sampled; for the penalties of all sequences; and while they attend."""
-    num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
-    of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
-    of_graphs = 2 * MAX_GRAPH_LOGITS * model.vocab_size * 4
-    of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
-    of_history = max_num_sequences * model.vocab_size * HistoryTerms.BYTES_PER_TOKEN
-    of_all = of_forward + of_graphs + of_choices + of_history + _attention_bytes(model)
-    return of_all + _GPU_WORKSPACE_BYTES
-
-
-def _attention_bytes(model: LoadedModel) -> int:
-    """The bytes of what the parts of a forward find while they attend, in float32."""
-    longest = max(layer.value_size for layer in model.kv_shape.layers)
-    width = (1 << (longest - 1).bit_length()) + 2
-    return MAX_PARTS * QUERIES * model.num_heads * width * 4
-
-
-def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:
-    if model.device.type == "cpu":
-        return free_bytes(model.device) * _CPU_MEMORY_SHARE
-    gpu_share = config.num_gpus if 0 < config.num_gpus < 1 else 1.0
-    free = free_bytes(model.device, gpu_share)
-    needed = forward_bytes(model, config.engine.max_num_sequences, max_draft_tokens)
-    return max(0.0, min(free * _GPU_MEMORY_SHARE, free - needed))
-
-
-def _make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
-    config = model_config.engine
-    longest = align(model.max_model_len + num_extra_rows)
-    wanted = config.kv_cache_tokens
-    if wanted is None:
-        spare = _bytes_for_cache(model_config, model, num_extra_rows)
-        affordable = int(spare // model.kv_shape.bytes_per_token(model.dtype))
-        wanted = min(config.max_num_sequences * longest, affordable)
-    if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:
-        raise ConfigError(
-            f"a KV cache of {wanted} tokens has no room for one draft tree of "
-            f"{num_extra_rows}; raise kv_cache_tokens, or lower max_draft_tokens"
-        )
-    if align(wanted) < model.max_model_len + num_extra_rows:
-        num_tokens = align(wanted) - num_extra_rows
-        logger.warning("the KV cache limits the context to %d tokens", num_tokens)
-    try:
-        return KVCache(model.kv_shape, wanted, model.dtype, model.device)
-    except RuntimeError as error:  # also that of a GPU without memory
-        raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error

@@ -13,7 +13,8 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import Sequence, Source
 from hdserve.drafting.base import Drafter
 from hdserve.engine import gpu_kernels
-from hdserve.engine.build import build_engine, forward_bytes
+from hdserve.engine.build import build_engine
+from hdserve.engine.cache_size import forward_bytes
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.compiled_forward import CompiledForward

@@ -1,0 +1,91 @@
+"""How large the KV cache is, and what else takes memory beside it."""
+
+from __future__ import annotations
+
+import logging
+
+from hdserve.config import ModelConfig
+from hdserve.engine.batched_choices import MAX_LOGITS
+from hdserve.engine.fixed_batches import FIXED_SHAPES
+from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
+from hdserve.engine.history_terms import HistoryTerms
+from hdserve.engine.kernels.parts import MAX_PARTS, QUERIES
+from hdserve.engine.kv_cache import KVCache, align
+from hdserve.engine.loader import LoadedModel
+from hdserve.engine.memory import free_bytes
+from hdserve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_MIN_SEQUENCE_TOKENS = 2
+"""A prompt of one token, and the one that is chosen."""
+
+_CPU_MEMORY_SHARE = 0.15
+_GPU_MEMORY_SHARE = 0.85
+"""The share of the free memory that the KV cache takes where the configuration does not say.  On a
+GPU it leaves room for a forward."""
+
+_GPU_WORKSPACE_BYTES = 1 << 30
+"""What libraries take, and what layers pass on to each other."""
+
+_NUM_CHOICE_TENSORS = 8
+"""How many float64 tensors there are at a time while tokens are sampled."""
+
+
+def make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
+    """A KV cache as large as the configuration says, or as memory allows.
+
+    Args:
+        num_extra_rows: rows of a draft tree, for which there is room beside every sequence.
+
+    Raises:
+        ConfigError: it has no room for a sequence and its drafts, or does not fit.
+    """
+    config = model_config.engine
+    longest = align(model.max_model_len + num_extra_rows)
+    wanted = config.kv_cache_tokens
+    if wanted is None:
+        spare = _bytes_for_cache(model_config, model, num_extra_rows)
+        affordable = int(spare // model.kv_shape.bytes_per_token(model.dtype))
+        wanted = min(config.max_num_sequences * longest, affordable)
+    if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:
+        raise ConfigError(
+            f"a KV cache of {wanted} tokens has no room for one draft tree of "
+            f"{num_extra_rows}; raise kv_cache_tokens, or lower max_draft_tokens"
+        )
+    if align(wanted) < model.max_model_len + num_extra_rows:
+        num_tokens = align(wanted) - num_extra_rows
+        logger.warning("the KV cache limits the context to %d tokens", num_tokens)
+    try:
+        return KVCache(model.kv_shape, wanted, model.dtype, model.device)
+    except RuntimeError as error:  # also that of a GPU without memory
+        raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error
+
+
+def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: int) -> int:
+    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward, as
+    the model gives them and in float32, or once more where it scales them, of all graphs, and while
+    tokens are sampled; for the penalties of all sequences; and while they attend."""
+    num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
+    of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
+    of_graphs = 2 * MAX_GRAPH_LOGITS * model.vocab_size * 4
+    of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
+    of_history = max_num_sequences * model.vocab_size * HistoryTerms.BYTES_PER_TOKEN
+    of_all = of_forward + of_graphs + of_choices + of_history + _attention_bytes(model)
+    return of_all + _GPU_WORKSPACE_BYTES
+
+
+def _attention_bytes(model: LoadedModel) -> int:
+    """The bytes of what the parts of a forward find while they attend, in float32."""
+    longest = max(layer.value_size for layer in model.kv_shape.layers)
+    width = (1 << (longest - 1).bit_length()) + 2
+    return MAX_PARTS * QUERIES * model.num_heads * width * 4
+
+
+def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:
+    if model.device.type == "cpu":
+        return free_bytes(model.device) * _CPU_MEMORY_SHARE
+    gpu_share = config.num_gpus if 0 < config.num_gpus < 1 else 1.0
+    free = free_bytes(model.device, gpu_share)
+    needed = forward_bytes(model, config.engine.max_num_sequences, max_draft_tokens)
+    return max(0.0, min(free * _GPU_MEMORY_SHARE, free - needed))
