@@ -43,6 +43,7 @@ class Partition:
 
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
+        tail_version: of the first output of the tail.
         flushed_version: everything before it was flushed; readers must forget it too.
         evicted: names of outputs that were here, since the last flush, and are no longer.
         calibration: opaque state of the drafters, kept and handed on beside the outputs.
@@ -62,7 +63,7 @@ class Partition:
         self.calibration_version = 0
         self._chunk_bytes = chunk_bytes
         self._tail: list[Segment] = []
-        self._tail_version = first_version
+        self.tail_version = first_version
         self._tail_bytes = 0
         self._end_version = 0
         self._seen = SeenOutputs(limit=limit)
@@ -72,12 +73,7 @@ class Partition:
     @property
     def first_version(self) -> int:
         """The version of the oldest output that is kept."""
-        return self.chunks[0][0] if self.chunks else self._tail_version
-
-    @property
-    def tail_version(self) -> int:
-        """The version of the first output of the tail."""
-        return self._tail_version
+        return self.chunks[0][0] if self.chunks else self.tail_version
 
     @property
     def end_version(self) -> int:
@@ -96,7 +92,7 @@ class Partition:
             self.num_outputs += len(part)
             self.next_version += len(part)
             self._end_version = self.next_version
-            yield Appended(part, self._tail_version)
+            yield Appended(part, self.tail_version)
 
     def restore(self, first_version: int, segment: Segment) -> None:
         """Add a chunk as it was before a restart; chunks come in ascending order.
@@ -109,7 +105,7 @@ class Partition:
             self.chunks.append((first_version, segment))
             self._end_version = first_version + len(segment)
             self.next_version = max(self.next_version, self._end_version)
-            self._tail_version = self.next_version
+            self.tail_version = self.next_version
             self.num_bytes += segment.num_bytes
             self.num_outputs += len(segment)
 
@@ -145,10 +141,10 @@ class Partition:
     def seal(self) -> None:
         """Make the tail a chunk."""
         if self._tail:
-            self.chunks.append((self._tail_version, concatenate(self._tail)))
+            self.chunks.append((self.tail_version, concatenate(self._tail)))
         self._tail = []
         self._tail_bytes = 0
-        self._tail_version = self.next_version
+        self.tail_version = self.next_version
 
     def evict(self) -> None:
         """Drop the oldest chunk."""
@@ -162,7 +158,7 @@ class Partition:
     def flush(self) -> None:
         """Drop all outputs, and have readers do so too; it takes one version number itself."""
         self.seal()
-        self.next_version = self._tail_version = self.next_version + 1
+        self.next_version = self.tail_version = self.next_version + 1
         self.chunks.clear()
         self.evicted.clear()
         self._seen_since_flush.clear()
@@ -186,7 +182,7 @@ class Partition:
         """``(first version, outputs)`` of all chunks and of the tail."""
         if len(self._tail) > 1:
             self._tail = [concatenate(self._tail)]
-        return [*self.chunks, *((self._tail_version, segment) for segment in self._tail)]
+        return [*self.chunks, *((self.tail_version, segment) for segment in self._tail)]
 
     def seen(self) -> OriginRanges:
         """The sequence numbers that were ever appended, evicted ones included."""

@@ -139,9 +139,10 @@ class Calibration:
         self.expected_tokens = _SCALE_PRIOR_TOKENS
         self.accepted_tokens = _SCALE_PRIOR_TOKENS
         self.pair_bias: Floats = np.zeros(2 * NUM_PAIRS, np.float32)
-        self.handles = HandleTable(
-            Learned(self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias)
+        self._learned = Learned(
+            self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias
         )
+        self.handles = HandleTable(self._learned)
         self.num_requests = 0
         self._update_logits()
 
@@ -156,8 +157,7 @@ class Calibration:
     @property
     def num_bytes(self) -> int:
         """Memory of its arrays."""
-        learned = (self.cells, self.weights, self.token_weights, self.token_bias, self.pair_bias)
-        return sum(array.nbytes for array in learned)
+        return sum(array.nbytes for array in self._learned)
 
     def count_tokens(self, num_tokens: int) -> None:
         """Note how many tokens were learned from; keeps weights and biases within their bounds."""

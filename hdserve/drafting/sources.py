@@ -68,13 +68,8 @@ class NamespaceSources:
 
     def are(self, partitions: _Partitions) -> bool:
         """Whether these are still the arrays of these partitions."""
-        model, others, recycled = self._partitions
-        return (
-            model is partitions.model
-            and others is partitions.others
-            and recycled is partitions.recycled
-            and self._versions == partitions.versions()
-        )
+        pairs = zip(self._partitions, partitions, strict=True)
+        return all(own is now for own, now in pairs) and self._versions == partitions.versions()
 
 
 class DraftSources:
