@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hdserve.completion import Completion
 from hdserve.config import ServeConfig, load_config
 from hdserve.core import SamplingParams, SpeculationParams
 from hdserve.drafting.base import Drafter
 from hdserve.tree import DraftTree
 
 if TYPE_CHECKING:
-    from hdserve.llm import LLM, Completion
+    from hdserve.llm import LLM
 
 __all__ = [
     "LLM",
@@ -26,8 +27,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is used."""
-    if name in {"LLM", "Completion"}:
-        from hdserve import llm
+    if name == "LLM":
+        from hdserve.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

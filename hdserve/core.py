@@ -109,7 +109,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
-        _check_count("top_k", self.top_k, 0, MAX_INTEGER)
+        _check_count("top_k", self.top_k, 0, MAX_INTEGER, of_low="which is off")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -147,21 +147,28 @@ class SamplingParams:
         )
 
 
-def _check_count(name: str, value: int, low: int, high: int) -> None:
+def _check_count(name: str, value: int, low: int, high: int, *, of_low: str = "") -> None:
     _check_type(name, value, SupportsIndex, "an integer")
     try:
-        _check_range(name, index(value), low, high)
+        _check_range(name, index(value), low, high, of_low=of_low)
     except TypeError as error:
         raise InvalidRequest(f"{name} must be an integer", name) from error
 
 
 def _check_range(
-    name: str, value: float, low: float, high: float, *, is_low_open: bool = False
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    is_low_open: bool = False,
+    of_low: str = "",
 ) -> None:
     _check_type(name, value, Real, "a number")
     if (low < value if is_low_open else low <= value) and value <= high:
         return
     bound = f"{'above' if is_low_open else 'at least'} {low}"
+    bound += f", {of_low}," if of_low else ""
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
 
 

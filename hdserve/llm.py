@@ -3,54 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from operator import index
 from threading import RLock
-from typing import Any
+from typing import Any, Never
 
 from hdserve import core
-from hdserve.config import ModelConfig, checked
-from hdserve.core import (
-    DraftCounts,
-    FinishReason,
-    SamplingParams,
-    SpeculationParams,
-    StepOutput,
-    TokenLogprob,
+from hdserve.arguments import (
+    NO_PROMPT,
+    Message,
+    chats_of,
+    check_speculation,
+    naming,
+    params_of_each,
+    refuse_keywords,
 )
+from hdserve.completion import Completion, completion_of
+from hdserve.config import ModelConfig, checked
+from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.errors import InvalidRequest
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Sequence[Message]
 """A text, its token ids, or the messages of a chat."""
-
-_NO_PROMPT = (
-    "a prompt is a text, a list of token ids or a list of messages; generate takes a list of "
-    "prompts: generate([prompt])"
-)
-
-
-@dataclass(slots=True)
-class Completion:
-    """The answer to one prompt.
-
-    Attributes:
-        counts: what drafting did for it.
-        prompt_logprobs: if asked for, one per token of the prompt; the first token has none.
-        error: the reason when ``finish_reason`` is ``ERROR``.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    logprobs: list[TokenLogprob] | None
-    counts: DraftCounts
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    error: Exception | None = None
 
 
 class LLM:
@@ -85,50 +64,83 @@ class LLM:
     def generate(
         self,
         prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: SpeculationParams | None = None,
+        **unknown: Never,
     ) -> list[Completion]:
         """Answer all ``prompts``, decoded together, in their order.
 
         Args:
-            params: default: the model's own, with a random seed for each prompt.  Given ones hold
-                for all, the seed among them, so that an answer does not depend on what else is
-                asked: equal prompts get equal answers, but for rounding where forwards are not
-                exact (``engine.exact``).
+            params: one for each prompt, or one for all, the seed among them, so that an answer does
+                not depend on what else is asked: equal prompts get equal answers, but for rounding
+                where forwards are not exact (``engine.exact``).  Default: the model's own, with a
+                random seed for each prompt.
 
         Raises:
-            InvalidRequest: a prompt, which is named by its index, or a parameter cannot be used;
+            InvalidRequest: a prompt, which is named by its index, or an argument cannot be used;
                 nothing was generated.
         """
+        refuse_keywords(unknown)
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("put the prompt into a list: generate([prompt])", "prompts")
-        _check_params(params, speculation)
-        sequences = []
-        for number, prompt in enumerate(prompts):
-            try:
-                sequences.append(self._sequence(prompt, params, speculation))
-            except InvalidRequest as error:
-                raise type(error)(f"prompts[{number}]: {error.message}", error.param) from error
-        outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
-        for output in self._decode(sequences):
-            outputs[output.sequence.request_id].append(output)
-        return [_completion(seq, outputs[seq.request_id]) for seq in sequences]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequest(NO_PROMPT, "prompts")
+        return self._answer(list(prompts), self._token_ids, params, speculation, "prompts[{}]")
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        speculation: SpeculationParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **unknown: Never,
+    ) -> list[Completion]:
+        """Answer the messages of a chat, or of several, by the model's chat template.
+
+        Args:
+            params: as in :meth:`generate`; one for each chat, or one for all.
+            tools: functions that the template shows the model, in the form of the OpenAI API.  An
+                answer that calls one has the call in its text.
+            chat_template_kwargs: variables of the template, such as ``enable_thinking``.
+
+        Returns:
+            One answer for each chat, so of one chat a list of one.
+
+        Raises:
+            InvalidRequest: a chat, which is named by its index if there are several, or an argument
+                cannot be used; nothing was generated.
+        """
+        refuse_keywords(unknown)
+        chats, is_single = chats_of(messages)
+        encode = partial(
+            self._host.tokenizer.encode_chat,
+            template_options=chat_template_kwargs or {},
+            tools=tools,
+        )
+        where = "" if is_single else "messages[{}]"
+        return self._answer(chats, encode, params, speculation, where)
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
+        **unknown: Never,
     ) -> Iterator[StepOutput]:
         """Answer ``prompt`` step by step; the last output has the finish reason.
 
         Closing the iterator early ends the answer.
 
         Raises:
-            InvalidRequest: the prompt or a parameter cannot be used; at the call.
+            InvalidRequest: the prompt or an argument cannot be used; at the call.
         """
-        _check_params(params, speculation)
-        return self._decode([self._sequence(prompt, params, speculation)])
+        refuse_keywords(unknown)
+        if not isinstance(params, SamplingParams | None):
+            raise InvalidRequest("params is one SamplingParams", "params")
+        check_speculation(speculation)
+        return self._decode([self._sequence(self._token_ids(prompt), params, speculation)])
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: ``chosen`` over the model's own defaults, with a random seed.
@@ -142,6 +154,29 @@ class LLM:
         """Draft from token ids that the model generated in another process, too."""
         with self._in_use():
             self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
+
+    def _answer(
+        self,
+        prompts: Sequence[Any],
+        encode: Callable[[Any], list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        speculation: SpeculationParams | None,
+        where: str,
+    ) -> list[Completion]:
+        """
+        Args:
+            where: says, with its index, which of ``prompts`` is wrong.
+        """
+        check_speculation(speculation)
+        sequences = []
+        for number, own in enumerate(params_of_each(params, len(prompts))):
+            with naming(where.format(number)):
+                token_ids = encode(prompts[number])
+                sequences.append(self._sequence(token_ids, own, speculation))
+        outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
+        for output in self._decode(sequences):
+            outputs[output.sequence.request_id].append(output)
+        return [completion_of(seq, outputs[seq.request_id]) for seq in sequences]
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
         added = []
@@ -213,7 +248,7 @@ class LLM:
 
     def _sequence(
         self,
-        prompt: Prompt,
+        token_ids: list[int],
         params: SamplingParams | None,
         speculation: SpeculationParams | None,
     ) -> core.Sequence:
@@ -223,7 +258,7 @@ class LLM:
         """
         seq = core.Sequence(
             request_id=str(next(self._numbers)),
-            token_ids=self._token_ids(prompt),
+            token_ids=token_ids,
             params=params or self._host.params({}),
             speculation=speculation or SpeculationParams(),
         )
@@ -232,40 +267,15 @@ class LLM:
         return seq
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, bytes | bytearray):  # whose bytes are no token ids
+            raise InvalidRequest(NO_PROMPT, "prompt")
         if isinstance(prompt, str):
             return self._host.tokenizer.encode(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             if not all(isinstance(message, Mapping) for message in prompt):
-                raise InvalidRequest(_NO_PROMPT, "prompt")
+                raise InvalidRequest(NO_PROMPT, "prompt")
             return self._host.tokenizer.encode_chat(prompt, {})  # type: ignore[arg-type]
         try:
             return [index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError as error:
-            raise InvalidRequest(_NO_PROMPT, "prompt") from error
-
-
-def _check_params(params: object, speculation: object) -> None:
-    if not isinstance(params, SamplingParams | None):
-        raise InvalidRequest("one SamplingParams holds for all prompts", "params")
-    if not isinstance(speculation, SpeculationParams | None):
-        raise InvalidRequest("one SpeculationParams holds for all prompts", "speculation")
-
-
-def _completion(seq: core.Sequence, outputs: Iterable[StepOutput]) -> Completion:
-    outputs = list(outputs)
-    assert seq.finish_reason is not None
-    logprobs = None
-    if seq.params.logprobs is not None:
-        logprobs = [item for output in outputs for item in output.logprobs or ()]
-    prompt_logprobs = next(
-        (output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None
-    )
-    return Completion(
-        text="".join(output.text for output in outputs),
-        token_ids=seq.output_token_ids,
-        finish_reason=seq.finish_reason,
-        logprobs=logprobs,
-        counts=seq.counts,
-        prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
-        error=outputs[-1].error,
-    )
+            raise InvalidRequest(NO_PROMPT, "prompt") from error

@@ -15,6 +15,8 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
+    "hdserve.arguments": 2,
+    "hdserve.completion": 2,
     "hdserve.grammar": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,

@@ -55,6 +55,12 @@ def test_ranges(name: str) -> None:
         assert len(caught.value.message) < 200
 
 
+def test_that_top_k_is_off_is_told() -> None:
+    """Others write -1."""
+    with pytest.raises(InvalidRequest, match=r"^top_k must be at least 0, which is off, and"):
+        SamplingParams(top_k=-1)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -207,3 +207,18 @@ def test_the_offline_program_of_the_quick_start(capsys: pytest.CaptureFixture[st
     first, again = capsys.readouterr().out.splitlines()
     assert first.split()[:2] == ["first", again.split()[1]]
     assert int(again.split()[4]) < int(first.split()[4])
+
+
+def test_the_programs_of_offline_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other, as they are read; with the smaller model."""
+    programs = "\n".join(texts("docs/offline.md", "python"))
+    programs = programs.replace("hdserve-tiny", "hdserve-mini")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(programs, names)
+    first, second, answer, streamed = capsys.readouterr().out.splitlines()
+    assert first.split()[-2] in {"length", "stop"}
+    assert second != first
+    assert answer == streamed
+    for found, most in zip(names["answers"], (40, 20), strict=True):
+        assert len(found.token_ids) <= most
+    assert len(names["several"]) == 3

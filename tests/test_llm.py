@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hdserve import LLM, SamplingParams
 from hdserve.core import Source
-from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 
 OPTIONS: dict[str, Any] = {
     "engine": {"compile": False, "exact": True, "kv_cache_tokens": 4096},
@@ -57,7 +57,7 @@ def test_prompts_have_log_probabilities(llm: LLM) -> None:
 def test_one_prompt_alone_is_refused(llm: LLM) -> None:
     """It is not taken for a list of prompts; the reason says what to write."""
     message = {"role": "user", "content": "a"}
-    prompts: list[Any] = ["one text", [5, 300, 41], message, [message], [["a", "b"]]]
+    prompts: list[Any] = ["one text", [5, 300, 41], message, [message], [["a", "b"]], None]
     for prompt in prompts:
         with pytest.raises(InvalidRequest, match=r"generate\(\[prompt\]\)"):
             llm.generate(prompt)
@@ -71,6 +71,7 @@ def test_what_is_no_token_and_no_text_is_refused_by_name(llm: LLM) -> None:
         ("a\ud800", {}, "prompt"),
         ([{"role": "user", "content": "\ud800"}], {}, "prompt"),
         ([{"role": "user", "content": "a"}, 5], {}, "prompt"),
+        (b"text", {}, "prompt"),
     ]
     for prompt, fields, param in wrong:
         with pytest.raises(InvalidRequest) as caught:
@@ -79,18 +80,96 @@ def test_what_is_no_token_and_no_text_is_refused_by_name(llm: LLM) -> None:
 
 
 def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
-    """A list of them, one per prompt, or a dictionary: nothing is generated with another's."""
-    wrong: list[Any] = [[SamplingParams(max_tokens=1)], {"temperature": 0.0}]
-    for params in wrong:
-        for answer in (llm.generate, llm.stream):
-            with pytest.raises(InvalidRequest, match="one SamplingParams") as caught:
-                answer([[5]], params)
-            assert caught.value.param == "params"
+    """A dictionary, or of a stream a list: nothing is generated with another's."""
+    of_a_stream: Any = [SamplingParams(max_tokens=1)]
+    with pytest.raises(InvalidRequest, match="one SamplingParams"):
+        llm.stream([5], of_a_stream)
+    wrong: Any = {"temperature": 0.0}
+    for answer in (llm.generate, llm.stream):
+        with pytest.raises(InvalidRequest, match="one SamplingParams") as caught:
+            answer([[5]], wrong)
+        assert caught.value.param == "params"
     speculation: Any = {"is_enabled": False}
     for answer in (llm.generate, llm.stream):
         with pytest.raises(InvalidRequest, match="one SpeculationParams") as caught:
             answer([[5]], None, speculation)
         assert caught.value.param == "speculation"
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    """Decoded together, each is answered as it is alone; there is one for each."""
+    params = [SamplingParams(temperature=0.0, max_tokens=3), SamplingParams(seed=7, max_tokens=5)]
+    prompts = [[5, 300], [9, 8]]
+    found = llm.generate(prompts, params)
+    alone = [llm.generate([prompts[number]], own)[0] for number, own in enumerate(params)]
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in alone]
+    assert [len(answer.token_ids) for answer in found] == [3, 5]
+    wrong: list[Any] = [params[:1], [*params, params[0]], [None, None], [params[0], {}]]
+    for each in wrong:
+        with pytest.raises(InvalidRequest, match=r"one for each|list of one") as caught:
+            llm.generate(prompts, each)
+        assert caught.value.param == "params"
+
+
+CHAT = [{"role": "user", "content": "A table for two, please."}]
+
+
+def test_a_chat_is_answered_by_its_template(llm: LLM) -> None:
+    """One, or each of several, as `generate` answers them; the tokens that were asked are told."""
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    other = [*CHAT, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Now."}]
+    wanted = llm.generate([CHAT, other], params)
+    (alone,) = llm.chat(CHAT, params)
+    both = llm.chat([CHAT, other], [params, params])
+    assert alone.token_ids == both[0].token_ids == wanted[0].token_ids
+    assert both[1].token_ids == wanted[1].token_ids
+    (again,) = llm.generate([alone.prompt_token_ids], params)
+    assert again.token_ids == alone.token_ids
+    assert both[1].prompt_token_ids[: len(CHAT)] == alone.prompt_token_ids[: len(CHAT)]
+    assert llm.chat([]) == []
+
+
+def test_what_is_no_chat_is_refused_by_name(llm: LLM) -> None:
+    """Of several chats the one that is wrong is named; the reason says what to write."""
+    for messages in ("text", [[]], CHAT[0], ["text"], [CHAT, "text"], [[5]], [CHAT, CHAT[0]], None):
+        wrong: Any = messages
+        with pytest.raises(InvalidRequest, match=r'chat\(\[\{"role": "user"') as caught:
+            llm.chat(wrong)
+        assert caught.value.param == "messages"
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]: the model's chat template"):
+        llm.chat([CHAT, [{"role": "user"}]])
+    with pytest.raises(InvalidRequest, match=r"^the model's chat template"):
+        llm.chat([{"role": "user"}])
+    with pytest.raises(Unsupported, match="does not know tools"):
+        llm.chat(CHAT, tools=[{"type": "function", "function": {"name": "a"}}])
+    with pytest.raises(InvalidRequest, match="is no template variable"):
+        llm.chat(CHAT, chat_template_kwargs={"tokenize": True})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "instead"),
+    [
+        ("sampling_params", "write params"),
+        ("temperature", r"write params=SamplingParams\(temperature=...\)"),
+        ("prompt_token_ids", r"generate\(\[token_ids\]\)"),
+        ("use_tqdm", "leave it out"),
+        ("seeds", "there is no argument 'seeds'$"),
+    ],
+)
+def test_what_other_libraries_call_an_argument_is_told(
+    llm: LLM, keyword: str, instead: str
+) -> None:
+    unknown: Any = {keyword: None}
+    for answer in (llm.generate, llm.chat, llm.stream):
+        with pytest.raises(InvalidRequest, match=instead) as caught:
+            answer([], **unknown)
+        assert caught.value.param == keyword
+
+
+def test_where_other_libraries_have_the_text_is_told(llm: LLM) -> None:
+    (answer,) = llm.generate([[5]], SamplingParams(max_tokens=1))
+    with pytest.raises(AttributeError, match=r"write \.text"):
+        answer.outputs  # noqa: B018
 
 
 def test_of_several_prompts_the_one_that_cannot_be_answered_is_named(llm: LLM) -> None:

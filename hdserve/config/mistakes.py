@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from hdserve.config.elsewhere import ELSEWHERE
+
 Location = tuple[int | str, ...]
 """Keys of mappings and indices of lists, from the outermost in."""
 
@@ -113,7 +115,8 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: Any) -> str:
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
     known = sorted(model.model_fields)
-    near = [*_below(model, key), *difflib.get_close_matches(key, known, n=1)]
+    near = [*_below(model, key), *_elsewhere(model, key)]
+    near += difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown key; {hint}known keys: {', '.join(known)}"
 
@@ -124,6 +127,13 @@ def _below(model: type[BaseModel], key: str) -> Iterator[str]:
         for section in _models_in(field.annotation):
             if key in section.model_fields and get_origin(field.annotation) is not tuple:
                 yield f"{name}.{key}"
+
+
+def _elsewhere(model: type[BaseModel], key: str) -> Iterator[str]:
+    """What ``key`` of another server is called in ``model``."""
+    name = ELSEWHERE.get(key.replace("-", "_"), "")
+    if name.split(".")[0] in model.model_fields:
+        yield name
 
 
 def _shown(value: Any) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.config import load_config
+from hdserve.config import EngineConfig, ModelConfig, load_config
 from hdserve.config.deployed import read_deployed_config
+from hdserve.config.elsewhere import ELSEWHERE
 from hdserve.errors import ConfigError
 
 MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"
@@ -102,6 +103,25 @@ def test_values(tmp_path: Path, key: str, reason: str) -> None:
     """Where it is, what is expected there, and what is there: one line."""
     (found,) = problems(tmp_path / "config.yaml", f"{MODEL}    {key}\n")
     assert found.startswith(f"line 4, models.0.{reason}")
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("max_num_seqs", "engine.max_num_sequences"),
+        ("enforce-eager", "engine.compile"),
+        ("speculative_config", "drafting"),
+    ],
+)
+def test_what_other_servers_call_a_key_is_told(tmp_path: Path, key: str, name: str) -> None:
+    (found,) = problems(tmp_path / "config.yaml", f"{MODEL}    {key}: 8\n")
+    assert f"unknown key; did you mean {name!r}? known keys:" in found
+
+
+def test_each_key_of_another_server_has_one_here() -> None:
+    for name in ELSEWHERE.values():
+        *section, key = name.split(".")
+        assert key in (EngineConfig if section else ModelConfig).model_fields
 
 
 @pytest.mark.parametrize(
