@@ -50,6 +50,11 @@ def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     assert answer["prompt"] == row["prompt"]
 
 
+def test_output_without_a_path_prints() -> None:
+    """As --json does, whose other name it is; an option after it is no path."""
+    assert json.loads(generate(QUESTION, "--output", "--seed", "1"))["text"]
+
+
 def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is the same in colours, between a legend and the figures."""
     text = generate(QUESTION).strip()

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from hdserve.bench.named_drafters import NamedDrafters
 from hdserve.bench.replay_files import ReplayRow
 from hdserve.bench.replay_result import ReplayResult, ReplayStep
 from hdserve.core import SamplingParams, Source
 from hdserve.core import Sequence as RequestSequence
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter
-from hdserve.drafting.merging import merge_trees
 from hdserve.journal import Journal
 from hdserve.tree import Acceptance, DraftTree
 
@@ -57,6 +57,9 @@ class Replay:
             as they are said while others run, as far as the drafters do so.
         budget: most drafted tokens of a request and step.
         concurrency: requests that take their steps in turn.
+
+    Raises:
+        HdserveError: a drafter fails; says which, and where.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Replay:
         max_depth: int,
         concurrency: int = 1,
     ) -> None:
-        self._drafters = tuple(drafters)
+        self._drafters = NamedDrafters(drafters)
         self._database = model_database
         self._mode = mode
         self._budget = budget
@@ -127,8 +130,7 @@ class Replay:
             self._database.clear()
         seq = _sequence(row)
         begin = time.perf_counter()
-        for drafter in self._drafters:
-            drafter.start(seq)
+        self._drafters.start(seq)
         request = _Running(seq, row, unit, time.perf_counter() - begin, None)
         if unit in journal:
             kept = journal.once(unit, dict)
@@ -142,8 +144,7 @@ class Replay:
 
     def _finish(self, request: _Running, journal: Journal) -> None:
         seq, row = request.seq, request.row
-        for drafter in self._drafters:
-            drafter.finish(seq)
+        self._drafters.finish(seq)
         journal.once(request.unit, lambda: {"start_s": request.start_s, "steps": request.steps})
         if not row.response:
             return
@@ -166,7 +167,7 @@ class Replay:
     def _draft(self, seq: RequestSequence, row: ReplayRow) -> ReplayStep:
         tree = DraftTree(seq.token_ids[-1], self._budget, self._max_depth)
         begin = time.perf_counter()
-        self._propose(seq, tree)
+        self._drafters.propose(seq, tree)
         draft_s = time.perf_counter() - begin
         acceptance = verify_recorded(tree, row.response[seq.num_output_tokens :])
         return ReplayStep(
@@ -177,15 +178,6 @@ class Replay:
             draft_s,
             self._observe(seq, tree, acceptance),
         )
-
-    def _propose(self, seq: RequestSequence, tree: DraftTree) -> None:
-        if len(self._drafters) == 1:
-            self._drafters[0].propose(seq, tree)
-            return
-        trees = [tree.empty_copy() for _ in self._drafters]
-        for drafter, own in zip(self._drafters, trees, strict=True):
-            drafter.propose(seq, own)
-        merge_trees(trees, tree)
 
     def _say_again(self, seq: RequestSequence, row: ReplayRow, step: ReplayStep) -> None:
         position, num_accepted = seq.num_output_tokens, len(step.sources)
@@ -201,8 +193,7 @@ class Replay:
     def _observe(self, seq: RequestSequence, tree: DraftTree, acceptance: Acceptance) -> float:
         seq.token_ids += acceptance.token_ids
         begin = time.perf_counter()
-        for drafter in self._drafters:
-            drafter.observe(seq, tree, acceptance, None)
+        self._drafters.observe(seq, tree, acceptance)
         return time.perf_counter() - begin
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hdserve.bench.environment import commit
+from hdserve.bench.named_drafters import NamedDrafters
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
@@ -222,8 +223,7 @@ def _make_drafters(
         vocab_size, database, corpus, ending_token_ids=ending_token_ids(rows)
     )
     drafters = build_drafters(drafting, resources)
-    for each in drafters:
-        each.warm_up()
+    NamedDrafters(drafters).warm_up()
     return drafters
 
 

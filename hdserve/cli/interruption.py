@@ -16,7 +16,8 @@ EXIT_INTERRUPTED = 130
 
 GO_ON = "the same command goes on where it was"
 
-_TO_STDOUT = {f"{OPTION}={STDOUT}", OPTION, "--output", str(STDOUT)}
+_NAMES = (OPTION, "--output")
+_TO_STDOUT = {*_NAMES, *(f"{name}={STDOUT}" for name in _NAMES), str(STDOUT)}
 _KEY = "--api-key"
 """The option whose value is left out when a command is shown."""
 
@@ -26,7 +27,7 @@ def how_to_go_on(result_path: Path | None) -> str:
     anew, unless it is begun with one."""
     if result_path is not None:
         return GO_ON
-    words = [word for word in with_path(sys.argv[1:]) if word not in _TO_STDOUT]
+    words = [word for word in with_path(sys.argv[1:], _NAMES) if word not in _TO_STDOUT]
     for index, word in enumerate(words):
         if word.startswith(_KEY):
             words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]

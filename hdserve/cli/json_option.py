@@ -7,7 +7,7 @@ With ``PATH`` it is written there, beside the usual text.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,19 +36,24 @@ class JsonCommand(TyperCommand):
     """A command whose ``--json`` may stand alone; Typer's options either take a value or none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_path(args))
+        names = next((param.opts for param in self.params if OPTION in param.opts), ())
+        return super().parse_args(ctx, with_path(args, names))
 
 
-def with_path(args: Sequence[str]) -> list[str]:
+def with_path(args: Sequence[str], names: Collection[str] = (OPTION,)) -> list[str]:
     """Return ``args`` with a value for each ``--json``: the next word is its path, unless there is
-    none or it is an option."""
+    none or it is an option.
+
+    Args:
+        names: of the option, if it has several.
+    """
     found = list(args)
     for index, arg in enumerate(args):
         if arg == "--":
             break
         following = args[index + 1] if index + 1 < len(args) else "--"
-        if arg == OPTION and following.startswith("-") and following != str(STDOUT):
-            found[index] = f"{OPTION}={STDOUT}"
+        if arg in names and following.startswith("-") and following != str(STDOUT):
+            found[index] = f"{arg}={STDOUT}"
     return found
 
 

@@ -24,7 +24,7 @@ from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.prompt_lookup import PromptLookup
-from hdserve.errors import ConfigError, DatabaseError
+from hdserve.errors import ConfigError, DatabaseError, HdserveError
 from hdserve.journal import Journal
 from hdserve.tree import DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter
@@ -61,6 +61,26 @@ def test_an_oracle_beside_another_drafter_counts(is_oracle_first: bool) -> None:
     replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 24)
     replay.run(_rows(ANSWER))
     assert replay.result.num_steps == 2
+
+
+@pytest.mark.parametrize("call", ["start", "propose", "observe", "finish"])
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_drafter_that_fails_is_named(call: str, has_others: bool) -> None:
+    """And the request, the call and the line; it is not left out, as a server would."""
+
+    class Failing(JunkDrafter):
+        def __getattribute__(self, name: str) -> Any:
+            return _fail if name == call else super().__getattribute__(name)
+
+    drafters = [Failing(100), *([JunkDrafter(100)] if has_others else [])]
+    replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 24)
+    reason = rf"^drafter junk failed in {call} of request r0: KeyError: 7 \(test_replay.py:\d+\)$"
+    with pytest.raises(HdserveError, match=reason):
+        replay.run(_rows(ANSWER))
+
+
+def _fail(*_: Any) -> None:
+    raise KeyError(7)
 
 
 def test_without_a_right_guess_each_token_is_a_step() -> None:
