@@ -18,6 +18,7 @@ LAYERS = {
     "hdserve.arguments": 2,
     "hdserve.completion": 2,
     "hdserve.grammar": 1,
+    "hdserve.importing": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,
     "hdserve.prompts": 1,

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from hdserve.cli import app, main
 from hdserve.config import load_config, read_config
 from hdserve.errors import ConfigError
+from hdserve.models import bundled_statistics
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
@@ -161,6 +162,34 @@ def test_a_directory_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     assert result.stderr.startswith(
         "warning: line 1, models.0.statistics: there is no directory /no/where"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, ""),
+        ({"tokenizer": "0" * 64}, "{} was made with another tokenizer; without it"),
+        ({"format_version": 99}, "{}/info.json: has format 99, newer than"),
+        (None, "{}: no statistics database"),
+    ],
+)
+def test_statistics_that_would_not_be_used_are_told(
+    tmp_path: Path, content: dict[str, Any] | None, reason: str
+) -> None:
+    """The model is served without them; of a tokenizer that is not here nothing is said."""
+    path, statistics = tmp_path / "serve.yaml", tmp_path / "statistics"
+    statistics.mkdir()
+    if content is not None:
+        info = json.loads((bundled_statistics()[0] / "info.json").read_text())
+        (statistics / "info.json").write_text(json.dumps(info | content))
+    path.write_text(MODEL % f", statistics: {statistics}")
+    told = check(path)
+    assert told.exit_code == 0
+    place = "warning: line 1, models.0.statistics: "
+    assert told.stderr.startswith(place + reason.format(statistics) if reason else "")
+    assert bool(told.stderr) == bool(reason)
+    path.write_text(f"models: [{{name: a, model: owner/model, statistics: {statistics}}}]")
+    assert "another tokenizer" not in check(path).stderr
 
 
 def test_models_that_never_have_anything_to_draft_from(tmp_path: Path) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hdserve.cli.statistics_check import statistics_fault
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, place_of
 from hdserve.errors import ConfigError
+from hdserve.importing import import_fault
 from hdserve.models import context_length, is_path
-
-_IMPORT_TIMEOUT_S = 60.0
-_MAX_REASON_CHARACTERS = 300
 
 
 def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
@@ -55,7 +52,7 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
     if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
         yield ("chat_template",), reason
     policy = model.autoscaling and model.autoscaling.policy
-    if policy and (reason := _why_not_imported(policy.policy_function)):
+    if policy and (reason := import_fault(policy.policy_function)):
         yield ("autoscaling", "policy", "policy_function"), reason
 
 
@@ -70,24 +67,6 @@ def _template_fault(path: Path) -> str:
     return ""
 
 
-def _why_not_imported(name: str) -> str:
-    """Return why ``name`` cannot be imported; empty where it can.
-
-    As ``serve run`` does, it looks in this directory, too.  What a module does when it is imported,
-    it does to a process of its own.
-    """
-    resolve = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
-    command = [sys.executable, "-c", resolve, name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"{name} is not imported in {_IMPORT_TIMEOUT_S:g} s"
-    if not done.returncode:
-        return ""
-    lines = done.stderr.splitlines() or [f"status {done.returncode}"]
-    return f"{name} cannot be imported: {lines[-1][:_MAX_REASON_CHARACTERS]}"
-
-
 def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     """Yield what is perhaps not meant, each in one line.
 
@@ -99,10 +78,7 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     for item in key_file_warnings(config.access):
         yield item.text
     for index, model in enumerate(config.models):
-        directory = model.statistics
-        if directory not in (None, "bundled") and not os.path.isdir(directory):
-            absolute = Path(directory).absolute()
-            reason = f"there is no directory {absolute} here; without one there is less to draft"
+        if reason := statistics_fault(model):
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"

@@ -27,6 +27,13 @@ app = typer.Typer(
 
 Root = Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
 Model = Annotated[str | None, typer.Option(help="Which model, if there are several.")]
+Fingerprint = Annotated[
+    str,
+    typer.Option(
+        help="Which tokenizer, by the first digits that `info` shows, if a model had several.",
+        show_default=False,
+    ),
+]
 Archive = Annotated[Path, typer.Argument(help="The archive, a file.")]
 
 
@@ -57,13 +64,19 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
 
 @app.command("export", cls=JsonCommand)
 @interruptible()
-def export(root: Root, archive: Archive, model: Model = None, json_path: Json = None) -> None:
+def export(
+    root: Root,
+    archive: Archive,
+    model: Model = None,
+    fingerprint: Fingerprint = "",
+    json_path: Json = None,
+) -> None:
     """Copy a database, which may be in use, into a new file.
 
     An interrupted export goes on where it was when the same command is run again.
     """
     output = JsonOutput(json_path)
-    key = stored.find_database(root, model)
+    key = stored.find_database(root, model, fingerprint)
     with _progress(key) as on_progress:
         num = archives.export_database(root, key, archive, on_progress)
     _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, output)

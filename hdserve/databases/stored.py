@@ -115,18 +115,29 @@ def _key_of(generation: Path) -> DatabaseKey:
     raise DatabaseError(f"{generation} cannot be used: {problem}")
 
 
-def find_database(root: Path, model: str | None) -> DatabaseKey:
+def find_database(root: Path, model: str | None, fingerprint: str = "") -> DatabaseKey:
     """The database of ``model``, or the only one there is.
+
+    Args:
+        fingerprint: the beginning of that of its tokenizer, of which a model may have had several.
 
     Raises:
         DatabaseError: there is none, or more than one.
     """
     keys = find_databases(root)
-    found = [key for key in keys if model in (None, key.model)]
+    named = [key for key in keys if model in (None, key.model)]
+    found = [key for key in named if key.fingerprint.startswith(fingerprint)]
     if len(found) == 1:
         return found[0]
+    keys.sort(key=lambda key: (key.model, key.fingerprint))
     known = ", ".join(f"{key.model} (tokenizer {key.fingerprint[:16]})" for key in keys)
-    problem = "more than one database fits" if found else f"no database of {model!r}"
+    wanted = f" of {model!r}" if model is not None else ""
+    wanted += f" with the tokenizer {fingerprint[:64]!r}" if fingerprint else ""
+    problem = f"no database{wanted}"
+    if found:
+        is_one_model = len({key.model for key in found}) == 1
+        problem = f"more than one database{wanted}: --{'fingerprint' if is_one_model else 'model'} "
+        problem += "says which"
     raise DatabaseError(f"{root}: {problem}; there are: {known}")
 
 

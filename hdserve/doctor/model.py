@@ -18,6 +18,7 @@ from hdserve.engine.hardware import describe_hardware
 from hdserve.engine.loader import read_architecture
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
+from hdserve.importing import import_fault
 from hdserve.models import (
     bundled_models,
     bundled_statistics,
@@ -82,6 +83,10 @@ def check_settings(model: ModelConfig) -> Iterator[Finding]:
     if wanted is not None and longest is not None and wanted > longest:
         text = f"max_model_len is {wanted:,}, and the model was made for {longest:,} tokens"
         yield failure(f"{model.name}: context", text, f"engine: {{max_model_len: {longest}}}")
+    policy = model.autoscaling and model.autoscaling.policy
+    if policy and (reason := import_fault(policy.policy_function)):
+        remedy = "autoscaling: {policy: null}  # or the import path of a function, MODULE:NAME"
+        yield failure(f"{model.name}: autoscaling", reason, remedy)
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.workers import Workers
 from hdserve.errors import UnsupportedModel
 
+OF_ITS_OWN = "does not go through the attention interface of transformers"
+
 
 class _Recorder:
     """Stands where a cache is, and keeps the shapes alone."""
@@ -43,10 +45,12 @@ def probe_kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
         with running(plan):
             module(input_ids=token, position_ids=token, use_cache=False)
     except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if not getattr(module, "_supports_attention_backend", True):
+            raise UnsupportedModel(f"{name}: its attention {OF_ITS_OWN}") from error
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     layers = recorder.layers
     if not layers or set(layers) != set(range(len(layers))):
         raise UnsupportedModel(
-            f"{name} does not call the attention function it is given in all of its layers"
+            f"{name}: the attention of {'some' if layers else 'all'} of its layers {OF_ITS_OWN}"
         )
     return KVShape(tuple(layers[index] for index in range(len(layers))))

@@ -17,7 +17,7 @@ from hdserve.core import SamplingParams
 from hdserve.engine.attention import ATTENTION_NAME, number_layers, register_attention
 from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
 from hdserve.engine.kv_cache import KVShape
-from hdserve.engine.kv_probe import probe_kv_shape
+from hdserve.engine.kv_probe import OF_ITS_OWN, probe_kv_shape
 from hdserve.engine.linear_layers import prepare_linear_layers
 from hdserve.engine.tree_attention import max_attended_rows
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
@@ -29,6 +29,9 @@ _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
 _MAX_LISTED = 5
+_UNKNOWN_CLASS = "Unrecognized configuration class"
+"""How transformers begins to list all the classes it has."""
+
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
@@ -91,8 +94,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
         module: torch.nn.Module = loaded[0].to(device).eval()
         generation = _generation_config(path, options)
     except KeyError as error:  # of a table of attention functions that is not the shared one
-        raise UnsupportedModel(f"{config.model!r} has no replaceable attention: {error}") from error
+        reason = f"its attention {OF_ITS_OWN}: {error}"
+        raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        if _UNKNOWN_CLASS in str(error):
+            reason = "transformers has no causal language model of this architecture"
+            raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
         hint = _FORMAT_HINT if "safetensors" in str(error) else ""
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     _check_weights(config.model, module, loaded[1])
@@ -171,7 +178,6 @@ def prepare_model(
         raise UnsupportedModel(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
-    max_model_len = _max_model_len(hf_config, config.max_model_len)
     register_attention()
     parameters = [*module.parameters()]
     dtype, device = parameters[0].dtype, parameters[0].device
@@ -182,6 +188,7 @@ def prepare_model(
     cast("Any", module).set_attn_implementation(ATTENTION_NAME)
     number_layers(module)
     kv_shape = probe_kv_shape(module, device)
+    max_model_len = _max_model_len(hf_config, config.max_model_len)
     return LoadedModel(
         module=module,
         dtype=dtype,
@@ -257,7 +264,8 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
-        raise UnsupportedModel(f"{config.model_type}: the context length is not in its config")
+        reason = "its config does not say how long a context is (max_position_embeddings)"
+        raise UnsupportedModel(f"{config.model_type}: {reason}")
     limit = int(longest)
     for rope in _rope_parameters(config):
         if rope["rope_type"] in _COUPLING_ROPE_TYPES:

@@ -20,6 +20,7 @@ _NUM_CACHED_TOKENS = 12
 _PATHS = ((4, 5, 6), (4, 7), (8, 9))
 _TOLERANCES = {torch.float16: 0.05, torch.bfloat16: 0.1}
 _TOLERANCE = 1e-3
+_FAULTS = (KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -53,13 +54,17 @@ def check_packed_forward(runner: ModelRunner) -> None:
         packed = _packed_logits(runner, segment, tokens, tree)
         layers = range(cache.shape.num_layers)
         is_written = all(cache.read(layer, segment.start, 1)[0].any() for layer in layers)
-    except (KeyError, IndexError, TypeError, RuntimeError) as error:
+    except _FAULTS as error:
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     finally:
         cache.free(segment)
     if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
-    plain = _plain_logits(model.module, tokens, tree, model.device)
+    try:
+        plain = _plain_logits(model.module, tokens, tree, model.device)
+    except _FAULTS as error:
+        reason = f"transformers itself cannot run it: {error!r}"
+        raise UnsupportedModel(f"{name}, as its configuration has it: {reason}") from error
     errors = relative_errors(packed, plain)
     # the median, so that a mixture of experts may round one row to another expert
     difference = float(errors.median()) if len(errors) else 0.0

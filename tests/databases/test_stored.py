@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,25 @@ def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
         stored.find_database(tmp_path, None)
     with pytest.raises(DatabaseError, match=r"no database of 'c'.*a-model.*b-model"):
         stored.find_database(tmp_path, "c")
+
+
+def test_of_two_tokenizers_of_a_model_one_is_chosen(tmp_path: Path) -> None:
+    """By the digits that are shown; the message names the option."""
+    other = DatabaseKey(KEY.model, "e" * 32)
+    for key in (KEY, other, DatabaseKey("b-model", "e" * 32)):
+        fill(tmp_path, key).close()
+    with pytest.raises(
+        DatabaseError, match=r"of 'a-model': --fingerprint says which; .*eeee.*ffff"
+    ):
+        stored.find_database(tmp_path, KEY.model)
+    with pytest.raises(DatabaseError, match=r"--model says which"):
+        stored.find_database(tmp_path, None, "ee")
+    with pytest.raises(DatabaseError, match=r"no database of 'a-model' with the tokenizer 'd'"):
+        stored.find_database(tmp_path, KEY.model, "d")
+    assert stored.find_database(tmp_path, KEY.model, "eee") == other
+    arguments = ["export", str(tmp_path), str(tmp_path / "file"), "--fingerprint", "f", "--json"]
+    told = CliRunner().invoke(app, ["database", *arguments], catch_exceptions=False)
+    assert json.loads(told.stdout)["tokenizer_fingerprint"] == KEY.fingerprint
 
 
 def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: Path) -> None:

@@ -430,12 +430,15 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
 
 
 def test_settings() -> None:
-    """A drafter or a context that a server would not start with is a failure."""
+    """A drafter, a context or a policy that a server would not start with is a failure."""
     assert verdicts(check_settings(configured(engine={"max_model_len": 64}))) == []
     (finding,) = check_settings(configured(engine={"max_model_len": 4096}))
     assert finding.remedy == "engine: {max_model_len: 2048}"
     for drafter in ({"name": "hierarhcy"}, {"name": "prompt-lookup", "options": {"x": 1}}):
         assert verdicts(check_settings(configured(drafting={"drafters": [drafter]}))) == ["failure"]
+    for policy, wanted in (("json:dumps", []), ("no.such:policy", ["failure"])):
+        autoscaling = {"policy": {"policy_function": policy}}
+        assert verdicts(check_settings(configured(autoscaling=autoscaling))) == wanted
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -36,6 +38,10 @@ from transformers import (
     RwkvForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+    WhisperConfig,
+    WhisperForCausalLM,
 )
 
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
@@ -99,6 +105,18 @@ def _bloom() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
 
 
+def _mpt() -> PreTrainedModel:
+    return MptForCausalLM(MptConfig(vocab_size=VOCAB_SIZE, d_model=32, n_layers=2, n_heads=4))
+
+
+def _whisper() -> PreTrainedModel:
+    """Its decoder alone."""
+    layers = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = WhisperConfig(vocab_size=VOCAB_SIZE, d_model=32, **layers, **tokens)
+    return WhisperForCausalLM(config)
+
+
 def _t5() -> PreTrainedModel:
     sizes = {"vocab_size": VOCAB_SIZE, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1}
     return T5ForConditionalGeneration(T5Config(**sizes, num_heads=4))
@@ -119,7 +137,9 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         _llama4,
         "of type chunked_attention are not served; only full_attention and sliding_attention are",
     ),
-    "bloom": (_bloom, "context length is not in its config"),
+    "bloom": (_bloom, "does not go through the attention interface"),
+    "mpt": (_mpt, "does not go through the attention interface"),
+    "whisper": (_whisper, "does not say how long a context is"),
     "t5": (_t5, "encoder-decoder models are not served"),
 }
 
@@ -193,8 +213,15 @@ def test_a_model_with_eyes_ends_where_its_whole_configuration_says() -> None:
 
 def test_attention_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
     """A model class with its own table of attention functions is refused while it loads."""
-    with pytest.raises(UnsupportedModel, match="no replaceable attention"):
+    with pytest.raises(UnsupportedModel, match=r"^gptj .*attention interface of"):
         load(save(_gpt_j(), tmp_path))
+
+
+def test_what_is_no_language_model_is_told_without_a_list_of_all_there_are(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    ViTModel(ViTConfig(**sizes, intermediate_size=48)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"^vit \(.*no causal language model of this arch"):
+        load(tmp_path)
 
 
 # --- paths, devices, types ---

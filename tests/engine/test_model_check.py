@@ -10,6 +10,8 @@ import torch
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
     DogeConfig,
@@ -71,6 +73,14 @@ def _phimoe() -> PreTrainedModel:
     )
 
 
+def _deepseek_v3() -> PreTrainedModel:
+    """With fewer heads of keys than of queries, which latent attention does not have."""
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+    experts = {"first_k_dense_replace": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1}
+    heads = {"v_head_dim": 8, "num_key_value_heads": 2}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**SMALL, **latent, **experts, **heads))
+
+
 def _doge() -> PreTrainedModel:
     return DogeForCausalLM(DogeConfig(**SMALL, num_key_value_heads=2, sliding_window=32))
 
@@ -82,13 +92,14 @@ def _qwen2_with_window() -> PreTrainedModel:
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "bert": (_bert, "lets tokens see those after them"),
-    "gpt_neo": (_gpt_neo, "does not call the attention function"),
+    "gpt_neo": (_gpt_neo, "does not go through the attention interface"),
     "diffllama": (
         lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SMALL, num_key_value_heads=2)),
-        "other results|does not call",
+        "other results|does not go through",
     ),
     "qwen2_moe": (_qwen2_moe, "by masks alone.*max_model_len of at most 32"),
     "phimoe": (_phimoe, "by masks alone.*max_model_len of at most 32"),
+    "deepseek_v3": (_deepseek_v3, "transformers itself cannot run it: RuntimeError"),
     "doge": (_doge, "changes the masks"),
 }
 
