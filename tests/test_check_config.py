@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +302,24 @@ def test_errors_are_told_as_they_are(
             main()
         assert caught.value.code == 2
         assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["full", "closed"])
+def test_a_place_that_takes_nothing_is_told(output: str, tmp_path: Path) -> None:
+    """In a line, without the way through the code; what nobody wants to hear is no fault."""
+    command = [sys.executable, "-c", "from hdserve.cli import main; main()", "config"]
+    where = "/dev/full" if output == "full" else "/dev/null"
+    with open(where, "w") as taker:
+        close = (lambda: os.close(1)) if output == "closed" else None
+        done = subprocess.run(
+            command, stdout=taker, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=close
+        )
+    wanted = "hdserve: cannot write: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == ((2, wanted) if output == "full" else (0, ""))
+
+
+def test_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines do not end where those of the code do."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    told = CliRunner().invoke(app, ["generate", "--help"]).stdout
+    assert " answers are drafted from earlier ones." in told  # lines of the code end in between

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from hdserve.cli.generate import GenerateOptions, _rows
 from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from tests.interruption import interrupt_after, units
 
@@ -87,6 +88,15 @@ def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidRequest, match=reason):
             CliRunner().invoke(app, ["generate", *arguments, option], catch_exceptions=False)
+
+
+def test_standard_input_that_is_no_text_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(app, ["generate", "-"], input=b"a\xff")
+    assert isinstance(result.exception, InvalidRequest)
+    assert result.exception.message == "standard input is no text in UTF-8"
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InvalidRequest, match="standard input is closed"):
+        list(_rows(GenerateOptions(prompt="-")))
 
 
 def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(tmp_path: Path) -> None:

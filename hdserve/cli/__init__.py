@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ app = typer.Typer(
     name="hdserve",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 app.command("serve")(serve.serve)
 app.command("generate", cls=JsonCommand)(generate.generate)
@@ -29,6 +30,9 @@ app.command("check-lossless", cls=JsonCommand)(lossless.check_lossless)
 app.command("config", cls=JsonCommand)(config.show_config)
 app.command("check-config", cls=JsonCommand)(config.check_config)
 app.command("doctor", cls=JsonCommand)(doctor.doctor)
+
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Of whatever takes what a command says."""
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -54,6 +58,14 @@ def main() -> None:
     try:
         app()
     except HdserveError as error:
-        told = f"[red]hdserve:[/red] {escape(error.message)}"
-        Console(stderr=True, soft_wrap=True).print(told, highlight=False)
-        sys.exit(2)
+        _fail(error.message)
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        _fail(f"cannot write: {error}")
+
+
+def _fail(message: str) -> NoReturn:
+    told = f"[red]hdserve:[/red] {escape(message)}"
+    Console(stderr=True, soft_wrap=True).print(told, highlight=False)
+    sys.exit(2)

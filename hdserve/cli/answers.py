@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,8 +39,7 @@ class TextPrinter:
         last = None
         for last in outputs:
             if not self._shows_drafts:
-                typer.echo(last.text, nl=False)
-                sys.stdout.flush()
+                typer.echo(last.text, nl=False)  # at once
                 continue
             for text, source in zip(last.texts, last.sources, strict=True):
                 self._console.print(Text(text, _STYLES[source.label]), end="")

@@ -34,7 +34,7 @@ from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.errors import ConfigError
-from hdserve.journal import Journal
+from hdserve.journal import Journal, file_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,9 +173,10 @@ def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
 
 def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
     """Return the rest of what the result depends on."""
-    files = (options.evaluate, *_fill_files(options), *(options.statistics or ()))
+    recorded = (options.evaluate, *_fill_files(options))
+    digests = [*map(file_digest, recorded), *map(source_digest, options.statistics or ())]
     return {
-        "digests": [source_digest(path) for path in files],
+        "digests": digests,
         "drafting": drafting.model_dump(mode="json"),
     }
 

@@ -180,12 +180,12 @@ def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
     """What to answer, each with ``prompt`` or ``messages``.
 
     Raises:
-        InvalidRequest: a text is empty.
+        InvalidRequest: a text is empty, or standard input none.
     """
     if options.prompts_path is not None:
         rows = read_prompts(options.prompts_path)
     else:
-        text = sys.stdin.read() if options.prompt == "-" else options.prompt
+        text = _standard_input() if options.prompt == "-" else options.prompt
         assert text is not None
         rows = [PromptRow("", "", text)]
     for number, row in enumerate(rows, 1):
@@ -193,6 +193,19 @@ def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
             where = "" if options.prompts_path is None else f" of row {number}"
             raise InvalidRequest(f"the prompt{where} is empty", "prompt")
     return (_answerable(row, completes=options.completes) for row in rows)
+
+
+def _standard_input() -> str:
+    """
+    Raises:
+        InvalidRequest: it is closed, or no text.
+    """
+    if sys.stdin is None:
+        raise InvalidRequest("standard input is closed", "prompt")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("standard input is no text in UTF-8", "prompt") from error
 
 
 def _answerable(row: PromptRow, *, completes: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,8 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     except OSError as error:
         raise DatabaseError(f"{root} cannot be read: {error}") from error
     if not files:
+        if not os.path.isdir(root):
+            raise DatabaseError(f"there is no directory {root.absolute()}")
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
         left += [f"; {path} is one of a shard" for path in shard_directories(root)]
         raise DatabaseError(f"{root} holds no model database{''.join(left)}")

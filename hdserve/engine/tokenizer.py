@@ -24,6 +24,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece writes for a space."""
 
+_ANY_LENGTH = 10**30
+"""As transformers has it where nothing says more."""
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER: dict[str, int] = {
     character: byte
@@ -52,6 +55,7 @@ class Tokenizer:
             )
         backend.no_truncation()  # which a model that was trained further may have saved
         backend.no_padding()
+        tokenizer.model_max_length = _ANY_LENGTH  # how long is too long, the engine says
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self._tokenizer = tokenizer

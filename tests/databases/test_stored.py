@@ -21,6 +21,8 @@ def test_a_database_is_found_by_its_model(tmp_path: Path) -> None:
     """And the message names those there are when it is not."""
     with pytest.raises(DatabaseError, match="holds no model database"):
         stored.find_databases(tmp_path)
+    with pytest.raises(DatabaseError, match=f"there is no directory {tmp_path / 'none'}"):
+        stored.find_databases(tmp_path / "none")
     fill(tmp_path).close()
     assert stored.find_database(tmp_path, None) == KEY
     fill(tmp_path, DatabaseKey("b-model", KEY.fingerprint)).close()
