@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 
 from actors import detached
 from actors.model_database import model_of
+from hdserve.cluster_address import why_unanswered
 from hdserve.errors import DatabaseError
 
 _CLOSE_TIMEOUT_S = 30.0
@@ -38,10 +39,12 @@ def stop_actors(address: str | None = None, model: str | None = None) -> Stopped
     if is_ours:
         if address in (None, "auto"):
             _check_is_one()
+        else:
+            _check_answers(address)
         try:
             ray.init(address or "auto", log_to_driver=False, configure_logging=False)
-        except ConnectionError as error:
-            raise DatabaseError(f"no Ray cluster is reached: {error}") from error
+        except (ConnectionError, ValueError) as error:
+            raise _not_reached(address, error) from error
     try:
         names = [name for name in detached.names() if model in (None, model_of(name))]
         for name in names:
@@ -63,6 +66,21 @@ def _check_is_one() -> None:
         raise DatabaseError(
             f"{len(found)} Ray clusters run on this machine: {addresses}; say which with --address"
         )
+
+
+def _check_answers(address: str) -> None:
+    """Check that somebody listens there, for which Ray would wait minutes.
+
+    Raises:
+        DatabaseError: nobody does.
+    """
+    if reason := why_unanswered(address):
+        raise _not_reached(address, reason)
+
+
+def _not_reached(address: str | None, reason: object) -> DatabaseError:
+    where = f" at {address}" if address else ""
+    return DatabaseError(f"no Ray cluster is reached{where}: {reason}")
 
 
 def _stop(name: str) -> None:

@@ -16,6 +16,7 @@ PACKAGES = ("hdserve", "actors", "deployments")
 LAYERS = {
     "hdserve.errors": 0,
     "hdserve.arguments": 2,
+    "hdserve.cluster_address": 1,
     "hdserve.completion": 2,
     "hdserve.grammar": 1,
     "hdserve.importing": 1,

@@ -78,6 +78,8 @@ class LoadOptions:
     json_path: JobJson = None
 
     def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError("--base-url begins with http:// or https://")
         if self.api not in get_args(Api):
             raise ConfigError(f"--api is one of {', '.join(get_args(Api))}")
         if not self.request_rate > 0 or not 0 < self.burstiness < math.inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -25,6 +26,7 @@ import typer
 from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.config_problems import find_problems
 from hdserve.cli.proxy import proxy_variables
+from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
@@ -72,6 +74,7 @@ def serve(
         check_can_start(loaded, config)
     else:
         check_is_known_there(access_variables(), address)
+        check_answers(address)
     config = config or configured_path()
     application = {
         "name": APPLICATION,
@@ -122,6 +125,19 @@ def check_is_known_there(variables: Sequence[str], address: str) -> None:
         )
 
 
+def check_answers(address: str) -> None:
+    """Check that somebody listens there; Ray would try for minutes.
+
+    Raises:
+        ConfigError: nobody does.
+    """
+    if reason := why_unanswered(address):
+        raise ConfigError(
+            f"no Ray cluster answers at {address}, which RAY_ADDRESS names ({reason}): start it, "
+            "or unset RAY_ADDRESS for one that starts with the server"
+        )
+
+
 def check_is_free(host: str, port: int) -> None:
     """Check that Ray Serve can listen there; else it would start everything first.
 
@@ -129,7 +145,9 @@ def check_is_free(host: str, port: int) -> None:
         ConfigError: another program listens there, or ``host`` is not one of this machine.
     """
     if error := listening_error(host, port):
-        reason = f"{error.strerror}; --port takes another one"
+        reason = str(error.strerror)
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            reason += "; --port takes another one"
         raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 

@@ -6,7 +6,6 @@ import errno
 import http.client
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from hdserve.cluster_address import host_and_port, why_unanswered
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.ports import listening_error
 from hdserve.shadows import shadows
@@ -31,8 +31,6 @@ _HOST = "127.0.0.1"
 _MIN_PORT, _MAX_PORT = 1024, 65535
 _OWN_TITLE = b'"title":"hdserve"'
 """What the ``/openapi.json`` of hdserve has near its beginning, and that of no other server."""
-
-_CONNECT_TIMEOUT_S = 3.0
 
 
 def check_python() -> Iterator[Finding]:
@@ -106,14 +104,11 @@ def check_ray(
 
 def check_cluster(address: str) -> Iterator[Finding]:
     """Find out whether somebody listens where the cluster is said to be."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):  # "local", "auto" and the like: Ray's own to find
+    if host_and_port(address) is None:
         return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    if reason := why_unanswered(address):
         remedy = "unset RAY_ADDRESS  # for a cluster of its own; or there: ray start --head"
-        yield failure("Ray cluster", f"nobody answers at {address}: {error}", remedy)
+        yield failure("Ray cluster", f"nobody answers at {address}: {reason}", remedy)
     else:
         yield ok("Ray cluster", f"somebody listens at {address}")
 

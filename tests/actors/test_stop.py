@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 
 from actors import model_database, statistics_database
 from actors.shards import Shard
+from actors.stop import _check_answers
 from hdserve.cli import app
+from hdserve.cli.serve import check_answers
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import ConfigError, DatabaseError
 from tests.clusters import patiently
 
 pytestmark = pytest.mark.ray
@@ -74,3 +77,18 @@ def test_which_of_several_clusters(ray_cluster: None) -> None:
     assert own in refused.stderr
     assert address in refused.stderr
     assert (named.returncode, named.stdout) == (0, f"{own}: 0 ended\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_where_nobody_listens(address: str) -> None:
+    """It is said at once, of a server as well; Ray by itself would try for minutes."""
+    with pytest.raises(DatabaseError, match=f"no Ray cluster is reached at {address}: "):
+        _check_answers(address)
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}, which RAY_ADD"):
+        check_answers(address)
+
+
+def test_what_is_no_address() -> None:
+    refused = stop_in_process("--address", "foo")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("hdserve: no Ray cluster is reached at foo: ")

@@ -131,6 +131,7 @@ def test_goodput(server: StandIn, tmp_path: Path) -> None:
     [
         (("--concurrency", "0"), "--concurrency"),
         (("--api", "responses"), "--api"),
+        (("--base-url", "localhost:9"), "--base-url begins with http"),
         (("--extra-body", "[1]"), "--extra-body"),
         (("--goodput", "itl:3"), "--goodput"),
         (("--goodput", "ttft:nan"), "--goodput"),

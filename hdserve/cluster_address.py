@@ -1,0 +1,25 @@
+"""Whether anybody is at the address of a Ray cluster, where Ray itself would try for minutes."""
+
+from __future__ import annotations
+
+import socket
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """``None`` for ``local``, ``auto`` and the like, which Ray finds by itself."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
+
+
+def why_unanswered(address: str) -> str:
+    """Why nobody answers there; empty where somebody does, or Ray finds it by itself."""
+    place = host_and_port(address)
+    if place is None:
+        return ""
+    try:
+        socket.create_connection(place, _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        return str(error)
+    return ""
