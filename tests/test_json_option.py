@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from hdserve.cli import app
 from hdserve.cli.json_option import JsonCommand, with_path
+from hdserve.cli.progress import progress
 from hdserve.errors import ConfigError, InvalidRequest
 from tests.bench.stand_in import StandIn
 
@@ -190,3 +191,12 @@ def test_colours_are_text(tmp_path: Path) -> None:
     for path in ("-", str(tmp_path / "out")):
         with pytest.raises(InvalidRequest, match="--show-drafts"):
             run("generate", "a", "--show-drafts", "--json", path)
+
+
+def test_bars_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that takes what is told has the lines of a job, and none of its bars, nor empty
+    ones."""
+    with progress("counting", 2) as bar:
+        bar.advance()
+        bar.print("resumed")
+    assert capsys.readouterr().err == "resumed\n"

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from hdserve.bench.load import Load, LoadPlan, run_load, until_stopped
 from hdserve.bench.openai_client import Api, OpenAIClient
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.spec_decode import DraftTotals, read_draft_totals
+from hdserve.cli.progress import shown_bars
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
 
@@ -132,7 +132,7 @@ def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
     )
     counts: Counter[Outcome | None] = Counter()
     num_tokens = 0
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with shown_bars(*columns) as bar:
         task = bar.add_task("", total=plan.num_prompts, places=plan.concurrency, outcomes="")
 
         def note(record: RequestRecord) -> None:

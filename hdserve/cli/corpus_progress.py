@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from hdserve.cli.progress import shown_bars
 
 
 class CorpusBars:
@@ -43,7 +44,7 @@ def corpus_progress(paths: Sequence[Path]) -> Iterator[CorpusBars]:
         TextColumn("{task.fields[speed]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with shown_bars(*columns) as shown:
         tasks = {
             path: shown.add_task(path.name, total=path.stat().st_size, speed="") for path in paths
         }

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
+from hdserve.cli.progress import shown_bars
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import left_by_other_versions
@@ -158,7 +159,7 @@ def _progress(key: DatabaseKey) -> Iterator[archives.Progress]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with shown_bars(*columns) as bar:
         task = bar.add_task(key.model, total=None)
         yield lambda num, total: bar.update(task, advance=num, total=total)
 

@@ -12,6 +12,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -39,6 +40,13 @@ class Bar:
         self._shown.console.print(line)
 
 
+def shown_bars(*columns: ProgressColumn) -> Progress:
+    """Bars that go when the job ends; none where standard error is no terminal, which would have an
+    empty line of them."""
+    stderr = Console(stderr=True)
+    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+
+
 @contextmanager
 def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
     """Show how many of ``total`` units are done and the time that is left, until the job ends.
@@ -47,8 +55,7 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
         num_done: units that an interrupted job had done before, which say nothing of the speed.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    stderr = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as shown:
+    with shown_bars(*columns, TimeRemainingColumn()) as shown:
         yield Bar(shown, shown.add_task(doing, total=total, completed=num_done))
 
 
@@ -56,5 +63,5 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
 def bytes_progress(doing: str, total: int) -> Iterator[Bar]:
     """Show how many of ``total`` bytes are done, until the job ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with shown_bars(*columns) as shown:
         yield Bar(shown, shown.add_task(doing, total=total))

@@ -161,7 +161,7 @@ class Tokenizer:
         if not self.has_chat_template:
             reason = (
                 "this model has no chat template, and `chat_template` of its configuration names "
-                "none; use /v1/completions"
+                "none; use /v1/completions, or without a server `hdserve generate --complete`"
             )
             raise Unsupported(reason, "messages")
         options = inspect.signature(self._tokenizer.apply_chat_template).parameters
