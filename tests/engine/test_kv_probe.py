@@ -31,7 +31,7 @@ def test_every_layer_has_its_own_shape(architecture: str) -> None:
 def test_a_layer_without_a_number_is_found() -> None:
     model = make_model()
     model.model.layers[1].self_attn.layer_idx = None
-    with pytest.raises(UnsupportedModel, match="in all of its layers"):
+    with pytest.raises(UnsupportedModel, match="the attention of some of its layers"):
         prepare_model(model, EngineConfig())
 
 
@@ -49,5 +49,5 @@ def test_a_layer_without_attention_is_found() -> None:
     model = make_model()
     assert isinstance(model, LlamaForCausalLM)
     model.model.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
-    with pytest.raises(UnsupportedModel, match="in all of its layers"):
+    with pytest.raises(UnsupportedModel, match="the attention of some of its layers"):
         prepare_model(model, EngineConfig())

@@ -168,9 +168,9 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     """Deliberate faults: module, name, and what replaces it."""
     import numpy as np
 
-    from hdserve.engine import batch, decoder, engine, packed_rows
+    from hdserve.engine import decoder, engine, packed_rows, step_plan
 
-    def siblings_visible(chunk: batch.Chunk, num_keys: int) -> Any:
+    def siblings_visible(chunk: step_plan.Chunk, num_keys: int) -> Any:
         visible = original_visible(chunk, num_keys)
         end = chunk.first_column + chunk.num_rows
         visible[:, chunk.first_column : end] |= np.tri(chunk.num_rows, dtype=bool)
@@ -179,8 +179,8 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     def wrong_positions(chunks: Any, depths: Any, *arrays: Any) -> None:
         original_rows(chunks, np.arange(1, len(depths) + 1), *arrays)
 
-    original_visible, original_rows = batch._visible, packed_rows.lay_out_rows
-    yield "sibling visible", "hdserve.engine.batch", "_visible", siblings_visible
+    original_visible, original_rows = step_plan._visible, packed_rows.lay_out_rows
+    yield "sibling visible", "hdserve.engine.step_plan", "_visible", siblings_visible
     yield "wrong position", "hdserve.engine.packed_rows", "lay_out_rows", wrong_positions
     yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
 
