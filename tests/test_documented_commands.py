@@ -27,12 +27,14 @@ STAND_INS = {
     "Qwen/Qwen2.5-0.5B-Instruct": MODEL,
     "Qwen/Qwen2.5-7B-Instruct": MODEL,
     "qwen2.5-7b": MODEL,
+    "llama-2-7b": "qwen2.5-0.5b",  # of which a test machine can hold the weights
     "phrase": "hierarchy",
     "specbench-vicuna-7b.eval.jsonl.gz": "recorded.eval.jsonl.gz",
     "specbench-vicuna-7b.fill.jsonl.gz": "recorded.fill.jsonl.gz",
     "alpaca-siblings.fill.jsonl.gz": "recorded.fill.jsonl.gz",
     "bfloat16": "float32",  # some CPUs have to emulate it
     "1,2,4,8,16,32": "1,2",
+    "1,8,32": "1,2",
     DATABASE: "database",
     "/tmp/qwen.hdb": "qwen.hdb",
     "/var/lib/hdserve/corpora": "texts.jsonl.gz",
@@ -86,6 +88,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rows in (
         ("prompts.jsonl", prompts),
         ("prompts60.jsonl", prompts),
+        ("prompts18.jsonl", prompts),
         ("prompts32.jsonl", prompts),
         ("others120.jsonl", others),
     ):

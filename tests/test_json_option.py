@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hdserve.cli import app
-from hdserve.cli.json_option import JsonCommand, with_path
+from hdserve.cli.json_option import JsonCommand, JsonOutput, with_path
 from hdserve.cli.progress import progress
 from hdserve.errors import ConfigError, InvalidRequest
 from tests.bench.stand_in import StandIn
@@ -173,6 +174,16 @@ def test_a_path_that_cannot_be_written_is_refused(
     for name in ("statistics info", "bench replay"):
         with pytest.raises(ConfigError, match="--json"):
             run(*name.split(), *COMMANDS[name], "--json", path)
+
+
+def test_beside_a_pipe_nothing_is_kept(tmp_path: Path) -> None:
+    """Nor beside a device: what was written there cannot go on."""
+    for name in ("new", "there"):
+        assert JsonOutput(tmp_path / name).lasting_file == tmp_path / name
+        (tmp_path / "there").touch()
+    os.mkfifo(tmp_path / "pipe")
+    output = JsonOutput(tmp_path / "pipe")
+    assert (output.file, output.lasting_file) == (tmp_path / "pipe", None)
 
 
 def test_a_mistake_in_a_configuration_is_in_the_file(tmp_path: Path) -> None:

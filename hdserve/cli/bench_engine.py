@@ -149,10 +149,10 @@ def engine(options: EngineOptions) -> None:
     same command is run again.
     """
     output = JsonOutput(options.json_path)
-    with interruptible(how_to_go_on(output.file)):
+    with interruptible(how_to_go_on(output.lasting_file)):
         from hdserve.cli.bench_engine_job import EngineJob  # takes seconds
 
-        job = EngineJob(options, output.file)
+        job = EngineJob(options, output.lasting_file)
         results = job.run()
     if output.has_text:
         print_results(results, job.setting)

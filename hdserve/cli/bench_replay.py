@@ -123,8 +123,8 @@ def replay(options: ReplayOptions) -> None:
         typer.echo(told, err=True)
     output = JsonOutput(options.json_path)
     shown = _shown(options, drafting)
-    with interruptible(how_to_go_on(output.file)):
-        journal = Journal(output.file, shown | _unshown(options, drafting))
+    with interruptible(how_to_go_on(output.lasting_file)):
+        journal = Journal(output.lasting_file, shown | _unshown(options, drafting))
         result = _run(options, drafting, journal)
     if output.has_text:
         title = f"{options.evaluate.name}, {options.mode}, budget {_budget(drafting)}"

@@ -169,7 +169,7 @@ def serve(options: LoadOptions) -> None:
     _warn(plans)
     bounds, target = options.bounds, options.target
     settings = _settings(options)
-    journal = Journal(output.file, settings | _unshown(options, plans))
+    journal = Journal(output.lasting_file, settings | _unshown(options, plans))
     begun = {"date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), **settings}
 
     def result(load: Load, model_name: str, drafts: DraftTotals | None) -> dict[str, Any]:
@@ -181,13 +181,13 @@ def serve(options: LoadOptions) -> None:
     waiting = plans[results.num_restored :]
     if waiting:
         waiting[0] = replace(waiting[0], num_asked=results.num_asked)
-        with interruptible(how_to_go_on(output.file)):
+        with interruptible(how_to_go_on(output.lasting_file)):
             asyncio.run(measure(target, rows, waiting, results.keep))
     if output.has_text:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
     if results.is_interrupted or len(results.rows) < len(plans):
-        typer.echo(f"interrupted; {how_to_go_on(output.file)}", err=True)
+        typer.echo(f"interrupted; {how_to_go_on(output.lasting_file)}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     journal.finish()
     if any(row["failed"] for row in results.rows):

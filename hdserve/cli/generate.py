@@ -99,8 +99,9 @@ def generate(options: GenerateOptions) -> None:
     output = JsonOutput(options.json_path)
     rows = list(_rows(options))
     if output.file is not None:
-        with interruptible():
-            _write_answers(rows, options, output.file)
+        with interruptible(how_to_go_on(output.lasting_file)):
+            journal = Journal(output.lasting_file, _settings(rows, options))
+            _write_answers(rows, options, output.file, journal)
         return
     printer = TextPrinter(options.shows_drafts) if output.has_text else JsonPrinter()
     with interruptible("" if options.prompts_path is None else how_to_go_on(None)):
@@ -138,16 +139,21 @@ class _Answers:
         self._llm.remember([token_ids])
 
 
-def _write_answers(rows: Sequence[dict[str, Any]], options: GenerateOptions, path: Path) -> None:
-    """Answer what a journal beside ``path`` does not hold yet, then write all answers there."""
-    settings = {
+def _settings(rows: Sequence[dict[str, Any]], options: GenerateOptions) -> dict[str, Any]:
+    """What the answers depend on."""
+    return {
         "model": options.model,
         "input": _digest(rows),
         "complete": options.completes,
         "drafts": options.drafts,
         **options.sampling,
     }
-    journal = Journal(path, settings)
+
+
+def _write_answers(
+    rows: Sequence[dict[str, Any]], options: GenerateOptions, path: Path, journal: Journal
+) -> None:
+    """Answer what ``journal`` does not hold yet, then write all answers to ``path``."""
     model = _Answers(options)
     if options.prompts_path is not None:
         model.check(rows)

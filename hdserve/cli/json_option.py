@@ -62,6 +62,8 @@ class JsonOutput:
 
     Attributes:
         file: what is written; ``None`` where there is no ``PATH``.
+        lasting_file: the same where it is a file, or will be one; beside a pipe or a device nothing
+            is kept for a job to go on with.
         has_text: whether standard output is for text.
 
     Raises:
@@ -73,6 +75,8 @@ class JsonOutput:
         self.file = path if self.has_text else None
         if self.file is not None and (self.file.is_dir() or not self.file.parent.is_dir()):
             raise ConfigError(f"{OPTION} {self.file}: is a directory, or in one that is missing")
+        is_lasting = self.file is not None and (self.file.is_file() or not self.file.exists())
+        self.lasting_file = self.file if is_lasting else None
 
     def write(self, value: Any) -> None:
         """Print or write ``value``, as was asked for."""

@@ -56,8 +56,8 @@ def check_lossless(options: LosslessOptions) -> None:
     job goes on with the plain or drafted half it has not ended when the same command is run again.
     """
     output = JsonOutput(options.json_path)
-    with interruptible(how_to_go_on(output.file)):
-        results, journal = _run(options, output.file)
+    with interruptible(how_to_go_on(output.lasting_file)):
+        results, journal = _run(options, output.lasting_file)
     for result in results if output.has_text else ():
         typer.echo(
             f"{result.setting} identical {result.identical}/{result.total}"
