@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import httpx
 import openai
@@ -37,14 +37,23 @@ def begin(application: ServedApplication) -> socket.socket:
     return connection
 
 
-def eventually(application: ServedApplication, status: int) -> httpx.Response:
-    """The first answer with this status; a request that waits in the queue leaves it again."""
+def eventually(
+    application: ServedApplication, status: int, on_waiting: Callable[[], object] = lambda: None
+) -> httpx.Response:
+    """The first answer with this status; a request that waits in the queue leaves it again.
+
+    Args:
+        on_waiting: called after each that has waited.
+    """
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        with suppress(httpx.TimeoutException):
+        try:
             answer = httpx.get(f"{application.base_url}/health", timeout=1)
-            if answer.status_code == status:
-                return answer
+        except httpx.TimeoutException:
+            on_waiting()
+            continue
+        if answer.status_code == status:
+            return answer
         time.sleep(0.1)
     raise AssertionError(f"no answer was {status}")
 
@@ -53,9 +62,13 @@ def test_one_more_than_may_wait_is_refused(application: ServedApplication) -> No
     """With 429, when to come back, and a line of text, before the gateway knows of it; those
     that wait go on when there is room."""
     with ExitStack() as connections:
-        for _ in range(NUM_ONGOING + NUM_QUEUED):
+
+        def begin_one() -> None:
             connections.enter_context(begin(application))
-        refused = eventually(application, 429)
+
+        for _ in range(NUM_ONGOING + NUM_QUEUED):
+            begin_one()
+        refused = eventually(application, 429, begin_one)  # some that came at once were refused
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["content-type"].startswith("text/plain")
         assert refused.text.startswith("Request dropped due to backpressure")
