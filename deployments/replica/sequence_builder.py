@@ -113,7 +113,7 @@ class SequenceBuilder:
             if isinstance(prompt, str):
                 yield encode_beginning(self._tokenizer, prompt, num_tokens)
             else:
-                yield TextBeginning([*prompt], is_whole=True)
+                yield TextBeginning(prompt, is_whole=True)
 
     def _effort(self, request: GenerationRequest) -> dict[str, str]:
         """Return the variable of the template that says how much to reason, if the request does.

@@ -27,39 +27,40 @@ class NamedDrafters:
 
     def warm_up(self) -> None:
         for drafter in self._drafters:
-            _call(drafter, "warm_up before the first request", drafter.warm_up)
+            _call(drafter, "warm_up", drafter.warm_up)
 
     def start(self, seq: Sequence) -> None:
         for drafter in self._drafters:
-            _call(drafter, _of("start", seq), drafter.start, seq)
+            _call(drafter, "start", drafter.start, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         """Fill ``tree``, from several drafters with the likeliest nodes of their own."""
         if len(self._drafters) == 1:
-            _call(self._drafters[0], _of("propose", seq), self._drafters[0].propose, seq, tree)
+            drafter = self._drafters[0]
+            _call(drafter, "propose", drafter.propose, seq, tree)
             return
         trees = [tree.empty_copy() for _ in self._drafters]
         for drafter, own in zip(self._drafters, trees, strict=True):
-            _call(drafter, _of("propose", seq), drafter.propose, seq, own)
+            _call(drafter, "propose", drafter.propose, seq, own)
         merge_trees(trees, tree)
 
     def observe(self, seq: Sequence, tree: DraftTree, acceptance: Acceptance) -> None:
         for drafter in self._drafters:
-            _call(drafter, _of("observe", seq), drafter.observe, seq, tree, acceptance, None)
+            _call(drafter, "observe", drafter.observe, seq, tree, acceptance, None)
 
     def finish(self, seq: Sequence) -> None:
         for drafter in self._drafters:
-            _call(drafter, _of("finish", seq), drafter.finish, seq)
+            _call(drafter, "finish", drafter.finish, seq)
 
 
-def _of(call: str, seq: Sequence) -> str:
-    return f"{call} of request {seq.request_id}"
-
-
-def _call(drafter: Drafter, doing: str, function: Callable[..., None], *arguments: Any) -> None:
+def _call(drafter: Drafter, name: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of a drafter, whose first argument is the sequence, if it has any; its time
+    is measured, so words are made only where it fails."""
     try:
         function(*arguments)
     except Exception as error:
+        when = f"of request {arguments[0].request_id}" if arguments else "before the first request"
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        doing = f"{name} {when}"
         raise HdserveError(f"drafter {drafter.name} failed in {doing}: {reason}") from error

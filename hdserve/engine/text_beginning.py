@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ token that was to be cut in two."""
 class TextBeginning(NamedTuple):
     """The token ids a text begins with, and whether they are all it has."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     is_whole: bool
 
 
