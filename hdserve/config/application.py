@@ -157,7 +157,9 @@ class ServeConfig(StrictModel):
 
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a process that is replaced or removed may take to end what it has begun to answer;
-    what is not done by then fails."""
+    what is not done by then fails, and a gateway cannot say so to its clients, whose connections
+    end.  With a ``gateway.request_timeout_s`` that is no longer, every answer has an end or an
+    error of its own before."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
