@@ -31,18 +31,17 @@ from hdserve.drafting.mixing import logit_of, squash
 from hdserve.drafting.vectors import add_scaled, dot
 from hdserve.noise import exponential, noise_word, position_key
 
-NEED_OF_NOISE = 0.1
-"""Candidates of so much of the needed probability are looked at where noise may lift them."""
+LEARNING_NEED = 0.002
+"""Candidates less likely than this may be missing from those that are learned from, and from those
+of a sampled choice.  A share is one of all candidates: what it is worth is learned with as many."""
 
 _PROBABILITY, _NOISE, _SHARE, _ONE = range(4)
 
 
 @inlined
 def needed_probability(databases: Databases, need: float) -> float:
-    """What a candidate's probability must be for its chance to reach ``need``."""
-    if databases.state[STATE_IS_SAMPLED]:
-        need *= NEED_OF_NOISE
-    return need
+    """How likely a candidate must be to be looked at, if its chance is to reach ``need``."""
+    return LEARNING_NEED if databases.state[STATE_IS_SAMPLED] else need
 
 
 @inlined

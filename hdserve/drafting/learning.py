@@ -38,7 +38,7 @@ from hdserve.drafting.arrays import (
     Scratch,
 )
 from hdserve.drafting.candidates import expand
-from hdserve.drafting.chances import fill_chances, learn_chances
+from hdserve.drafting.chances import LEARNING_NEED, fill_chances, learn_chances
 from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.known_contexts import arrive
 from hdserve.drafting.mixing import (
@@ -54,9 +54,6 @@ from hdserve.drafting.mixing import (
 )
 from hdserve.drafting.pointers import advance
 from hdserve.drafting.vectors import add_scaled
-
-LEARNING_NEED = 0.002
-"""Candidates less likely than this may be missing from those that are learned from."""
 
 MAX_CELL_COUNT = 1000.0
 """The most observations that a cell counts.  A further one then weighs one part in this many, so
