@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
@@ -80,3 +81,25 @@ def test_choices_without_noise_are_guessed_without(options: dict[str, Any]) -> N
         drafter.finish(seq)
     assert trees[0] == trees[1]
     assert len(trees[0][0]) > 1
+
+
+def test_a_floor_leaves_the_scores_above_it_as_they_are() -> None:
+    """A candidate's share is one of all, whether or not the others can be drafted."""
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    seq = make_sequence()
+    for right in np.random.default_rng(0).integers(0, 2, 500):
+        seq.token_ids.append(followers(seq.token_ids[-1])[right])
+    drafter.start(seq)
+    whole = scores_by_path(drafter, seq, 0.0)
+    for floor in (0.05, 0.1, 0.2):
+        found = scores_by_path(drafter, seq, floor)
+        assert 1 < len(found) < len(whole)
+        assert found == {path: whole[path] for path in found}
+
+
+def scores_by_path(drafter: Hierarchy, seq: Sequence, min_score: float) -> dict[str, float]:
+    """What each draft scores, by the tokens that lead to it."""
+    tree = DraftTree(seq.token_ids[-1], 32, min_score=min_score)
+    drafter.propose(seq, tree)
+    paths = [[tree.token_ids[n] for n in tree.path_to(node)] for node in range(len(tree))]
+    return dict(zip(map(str, paths), tree.scores, strict=True))
