@@ -4,8 +4,9 @@ Recorded requests are replayed with and without the model and statistics databas
 online, so that every kind of evidence is seen.  The statistics come from most of the corpus; the
 rest of its conversations is replayed as well, so that text like the corpus and text unlike it are
 both learned from.  What the model itself thought likely is in no recording, so bundled models
-answer prompts as well.  Only permissively licensed text may be given: share-alike sources of the
-corpus and the output of commercial models are left out by name.
+answer prompts as well.  Models as small as these say less that is found again than others do, so
+the recordings are replayed once more after them.  Only permissively licensed text may be given:
+share-alike sources of the corpus and the output of commercial models are left out by name.
 
 Token ids mean something to their tokenizer alone.  So each recording is given with the tokenizer
 it was made with, is drafted for from statistics only where these have the same, and what is learned
@@ -89,6 +90,8 @@ def main() -> None:
     for model in args.model:
         for temperature in TEMPERATURES:
             learned = learn_from_model(learned, model, prompts, temperature)
+    if args.model:
+        learned = learn_from_sets(sets, tokenizer.fingerprint, statistics, learned)
     args.output.write_bytes(learned.for_vocabulary(0).to_bytes())
     print(f"{args.output}: {args.output.stat().st_size} bytes")
 
@@ -130,11 +133,18 @@ def learn_from_sets(
     sets: list[tuple[str, list[ReplayRow]]],
     statistics_tokenizer: str,
     statistics: StatisticsDatabase,
+    prior: Calibration | None = None,
 ) -> Calibration:
     """Replay sets of requests, each with the fingerprint of its tokenizer; return what was learned
-    at last."""
+    at last.
+
+    Args:
+        prior: the cells and weights to begin with; ``None`` knows nothing.
+    """
     largest = max(largest_id(rows) for _, rows in sets)
     learned = Calibration(largest + 1)
+    if prior is not None:
+        hand_on(prior, learned, OF_ALL)
     by_tokenizer: dict[str, Calibration] = {}
     for corpus in (None, statistics):
         for mode in (ReplayMode.COLD, ReplayMode.ONLINE):
@@ -196,7 +206,7 @@ def learn_from_model(
             {
                 "name": model,
                 "model": model,
-                "engine": {"dtype": "float32", "exact": False},
+                "engine": {"dtype": "float32", "exact": False, "compile": False},
                 "drafting": options,
             }
         )

@@ -37,22 +37,24 @@ def few_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_correction_of_scores_changes_no_tree() -> None:
     """But for how many nodes are above a floor."""
-    text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 5, 4, 6, 1, 2]
-    trees = {}
-    for min_score in (0.0, 0.05):
-        for num_accepted in (0, 3):
-            options = HierarchyOptions(min_score=min_score)
-            drafter = Hierarchy(make_resources(text), options)
-            seq = make_sequence(text)
-            drafter.start(seq)
-            for _ in range(2000):
-                drafter.calibration("default").count_tree(1.0, num_accepted)
-            trees[min_score, num_accepted] = propose(drafter, seq)
-    few, many = trees[0.0, 0], trees[0.0, 3]
+    few, many = tree_where_accepted(0), tree_where_accepted(3)
     assert (few.token_ids, few.parents) == (many.token_ids, many.parents)
     assert np.allclose(np.minimum(4 * np.array(few.scores[1:]), 0.997), many.scores[1:])
-    assert min(trees[0.05, 0].scores + trees[0.05, 3].scores) >= 0.05
-    assert 1 < len(trees[0.05, 0]) < len(trees[0.05, 3])
+    floor = few.scores[-4]
+    least_few, least_many = tree_where_accepted(0, floor), tree_where_accepted(3, floor)
+    assert min(least_few.scores + least_many.scores) >= floor
+    assert 1 < len(least_few) < len(least_many)
+
+
+def tree_where_accepted(num_accepted: int, min_score: float = 0.0) -> DraftTree:
+    """What is drafted where so many tokens were accepted for each that was expected."""
+    text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 5, 4, 6, 1, 2]
+    drafter = Hierarchy(make_resources(text), HierarchyOptions(min_score=min_score))
+    seq = make_sequence(text)
+    drafter.start(seq)
+    for _ in range(2000):
+        drafter.calibration("default").count_tree(1.0, num_accepted)
+    return propose(drafter, seq)
 
 
 def test_a_rate_of_0_learns_nothing() -> None:
