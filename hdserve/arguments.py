@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from operator import index
 from typing import Any
 
 from hdserve.core import SamplingParams, SpeculationParams
@@ -88,10 +89,16 @@ def params_of_each(params: object, num_prompts: int) -> list[SamplingParams | No
 def check_speculation(speculation: object) -> None:
     """
     Raises:
-        InvalidRequest: it is something else.
+        InvalidRequest: it is something else, or its prediction is no token ids.
     """
     if not isinstance(speculation, SpeculationParams | None):
         raise InvalidRequest("one SpeculationParams holds for all prompts", "speculation")
+    try:
+        for token in speculation.prediction if speculation else ():
+            index(token)
+    except TypeError as error:
+        reason = "prediction is the token ids of a text, not the text"
+        raise InvalidRequest(reason, "speculation.prediction") from error
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from hdserve.config import ModelConfig, checked
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import InvalidRequest
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -151,9 +152,20 @@ class LLM:
         return self._host.params(chosen)
 
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Draft from token ids that the model generated in another process, too."""
+        """Draft from token ids that the model generated in another process, too.
+
+        Raises:
+            InvalidRequest: they are not lists of token ids; nothing is remembered.
+        """
+        try:
+            found = [[index(token) for token in output] for output in outputs]
+        except TypeError as error:
+            reason = "outputs are lists of token ids: remember([answer.token_ids])"
+            raise InvalidRequest(reason, "outputs") from error
+        for token_ids in found:
+            check_token_ids("outputs", token_ids, self._host.model.vocab_size)
         with self._in_use():
-            self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, outputs)
+            self._host.apply(self._host.config.name, core.DEFAULT_NAMESPACE, found)
 
     def _answer(
         self,

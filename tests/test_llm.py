@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from hdserve import LLM, SamplingParams
+from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 
@@ -94,6 +94,15 @@ def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
         with pytest.raises(InvalidRequest, match="one SpeculationParams") as caught:
             answer([[5]], None, speculation)
         assert caught.value.param == "speculation"
+
+
+def test_a_prediction_is_token_ids(llm: LLM) -> None:
+    """A text, which the API over HTTP takes, would draft nothing and fill the log."""
+    wrong: list[Any] = ["a text", ("a", "text"), None, 5]
+    for prediction in wrong:
+        with pytest.raises(InvalidRequest, match="not the text") as caught:
+            llm.generate([[5]], None, SpeculationParams(prediction=prediction))
+        assert caught.value.param == "speculation.prediction"
 
 
 def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
@@ -359,3 +368,14 @@ def test_what_is_remembered_is_drafted_from() -> None:
     assert again.token_ids == first.token_ids
     assert again.counts.accepted_by_source[Source.MODEL] > 0
     assert again.counts.num_steps < first.counts.num_steps
+
+
+def test_what_is_remembered_is_token_ids(llm: LLM) -> None:
+    """One output without a list around it, texts, and ids that are none: nothing of them stays."""
+    vocab_size, num_tokens = llm._host.model.vocab_size, llm._host.own_database.num_tokens
+    wrong: list[Any] = [[5, 300], ["a text"], "a text", [["a"]], None, [[5], [-1]], [[vocab_size]]]
+    for outputs in wrong:
+        with pytest.raises(InvalidRequest) as caught:
+            llm.remember(outputs)
+        assert caught.value.param == "outputs"
+    assert llm._host.own_database.num_tokens == num_tokens
