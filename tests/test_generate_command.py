@@ -76,6 +76,14 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
 
 
+def test_a_value_out_of_range_is_refused_before_a_model_is_loaded() -> None:
+    """Here there is none of that name, of which nothing is said."""
+    for option, value in (("--temperature", "200"), ("--seed", str(2**65))):
+        arguments = ["generate", QUESTION, "--model", "hdserve-none", option, value]
+        with pytest.raises(InvalidRequest, match=option[2:]):
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 @pytest.mark.parametrize("option", ["--complete", "--json"])
 def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
     """As an argument, on standard input, or in a row of a file, which is named."""

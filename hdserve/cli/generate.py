@@ -20,7 +20,7 @@ from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Model, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.cli.whole_file import write_whole
-from hdserve.core import SpeculationParams, StepOutput
+from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow, read_prompts
@@ -34,7 +34,7 @@ class GenerateOptions:
     """What is answered, how, and how it is shown.
 
     Raises:
-        InvalidRequest: options that do not go together.
+        InvalidRequest: options that do not go together, or a value that is out of range.
     """
 
     prompt: Annotated[str | None, typer.Argument(help="What to ask; `-` reads standard input.")] = (
@@ -75,16 +75,17 @@ class GenerateOptions:
             raise InvalidRequest("--show-drafts colours text; it cannot go with --json")
         if (self.prompt is None) == (self.prompts_path is None):
             raise InvalidRequest("give a prompt or --prompts, and not both")
+        SamplingParams(**self.sampling)  # before a model is loaded for them
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """As :class:`~hdserve.core.SamplingParams` has it; ``None`` is the model's own, or
-        random."""
-        return {
+        """What is chosen, as :class:`~hdserve.core.SamplingParams` has it."""
+        chosen = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed,
         }
+        return {name: value for name, value in chosen.items() if value is not None}
 
 
 @takes(GenerateOptions)
@@ -119,7 +120,7 @@ class _Answers:
         from hdserve.llm import LLM
 
         self._llm = LLM(options.model)
-        self._sampling = {k: v for k, v in options.sampling.items() if v is not None}
+        self._sampling = options.sampling
         self._speculation = SpeculationParams(is_enabled=options.drafts)
 
     def check(self, rows: Sequence[dict[str, Any]]) -> None:
