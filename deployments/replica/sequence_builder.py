@@ -53,7 +53,7 @@ class SequenceBuilder:
         Raises:
             InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
                 prompts have more log probabilities than an answer may.
-            PromptTooLong: a prompt does not fit into the model's context.
+            PromptTooLong: a prompt does not fit into the model's context, or into its KV cache.
         """
         params = self._host.params(request.sampling)
         self._grammar_state(params.grammar, request)  # a wrong one costs no prompts
@@ -97,7 +97,7 @@ class SequenceBuilder:
         self, request: GenerationRequest, params: SamplingParams
     ) -> Iterator[tuple[int, ...]]:
         """Yield the prompts, which are checked, as every choice has a copy of them."""
-        longest = self._host.model.max_model_len
+        longest = self._host.max_total_tokens
         param = "messages" if request.messages else "prompt"
         for token_ids, is_whole in self._beginnings(request, longest):
             check_prompt_length(len(token_ids), longest, params, param, is_whole=is_whole)
@@ -133,7 +133,7 @@ class SequenceBuilder:
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         """Return what all choices are drafted with; of a prediction as much as an answer can
         have."""
-        longest = self._host.model.max_model_len
+        longest = self._host.max_total_tokens
         text = request.prediction or ""
         found = encode_beginning(self._tokenizer, text, longest, adds_special_tokens=False)
         prediction = tuple(found.token_ids[:longest])

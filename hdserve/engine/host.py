@@ -87,6 +87,9 @@ class ModelHost:
             chat_template=config.chat_template,
         )
         self.model = _ending_with(model or load_model(config), self.tokenizer.eos_token_id)
+        self.max_total_tokens = self.model.max_model_len
+        """Longest prompt and output together: of the model, or less once an engine has a smaller
+        cache."""
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
         self._on_output = on_output
@@ -143,6 +146,7 @@ class ModelHost:
             is_exact=self._is_exact,
         )
         self._is_exact = engine.is_exact
+        self.max_total_tokens = engine.max_total_tokens
         end_own_threads()  # beside which what is compiled would be measured
         return engine
 

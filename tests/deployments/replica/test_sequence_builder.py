@@ -82,6 +82,26 @@ def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHos
     assert len(SequenceBuilder(host, OffLoop()).build(alone)) == 1
 
 
+def test_what_fits_is_what_fits_into_the_cache() -> None:
+    """Not what would fit into the model's context, where that is more: a client who cuts the prompt
+    to what is told has it answered."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "exact": False, "kv_cache_tokens": 128},
+        "drafting": {"adapts_budget": False},
+    }
+    host = ModelHost(ModelConfig.model_validate(config))
+    longest = host.make_engine().max_total_tokens
+    assert longest < host.model.max_model_len
+    for number in (longest, 10 * host.model.max_model_len):
+        request = GenerationRequest("r", prompts=((5,) * number,))
+        with pytest.raises(PromptTooLong, match=f"length is {longest} tokens"):
+            SequenceBuilder(host, OffLoop()).build(request)
+    fits = GenerationRequest("r", prompts=((5,) * (longest - 1),))
+    assert len(SequenceBuilder(host, OffLoop()).build(fits)) == 1
+
+
 TOO_LONG = "a b " * 30_000
 
 
