@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
 from hdserve.bench.prompts import EncodedPrompt, encode_prompt, longest_prompt
 from hdserve.bench.random_weights import random_host
@@ -15,6 +16,7 @@ from hdserve.bench.replay_setup import open_statistics
 from hdserve.bench.task import Task
 from hdserve.config import ModelConfig, checked
 from hdserve.engine.host import ModelHost
+from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow, read_prompts
 
@@ -85,11 +87,16 @@ def replay_tasks(
 
     Raises:
         ConfigError: there is no other.
+        InvalidRequest: a token id is not in the vocabulary; names its request, from 1 on.
     """
+    vocab_size = host.model.vocab_size
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
     num_left_out = 0
-    for request in read_replay(path, limit):
+    for number, request in enumerate(read_replay(path, limit), 1):
+        with naming(f"{path}, request {number}"):
+            check_token_ids("prompt", request.prompt, vocab_size)
+            check_token_ids("response", request.response, vocab_size)
         fits = len(request.prompt) + max_tokens <= host.model.max_model_len
         if not (fits and request.prompt and request.response):
             num_left_out += 1

@@ -13,6 +13,8 @@ from typing import Any
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.errors import DatabaseError
 
+_WANTED = "no recorded request: an object with `prompt` and `response`, token ids, is expected"
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
@@ -56,7 +58,7 @@ def _row(line: str, where: str) -> ReplayRow:
         data = json.loads(line)
         prompt, response = tuple(data["prompt"]), tuple(data["response"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatabaseError(f"{where}: no recorded request: {error!r}") from error
+        raise DatabaseError(f"{where}: {_WANTED}") from error
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in prompt + response):
         raise DatabaseError(f"{where}: a token id is no number from 0 to {MAX_TOKEN_ID}")
     name, task = str(data.get("id", "")), str(data.get("task") or "all")

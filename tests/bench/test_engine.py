@@ -29,7 +29,7 @@ from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, InvalidRequest
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow
 from tests.interruption import interrupt_after, units
@@ -127,6 +127,18 @@ def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path, host: 
     path.write_text('{"prompt": [5], "response": [6]}\n')
     with pytest.raises(ConfigError, match="none of its 1 requests can be decoded"):
         replay_tasks(path, None, host, 1 << 20)
+
+
+@pytest.mark.parametrize("name", ["prompt", "response"])
+def test_recorded_requests_of_another_tokenizer_are_refused(
+    tmp_path: Path, host: ModelHost, name: str
+) -> None:
+    """Before one of them is decoded, which one is told."""
+    path, row = tmp_path / "replay.jsonl", {"prompt": [5], "response": [6]}
+    foreign = {**row, name: [7, host.model.vocab_size]}
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(foreign)}\n", encoding="utf-8")
+    with pytest.raises(InvalidRequest, match=f"request 2: {name}: the token id"):
+        replay_tasks(path, None, host, 8)
 
 
 def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
