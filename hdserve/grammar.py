@@ -78,8 +78,15 @@ def regex(pattern: str) -> str:
 
 
 def choice(options: Iterable[str]) -> str:
-    """Give a grammar of one of ``options``."""
-    return lark("start: " + " | ".join(quoted(option) for option in options))
+    """Give a grammar of one of ``options``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    literals = [quoted(option) for option in options]
+    if not literals:
+        raise ValueError("a choice needs an option")
+    return lark("start: " + " | ".join(literals))
 
 
 def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:

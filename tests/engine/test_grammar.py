@@ -177,6 +177,12 @@ def test_wrong_grammars_say_what_is_wrong(text: str, named: str) -> None:
     assert not engine.has_work
 
 
+def test_a_choice_of_nothing_is_no_grammar() -> None:
+    """What it allows would be an empty answer."""
+    with pytest.raises(ValueError, match="needs an option"):
+        grammar.choice([])
+
+
 @pytest.mark.parametrize(
     "schema",
     [
