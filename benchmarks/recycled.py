@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
-from hdserve.prompts import read_prompts
+from hdserve.prompts import PromptRow, read_prompts
 
 BUDGET = 16
 
@@ -36,20 +37,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    prompts = read_prompts(args.prompts)
     rows: list[dict[str, Any]] = []
     print("| model | state | temperature | budget, recycled | tokens/step | to plain (range) |")
     print("|---|---|--:|---|--:|---|")
     for model in args.models:
         for state in args.states:
             for temperature in args.temperatures:
-                for row in measure(model, state, temperature, args):
+                for row in measure(model, state, temperature, prompts, args):
                     rows.append(row)
                     print_row(row)
                     args.out.write_text(json.dumps(rows, indent=1))
 
 
 def measure(
-    model: str, state: str, temperature: float, args: argparse.Namespace
+    model: str,
+    state: str,
+    temperature: float,
+    prompts: Sequence[PromptRow],
+    args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Compare all contenders once, interleaved."""
     contenders: list[EngineContender] = []
@@ -60,8 +66,7 @@ def measure(
             if not contenders:
                 longest = host.model.max_model_len - args.max_tokens
                 tasks += [
-                    Task(row.name, [encode_prompt(row, host.tokenizer, longest)])
-                    for row in read_prompts(args.prompts)
+                    Task(row.name, [encode_prompt(row, host.tokenizer, longest)]) for row in prompts
                 ]
                 contenders.append(
                     EngineContender(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
-from hdserve.prompts import read_prompts
+from hdserve.prompts import PromptRow, read_prompts
 
 
 def main() -> None:
@@ -32,13 +33,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    prompts = read_prompts(args.prompts)
     rows: list[dict[str, Any]] = []
     print("| model | temperature | budget | without noise | with | accepted a step |")
     print("|---|--:|--:|--:|--:|--:|")
     for model in args.models:
         for budget in args.budgets:
             for temperature in args.temperatures:
-                without, using = measure(model, budget, temperature, args)
+                without, using = measure(model, budget, temperature, prompts, args)
                 gain = (using - 1) / (without - 1) - 1
                 row = {"model": model, "temperature": temperature, "budget": budget}
                 rows.append({**row, "without": without, "with": using})
@@ -48,16 +50,17 @@ def main() -> None:
 
 
 def measure(
-    model: str, budget: int, temperature: float, args: argparse.Namespace
+    model: str,
+    budget: int,
+    temperature: float,
+    prompts: Sequence[PromptRow],
+    args: argparse.Namespace,
 ) -> tuple[float, float]:
     """Return the mean acceptance length without and with the noise; the model database is kept from
     prompt to prompt."""
     hosts = [make_host(model, budget, uses_noise=uses) for uses in (False, True)]
     longest = hosts[0].model.max_model_len - args.max_tokens
-    tasks = [
-        Task(row.name, [encode_prompt(row, hosts[0].tokenizer, longest)])
-        for row in read_prompts(args.prompts)
-    ]
+    tasks = [Task(row.name, [encode_prompt(row, hosts[0].tokenizer, longest)]) for row in prompts]
     contenders = [
         EngineContender(name, host, is_drafting=True, state="online")
         for name, host in zip(("without", "with"), hosts, strict=True)

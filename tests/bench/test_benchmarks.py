@@ -13,16 +13,14 @@ from benchmarks import drafting_latency, drafting_results, recycled, sampled, st
 from benchmarks.serving_load import report, too_much_growth
 from hdserve.errors import HdserveError
 
-SMALL = ("--models", "hdserve-mini")
-
 
 @pytest.mark.parametrize(
     ("main", "options"),
     [
         (statistics_build.main, ("--data", "none")),
         (drafting_latency.main, ("--data", "none")),
-        (recycled.main, ("--prompts", "none", *SMALL)),
-        (sampled.main, ("--prompts", "none", *SMALL)),
+        (recycled.main, ("--prompts", "none")),
+        (sampled.main, ("--prompts", "none")),
     ],
     ids=lambda value: getattr(value, "__module__", ""),
 )
