@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve.cli import app
+from hdserve.cli.answers import TextPrinter, collected
 from hdserve.cli.generate import GenerateOptions, _rows
-from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
+from hdserve.core import FinishReason, Source, StepOutput
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
+from tests.engines import make_sequence
 from tests.interruption import interrupt_after, units
 
 OPTIONS = ["--model", "hdserve-mini", "--temperature", "0", "--max-tokens", "24"]
@@ -74,6 +77,20 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for arguments in ([], ["a", "--prompts", "b"], ["--prompts", str(tmp_path / "none")]):
         with pytest.raises((InvalidRequest, ConfigError)):
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
+
+
+def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """What there is of it is shown; it is not taken for an answer that is empty."""
+    seq = make_sequence("a", [5])
+    seq.finish_reason = FinishReason.ERROR
+    error = HdserveError("the model has no numbers")
+    outputs = [StepOutput(seq, texts=("so far",), sources=(Source.PLAIN,))]
+    outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
+    TextPrinter(shows_drafts=False).print({}, outputs)
+    assert capsys.readouterr() == ("so far\n", "hdserve: the model has no numbers\n")
+    found, _ = collected({}, outputs)
+    assert found["error"] == "the model has no numbers"
+    assert "error" not in collected({}, outputs[:1])[0]
 
 
 def test_a_value_out_of_range_is_refused_before_a_model_is_loaded() -> None:

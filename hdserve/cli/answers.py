@@ -35,7 +35,8 @@ class TextPrinter:
             self._console.print(legend)
 
     def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
-        """Print the answer to one row, and an end of line."""
+        """Print the answer to one row, and an end of line; on standard error why it failed, if it
+        did."""
         last = None
         for last in outputs:
             if not self._shows_drafts:
@@ -44,6 +45,8 @@ class TextPrinter:
             for text, source in zip(last.texts, last.sources, strict=True):
                 self._console.print(Text(text, _STYLES[source.label]), end="")
         typer.echo()
+        if last is not None and last.error is not None:
+            typer.echo(f"hdserve: {last.error}", err=True)
         if last is not None and self._shows_drafts:
             self._console.print(_summary(last), style="dim")
 
@@ -59,14 +62,16 @@ class JsonPrinter:
 def collected(
     row: dict[str, Any], outputs: Iterable[StepOutput]
 ) -> tuple[dict[str, Any], core.Sequence]:
-    """Return the row with its answer and what drafting did, and the sequence."""
+    """Return the row with its answer, why it failed if it did, and what drafting did, and the
+    sequence."""
     steps = list(outputs)
-    seq = steps[-1].sequence
+    seq, error = steps[-1].sequence, steps[-1].error
     counts = seq.counts
     found = {
         **row,
         "text": "".join(output.text for output in steps),
         "finish_reason": seq.finish_reason,
+        **({} if error is None else {"error": str(error)}),
         "num_tokens": seq.num_output_tokens,
         "num_steps": counts.num_steps,
         "num_drafts": counts.num_drafts,
