@@ -23,6 +23,7 @@ from hdserve.arguments import (
 )
 from hdserve.completion import Completion, completion_of
 from hdserve.config import ModelConfig, checked
+from hdserve.conversation import for_template
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
@@ -116,9 +117,7 @@ class LLM:
         refuse_keywords(unknown)
         chats, is_single = chats_of(messages)
         encode = partial(
-            self._host.tokenizer.encode_chat,
-            template_options=chat_template_kwargs or {},
-            tools=tools,
+            self._encode_chat, template_options=chat_template_kwargs or {}, tools=tools
         )
         where = "" if is_single else "messages[{}]"
         return self._answer(chats, encode, params, speculation, where)
@@ -286,8 +285,17 @@ class LLM:
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             if not all(isinstance(message, Mapping) for message in prompt):
                 raise InvalidRequest(NO_PROMPT, "prompt")
-            return self._host.tokenizer.encode_chat(prompt, {})  # type: ignore[arg-type]
+            return self._encode_chat(prompt, {})  # type: ignore[arg-type]
         try:
             return [index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError as error:
             raise InvalidRequest(NO_PROMPT, "prompt") from error
+
+    def _encode_chat(
+        self,
+        messages: Sequence[Message],
+        template_options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        messages = for_template(messages)
+        return self._host.tokenizer.encode_chat(messages, template_options, tools)

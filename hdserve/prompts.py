@@ -94,7 +94,9 @@ def _conversation(messages: Any, where: str) -> Messages:
 
 
 def _is_message(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("role"), str) and "content" in found
+    if not isinstance(found, dict) or not isinstance(found.get("role"), str):
+        return False
+    return "content" in found or bool(found.get("tool_calls"))
 
 
 def _text(fields: Mapping[str, Any], where: str) -> str:

@@ -18,6 +18,7 @@ LAYERS = {
     "hdserve.arguments": 2,
     "hdserve.cluster_address": 1,
     "hdserve.completion": 2,
+    "hdserve.conversation": 1,
     "hdserve.grammar": 1,
     "hdserve.importing": 1,
     "hdserve.journal": 1,

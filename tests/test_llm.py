@@ -138,6 +138,25 @@ def test_a_chat_is_answered_by_its_template(llm: LLM) -> None:
     assert llm.chat([]) == []
 
 
+def test_a_chat_may_be_as_clients_of_the_api_have_it(llm: LLM) -> None:
+    """With parts, a silent assistant, and what says nothing: asked in all ways it is what the texts
+    alone are."""
+    params = SamplingParams(temperature=0.0, max_tokens=2)
+    plain = [CHAT[0], {"role": "assistant", "content": ""}, CHAT[0]]
+    parts = [{"type": "text", "text": CHAT[0]["content"][:3]}]
+    parts += [{"type": "text", "text": CHAT[0]["content"][3:]}]
+    silent = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
+    chat = [{"role": "user", "content": parts, "name": None}, silent, CHAT[0]]
+    (wanted,), (asked,), (prompt,) = (
+        llm.chat(plain, params),
+        llm.chat(chat, params),
+        llm.generate([chat], params),
+    )
+    assert asked.prompt_token_ids == prompt.prompt_token_ids == wanted.prompt_token_ids
+    *_, last = llm.stream(chat, params)
+    assert last.sequence.token_ids == [*wanted.prompt_token_ids, *wanted.token_ids]
+
+
 def test_what_is_no_chat_is_refused_by_name(llm: LLM) -> None:
     """Of several chats the one that is wrong is named; the reason says what to write."""
     for messages in ("text", [[]], CHAT[0], ["text"], [CHAT, "text"], [[5]], [CHAT, CHAT[0]], None):
@@ -145,10 +164,12 @@ def test_what_is_no_chat_is_refused_by_name(llm: LLM) -> None:
         with pytest.raises(InvalidRequest, match=r'chat\(\[\{"role": "user"') as caught:
             llm.chat(wrong)
         assert caught.value.param == "messages"
-    with pytest.raises(InvalidRequest, match=r"^messages\[1\]: the model's chat template"):
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]: a message of role 'user' needs"):
         llm.chat([CHAT, [{"role": "user"}]])
-    with pytest.raises(InvalidRequest, match=r"^the model's chat template"):
+    with pytest.raises(InvalidRequest, match=r"^a message of role 'user' needs content"):
         llm.chat([{"role": "user"}])
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]: the model's chat template"):
+        llm.chat([CHAT, [{"content": "a"}]])
     with pytest.raises(Unsupported, match="does not know tools"):
         llm.chat(CHAT, tools=[{"type": "function", "function": {"name": "a"}}])
     with pytest.raises(InvalidRequest, match="is no template variable"):

@@ -48,6 +48,14 @@ def test_three_ways_to_ask(tmp_path: Path) -> None:
     assert [row.name for row in (text, turns, chat)] == ["0", "1", "2"]
 
 
+def test_an_assistant_that_calls_needs_no_content(tmp_path: Path) -> None:
+    """As the OpenAI API has it."""
+    call = {"type": "function", "function": {"name": "find", "arguments": "{}"}}
+    chat = [CHAT[0], {"role": "assistant", "tool_calls": [call]}]
+    (row,) = read_prompts(write(tmp_path / "prompts.jsonl", {"messages": chat}))
+    assert row.messages == chat
+
+
 def test_names_and_tasks(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a", "question_id": 81, "category": "writing"},

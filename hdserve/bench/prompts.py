@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hdserve.conversation import for_template
 from hdserve.errors import ConfigError
 from hdserve.prompts import Messages, PromptRow
 
@@ -46,8 +47,9 @@ def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> Enco
 
     Raises:
         ConfigError: not even empty texts fit.
+        InvalidRequest: a message has something else than text.
     """
-    messages: Messages = row.messages
+    messages: Messages = for_template(row.messages)
     is_cut = False
     while True:
         token_ids = tokenizer.encode_chat(messages, {})
@@ -74,4 +76,4 @@ def _cut(
 
 
 def _with_text(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (item for item in messages if isinstance(item["content"], str) and item["content"])
+    return (item for item in messages if item["content"])

@@ -50,3 +50,13 @@ def test_a_conversation_loses_its_oldest_text_first() -> None:
     assert least < len(half.token_ids) <= least + 40
     with pytest.raises(ConfigError, match="template alone has more than 2 tokens; a smaller --max"):
         encode_prompt(row, tokenizer, 2)
+
+
+def test_a_conversation_of_parts_is_cut_as_one_of_texts() -> None:
+    tokenizer = load_tokenizer("hdserve-mini")
+    plain = PromptRow("a", "all", "", [{"role": "user", "content": LONG}])
+    parts = [{"type": "text", "text": LONG}]
+    row = PromptRow("a", "all", "", [{"role": "user", "content": parts}])
+    found = encode_prompt(row, tokenizer, 64)
+    assert found.is_cut
+    assert found.token_ids == encode_prompt(plain, tokenizer, 64).token_ids

@@ -1,0 +1,74 @@
+"""A conversation in the form of the OpenAI API, as chat templates take it, where no server reads
+it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hdserve.errors import InvalidRequest, Unsupported
+
+
+def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with contents that are texts, arguments of calls that are objects, and
+    without what says nothing, so that a prompt is the one that a server makes of them.
+
+    Raises:
+        Unsupported: a part of a content is no text.
+        InvalidRequest: a content, or an entry of ``tool_calls``, is of another form, or there is
+            none where the assistant alone may be silent.
+    """
+    return [_message(message) for message in messages]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in message.items() if value is not None}
+    if "content" not in found and found.get("role") != "assistant":
+        raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
+    found["content"] = _text(found.get("content", "")) + _text(found.pop("refusal", ""))
+    calls = found.pop("tool_calls", None)
+    if calls:
+        found["tool_calls"] = _calls(calls)
+    return found
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    is_list = isinstance(content, Sequence)
+    if not is_list or not all(isinstance(part, Mapping) for part in content):
+        raise InvalidRequest("a content is a text or a list of parts", "messages")
+    return "".join(map(_text_of_part, content))
+
+
+def _text_of_part(part: Mapping[str, Any]) -> str:
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
+        reason = f"content parts of type {str(kind)[:50]!r} are not supported"
+        raise Unsupported(reason, "messages")
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"the text of a part of type {kind!r} must be a string", "messages")
+    return text
+
+
+def _calls(calls: Any) -> list[dict[str, Any]]:
+    are_calls = isinstance(calls, Sequence) and all(isinstance(call, Mapping) for call in calls)
+    if not are_calls or not all(isinstance(call.get("function"), Mapping) for call in calls):
+        reason = "tool_calls is a list of objects with a function, which has name and arguments"
+        raise InvalidRequest(reason, "messages")
+    return [{**call, "function": _function(call["function"])} for call in calls]
+
+
+def _function(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was called with its arguments as an object, or as the text they are where the
+    model was cut off in them."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        arguments = value if isinstance(value, dict) else arguments
+    return {**function, "arguments": arguments}
