@@ -154,7 +154,7 @@ def _read_keys(path: Path) -> tuple[ApiKey, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the API keys in {path}: {type(error).__name__}") from error
+        raise ConfigError(f"cannot read the API keys in {path}: {_fault(error)}") from error
     keys = [
         _parse_line(path, number, line.split())
         for number, line in enumerate(lines, 1)
@@ -185,11 +185,16 @@ def _read_admin_key(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot read the administrator's key in {path}: {type(error).__name__}"
+        reason = f"cannot read the administrator's key in {path}: {_fault(error)}"
         raise ConfigError(reason) from error
     if len(lines) != 1:
         raise ConfigError(f"{path}: one line is expected, the administrator's key")
     return _admin_digest(lines[0].strip(), _ADMIN_KEY_FILE)
+
+
+def _fault(error: OSError | UnicodeDecodeError) -> str:
+    """Say why a file cannot be read, without anything that is in it."""
+    return str(error.strerror) if isinstance(error, OSError) else "no text in UTF-8"
 
 
 def _admin_digest(key: str, where: str) -> bytes:
