@@ -245,7 +245,7 @@ class ChatBody(GenerationBody, ToolFields):
             InvalidRequest: parameters contradict each other.
             Unsupported: a message has a part that is not text, or calls cannot be read.
         """
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         num_scores = self.num_prompt_logprobs(is_streamed=bool(self.stream))

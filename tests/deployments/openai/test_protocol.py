@@ -127,6 +127,7 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         (ChatBody, {"include_reasoning": True, "separate_reasoning": True, "lora_path": None}),
         (CompletionBody, {"spaces_between_special_tokens": True, "return_token_ids": False}),
         (ChatBody, {"n": 1, "logprobs": None, "top_logprobs": None, "prediction": None}),
+        (ChatBody, {"logprobs": False, "top_logprobs": 0}),
         (CompletionBody, {"suffix": "", "best_of": 1, "echo": False, "prompt_logprobs": None}),
         (CompletionBody, {"n": 3, "best_of": 3, "response_format": {"type": "text"}}),
         (ChatBody, {"truncation": "disabled", "text": {"format": {"type": "text"}}}),
