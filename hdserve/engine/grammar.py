@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 32
 _MAX_REASON_CHARACTERS = 200
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_QUOTED_RULES = re.compile(r"\n *\d+ \| ")
 _LEXER_IS_FULL = "too many states"
 _MAX_RENEWAL_S = 0.1
 """What may take more to compile is not compiled in the engine's thread, where everybody waits."""
@@ -273,6 +276,8 @@ def _make_tokenizer(
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What the library complains of, in one line."""
+    """What the library complains of, in one line, without the rules that it quotes: a client has
+    not written them."""
     text = matcher.get_error().replace("<non-verbose/>", "")
+    text = _QUOTED_RULES.split(_PLACE.sub("", text))[0]
     return " ".join(text.split())[:_MAX_REASON_CHARACTERS]

@@ -219,6 +219,25 @@ def test_a_grammar_without_any_text_is_refused() -> None:
         GRAMMARS.check(grammar.json_schema({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "strin"}, "Invalid type: strin"),
+        ({"type": "string", "pattern": "("}, "regex parse error: ( ^ error: unclosed group"),
+    ],
+)
+def test_a_reason_has_none_of_the_rules_that_a_schema_is_held_by(
+    schema: dict[str, Any], reason: str
+) -> None:
+    """It is the same alone and among the calls of tools, whose rules no client has written."""
+    rules = f'start: "<" json\njson: %json {json.dumps(schema)}\n'
+    for form in (grammar.json_schema(schema), grammar.lark(rules)):
+        with pytest.raises(InvalidRequest) as caught:
+            GRAMMARS.check(form)
+        assert caught.value.message == f"the grammar cannot be used: {reason}"
+
+
 @pytest.mark.parametrize("name", sorted(grammar.HELD_FORMATS))
 def test_known_formats_are_held(name: str) -> None:
     """None of them allows an empty text."""
