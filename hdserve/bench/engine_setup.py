@@ -9,7 +9,7 @@ from typing import Any
 
 from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
-from hdserve.bench.prompts import EncodedPrompt, encode_prompt, longest_prompt
+from hdserve.bench.prompts import EncodedPrompt, encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import open_statistics
@@ -122,4 +122,4 @@ def encoded_prompts(
         ConfigError: there is none.
     """
     longest = longest_prompt(host.model.max_model_len, max_tokens)
-    return (encode_prompt(row, host.tokenizer, longest) for row in read_prompts(path, limit))
+    return encode_prompts(read_prompts(path, limit), host.tokenizer, longest)

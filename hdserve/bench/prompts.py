@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hdserve.arguments import naming
 from hdserve.conversation import for_template
 from hdserve.errors import ConfigError
 from hdserve.prompts import Messages, PromptRow
@@ -41,13 +42,28 @@ def longest_prompt(max_model_len: int, max_tokens: int) -> int:
     return max_model_len - max_tokens
 
 
+def encode_prompts(
+    rows: Iterable[PromptRow], tokenizer: Tokenizer, max_tokens: int
+) -> Iterator[EncodedPrompt]:
+    """Encode the rows of a file, each as :func:`encode_prompt` does.
+
+    Raises:
+        ConfigError: not even empty texts fit.
+        InvalidRequest: a row cannot be asked; names it, from 1 on.
+    """
+    for number, row in enumerate(rows, 1):
+        with naming(f"row {number}"):
+            encoded = encode_prompt(row, tokenizer, max_tokens)
+        yield encoded
+
+
 def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> EncodedPrompt:
     """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: texts of its
     first messages are left out before any of the next.
 
     Raises:
         ConfigError: not even empty texts fit.
-        InvalidRequest: a message has something else than text.
+        InvalidRequest: a message has something else than text, or the template refuses it.
     """
     messages: Messages = for_template(row.messages)
     is_cut = False

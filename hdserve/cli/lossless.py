@@ -89,7 +89,7 @@ def _as_served(config: ModelConfig) -> ModelConfig:
 def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
-    from hdserve.bench.prompts import encode_prompt, longest_prompt
+    from hdserve.bench.prompts import encode_prompts, longest_prompt
     from hdserve.engine.host import ModelHost
     from hdserve.prompts import read_prompts
 
@@ -103,7 +103,7 @@ def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[Setti
     host = ModelHost(_as_served(checked(ModelConfig, values)))
     journal = Journal(result_path, _settings(options, host))
     longest = longest_prompt(host.model.max_model_len, options.max_tokens)
-    encoded = [encode_prompt(row, host.tokenizer, longest) for row in rows]
+    encoded = list(encode_prompts(rows, host.tokenizer, longest))
     with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:
         check = LosslessCheck(
             host,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hdserve.bench.prompts import encode_prompt, longest_prompt
+from hdserve.bench.prompts import encode_prompt, encode_prompts, longest_prompt
 from hdserve.engine.tokenizer import load_tokenizer
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, InvalidRequest
 from hdserve.prompts import PromptRow
 
 LONG = "Where is the museum, and when does it open? " * 20
@@ -60,3 +60,16 @@ def test_a_conversation_of_parts_is_cut_as_one_of_texts() -> None:
     found = encode_prompt(row, tokenizer, 64)
     assert found.is_cut
     assert found.token_ids == encode_prompt(plain, tokenizer, 64).token_ids
+
+
+def test_a_row_that_cannot_be_asked_is_named() -> None:
+    """From 1 on, as by all commands that take a file."""
+    image = [{"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}]
+    tokenizer = load_tokenizer("hdserve-mini")
+    for wrong, reason in (
+        ({"role": "user", "content": image}, "content parts of type 'image_url'"),
+        ({"content": "a"}, "the model's chat template refuses"),
+    ):
+        rows = [PromptRow("81", "all", "a"), PromptRow("82", "all", "", [wrong])]
+        with pytest.raises(InvalidRequest, match=f"^row 2: {reason}"):
+            list(encode_prompts(rows, tokenizer, 64))
