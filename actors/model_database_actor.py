@@ -24,6 +24,7 @@ from hdserve.databases.archive import next_message, take_message
 from hdserve.databases.messages import (
     MAX_REPLY_BYTES,
     Poll,
+    Position,
     Publish,
     Reply,
     Standing,
@@ -89,7 +90,6 @@ class ModelDatabaseActor:
         self._is_unwritten = config.snapshot_dir is not None
         self._epoch = uuid4().hex
         self._log = self._new_log(first_version=1)
-        self._restored_ends: dict[str, int] = {}
         if config.snapshot_dir is not None:
             self._open_store(config.snapshot_dir)
             threading.Thread(target=self._sync_forever, daemon=True).start()
@@ -137,6 +137,7 @@ class ModelDatabaseActor:
             flushes = self._log.flushes_since(idle)
             reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._is_unwritten)
             reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
+            reply = replace(reply, lost=self._lost(poll, reply, (_ROOM - reply.num_bytes) // 4))
             room = _ROOM - reply.num_bytes
             while True:
                 data = self._with_changes(reply, poll, room).encode(self._key)
@@ -263,9 +264,6 @@ class ModelDatabaseActor:
             earlier, self._log = self._log, log
             self._store, self._epoch, self._open_failure = store, store.epoch, ""
             self._is_unwritten = not store.is_writable
-            self._restored_ends = {
-                name: log.partition(name).end_version for name in log.namespaces()
-            }
             for name in earlier.namespaces():
                 self._take_earlier(name, earlier.partition(name), store)
 
@@ -360,6 +358,18 @@ class ModelDatabaseActor:
                 room -= refill_bytes(name, refill[name])
         return refill
 
+    def _lost(self, poll: Poll, reply: Reply, room: int) -> tuple[str, ...]:
+        """What the reader will be asked for later: as many namespaces as fit ``room`` bytes."""
+        lost = []
+        for name, position in poll.positions.items():
+            if room <= 0:
+                break
+            is_done = not position.num_held or name in reply.refill
+            if not is_done and self._refills.is_wanted(name, poll.reader):
+                lost.append(name)
+                room -= refill_bytes(name, {})
+        return tuple(lost)
+
     def _with_changes(self, reply: Reply, poll: Poll, room: int) -> Reply:
         """Answer with at most ``room`` bytes of outputs and calibration."""
         positions = poll.positions
@@ -383,16 +393,29 @@ class ModelDatabaseActor:
         return epoch != self._epoch and (self._store is None or epoch not in self._store.epochs)
 
     def _note_losses(self, poll: Poll) -> None:
-        """Compare what the reader knew of an earlier run with what came back from the disk."""
-        if poll.epoch == self._epoch:
-            return
-        num_refused = self._store.num_refused if self._store else 0
-        is_certain = bool(poll.epoch) and (self._is_unknown_epoch(poll.epoch) or num_refused > 0)
+        """Compare what the reader knew of earlier runs with what came back from the disk."""
+        first_version = self._store.first_version if self._store else 0
         for namespace, position in poll.positions.items():
-            knows_something = position.cursor > 1 or position.num_held > 0
-            is_behind = position.cursor > max(self._restored_ends.get(namespace, 0), 1)
-            if (knows_something and is_certain) or is_behind or self._lacks(poll, namespace):
+            is_of_this_run = poll.epoch == self._epoch and position.cursor >= first_version
+            knows_nothing = position.cursor <= 1 and not position.num_held
+            if is_of_this_run or (knows_nothing and namespace not in poll.published):
+                continue
+            if self._has_lost(poll, namespace, position):
                 self._refills.note_lost(namespace)
+
+    def _has_lost(self, poll: Poll, namespace: str, position: Position) -> bool:
+        """Whether something that the reader knows of ``namespace`` is not here, or may not be."""
+        if poll.epoch and self._is_incomplete(poll.epoch, namespace):
+            return True
+        partition = self._log.partition(namespace)
+        return partition.lacks_end_before(position.cursor) or self._lacks(poll, namespace)
+
+    def _is_incomplete(self, epoch: str, namespace: str) -> bool:
+        """Whether not all that came in the run ``epoch``, or before, is here."""
+        store = self._store
+        if store is None or self._is_unknown_epoch(epoch):
+            return epoch != self._epoch
+        return store.num_refused > 0 or store.is_incomplete(namespace)
 
     def _lacks(self, poll: Poll, namespace: str) -> bool:
         """Whether something that the reader has published is not here."""

@@ -29,6 +29,10 @@ class Refills:
         self._asked_until[namespace] = now_s + LEASE_S
         return True
 
+    def is_wanted(self, namespace: str, reader: str) -> bool:
+        """Whether ``reader`` is to be asked, at the latest after all others."""
+        return namespace in self._asked_until and reader not in self._answered.get(namespace, ())
+
     def extend(self, namespace: str, now_s: float) -> None:
         """The replica that was asked is answering."""
         if namespace in self._asked_until:

@@ -87,8 +87,10 @@ class Subscription:
         self._uncovered: dict[str, tuple[int, int]] = {}
         """Numbers of own outputs that were acknowledged and that no cursor covers yet."""
         self._owed: dict[str, str] = {}
-        """Namespaces to give back to an actor that has lost them, and the run of it that will ask;
-        none where it was not told that they were held."""
+        """Namespaces to give back to an actor that has lost them, and the run of it that will ask
+        or was given them; none where it was not told that they were held."""
+        self._given: set[str] = set()
+        """Those of them that this run was given, and that no cursor covers yet."""
         self._idle: list[str] = []
         self._num_polls = 0
         self._last_complete_poll = 0
@@ -126,6 +128,10 @@ class Subscription:
         for name, (_, stop) in published.items():
             if reply.covers(name):
                 self._cover(name, stop)
+        if reply.epoch != self._epoch:
+            self._given.clear()
+        for name in [name for name in self._given if name in positions and reply.covers(name)]:
+            self._settle(name)
         self._take(reply, positions)
         self.last_poll_s = time.monotonic()
         self.is_unwritten = reply.is_unwritten
@@ -197,6 +203,8 @@ class Subscription:
             self._positions = {
                 name: position.restarted() for name, position in self._positions.items()
             }
+        for name in {*reply.refill, *reply.lost}:
+            self._owed.setdefault(name, reply.epoch)
         self._epoch = reply.epoch
         for namespace, change in reply.changes.items():
             self._take_changes(namespace, change)
@@ -220,7 +228,7 @@ class Subscription:
     def _forget(self, namespace: str) -> None:
         """Drop what there is of ``namespace``; a replica that had nothing of it is not told."""
         was_used = self._queue.forget(namespace)
-        self._owed.pop(namespace, None)
+        self._settle(namespace)
         if was_used or namespace in self._positions:
             self._kept.flush(namespace)
             self._tell(lambda: self._receiver.forget(self.key.model, namespace))
@@ -245,4 +253,10 @@ class Subscription:
             self.num_refilled_outputs += len(part)
         done = replace(refill, refilled=(namespace,))
         await self.link.call("publish", done.encode(self.key))
+        self._owed[namespace] = refill.epoch
+        self._given.add(namespace)
+
+    def _settle(self, namespace: str) -> None:
+        """Owe nothing of ``namespace`` any longer."""
         self._owed.pop(namespace, None)
+        self._given.discard(namespace)

@@ -214,6 +214,8 @@ class Reply:
         changes: by namespace; if all of them are complete, one that is not named has nothing new.
         refill: namespaces to give back, with the sequence numbers the actor has.
         is_unwritten: what is new stays in the actor's memory, as its disk cannot be written.
+        lost: namespaces that the reader will be asked to give back, but not yet, as another one
+            does.  None in the messages of a program that did not say so.
     """
 
     epoch: str
@@ -222,6 +224,7 @@ class Reply:
     changes: Mapping[str, Changes] = field(default_factory=dict)
     refill: Mapping[str, OriginRanges] = field(default_factory=dict)
     is_unwritten: bool = False
+    lost: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -232,7 +235,8 @@ class Reply:
     def num_bytes(self) -> int:
         """About what changes and refill take in the message."""
         changes = sum(len(name) + change.num_bytes for name, change in self.changes.items())
-        return changes + sum(refill_bytes(name, seen) for name, seen in self.refill.items())
+        refill = sum(refill_bytes(name, seen) for name, seen in self.refill.items())
+        return changes + refill + sum(refill_bytes(name, {}) for name in self.lost)
 
     def covers(self, namespace: str) -> bool:
         """Whether the reader is up to date in ``namespace``, which it asked for."""
@@ -247,6 +251,7 @@ class Reply:
             "changes": {name: _pack_changes(change) for name, change in self.changes.items()},
             "refill": dict(self.refill),
             "is_unwritten": self.is_unwritten,
+            "lost": list(self.lost),
         }
         return snapshot.encode(payload, kind="reply", key=key)
 
@@ -269,6 +274,7 @@ class Reply:
             },
             refill={name: checked_ranges(item) for name, item in refill.items()},
             is_unwritten=fields.get("is_unwritten", bool),
+            lost=tuple(fields.items("lost", str)) if fields.has("lost") else (),
         )
 
 
@@ -283,6 +289,9 @@ class _Fields:
 
     def __init__(self, payload: Any) -> None:
         self._payload = payload if isinstance(payload, dict) else {}
+
+    def has(self, name: str) -> bool:
+        return name in self._payload
 
     def get(self, name: str, expected: type) -> Any:
         value = self._payload.get(name)

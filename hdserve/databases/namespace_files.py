@@ -53,6 +53,21 @@ class NamespaceFiles:
         """Whether no output is in any of them."""
         return not (self.logs or self.chunks or self.unsaved)
 
+    def sync_logs(self) -> None:
+        """Bring the logs as they are to the disk itself.
+
+        Raises:
+            OSError: what they hold may be lost; the next sync writes it again.
+        """
+        try:
+            for version in self.logs:
+                AppendLog(self.log_path(version)).sync()
+            snapshot.sync_directory(self.directory)
+            snapshot.sync_directory(self.directory.parent)
+        except OSError:
+            self.unsaved |= self.logs
+            raise
+
     def take_work(self, partition: Partition) -> SyncWork | None:
         """What a sync has to write, if anything; counts as written from now on."""
         oldest = min(self.chunks | self.logs, default=partition.first_version)

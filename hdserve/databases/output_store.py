@@ -100,6 +100,8 @@ class OutputStore:
         self.epoch = uuid4().hex
         self._key = key
         self._namespaces: dict[str, NamespaceFiles] = {}
+        self._incomplete: set[str] = set()
+        """Names of directories in which something is missing or was set aside."""
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         self.is_writable = False
@@ -156,10 +158,23 @@ class OutputStore:
         for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)
             flushed_version = self._restore_state(directory / "state", log)
+            end_version = 0
             for version, restored in self._restored_files(directory, flushed_version):
                 log.restore(restored.namespace, version, restored.segment)
+                if version % VERSIONS_PER_GENERATION and end_version not in (0, version):
+                    self._incomplete.add(directory.name)
+                end_version = version + len(restored.segment)
+            if any(directory.glob("*.refused*")):
+                self._incomplete.add(directory.name)
+        if self.is_writable:
+            self._sync_logs()
         if self.is_writable and any(files.unsaved for files in self._namespaces.values()):
             self.sync(log)  # what could be used of files that were set aside is nowhere else
+
+    def is_incomplete(self, namespace: str) -> bool:
+        """Whether, when this was opened, a file of ``namespace`` could not be used, then or ever
+        before, or outputs were missing between others."""
+        return directory_name(namespace) in self._incomplete
 
     def append(self, namespace: str, appended: Appended) -> None:
         """Keep what was just appended to the log."""
@@ -363,6 +378,16 @@ class OutputStore:
                 (files.logs if is_log else files.chunks).add(version)
             files.is_synced = files.is_synced and not is_log
             yield version, restored
+
+    def _sync_logs(self) -> None:
+        """Have what a run before this one wrote on the disk before anything that comes later: a
+        reader that has the later output has the earlier one, too."""
+        for files in self._namespaces.values():
+            try:
+                if files.logs:
+                    files.sync_logs()
+            except OSError as error:
+                self._count_failure(error)
 
     def _rescue(self, version: int, restored: RestoredFile) -> None:
         """Write what could be used of a file that is about to be set aside."""

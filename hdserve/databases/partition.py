@@ -13,7 +13,7 @@ reader (cursor 0) gets all that is kept, in replies of a bounded size.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -173,6 +173,21 @@ class Partition:
     def is_flushed_since(self, cursor: int) -> bool:
         """Whether a reader that stands there has something to forget."""
         return 0 < cursor < self.flushed_version
+
+    def lacks_end_before(self, cursor: int) -> bool:
+        """Whether the last outputs before the cursor of a reader of an earlier run are not here.
+
+        Where nothing older is here it cannot be told from what was evicted, and so they count as
+        lost, too.
+        """
+        if cursor <= max(self.flushed_version, 1) or cursor == self._end_version:
+            return False
+        segments = self.segments()
+        index = bisect_left(segments, cursor, key=lambda item: item[0]) - 1
+        if index < 0:
+            return True
+        version, segment = segments[index]
+        return version + len(segment) < cursor
 
     def is_current(self, cursor: int, calibration_version: int) -> bool:
         """Whether a reader that stands there, with that calibration, has missed nothing."""

@@ -1,6 +1,7 @@
 """Messages come back as they were sent; whatever else arrives is refused."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,15 @@ def test_reply_comes_back():
     assert (change.cursor, change.is_complete, change.is_flushed) == (9, False, True)
     assert (change.calibration, change.calibration_version) == (b"state", 3)
     assert change.segment.num_tokens == 3
+
+
+def test_a_reply_of_a_program_that_said_nothing_of_losses_is_read():
+    sent = Reply("epoch", 0.5, lost=("n", "m"))
+    assert Reply.decode(sent.encode(KEY), KEY).lost == ("n", "m")
+    fields = snapshot.decode(sent.encode(KEY), kind="reply", fingerprint=KEY.fingerprint)
+    del fields["lost"]
+    earlier = snapshot.encode(fields, kind="reply", key=KEY)
+    assert Reply.decode(earlier, KEY) == replace(sent, lost=())
 
 
 @given(

@@ -125,6 +125,31 @@ def test_what_the_disk_could_not_take_is_written_again_whole(tmp_path, monkeypat
     assert database.restart().numbers("n") == list(range(5))
 
 
+def test_what_an_earlier_run_wrote_is_on_the_disk_before_what_comes_next(tmp_path, monkeypatch):
+    """A power failure never takes it and leaves the later: whoever has that would seem to have
+    missed nothing."""
+    database = Database(tmp_path)
+    database.append("n", *range(5))
+    database.append("m", 5)
+    logs = database.files(".log")
+    synced: list[Path] = []
+    monkeypatch.setattr(AppendLog, "sync", lambda log: synced.append(log.path))
+    database = database.restart()
+    assert sorted(synced) == logs
+    assert database.numbers("n") == list(range(5))
+
+
+def test_an_earlier_log_that_the_disk_could_not_take_is_written_again_whole(tmp_path, monkeypatch):
+    database = Database(tmp_path)
+    database.append("n", *range(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendLog, "sync", _drop)
+        database = database.restart()
+    assert database.store.num_failures == 1
+    assert database.sync()
+    assert database.restart().numbers("n") == list(range(5))
+
+
 def _drop(log: AppendLog) -> None:
     log.path.write_bytes(bytes(log.path.stat().st_size))
     raise OSError("the disk is broken")
