@@ -158,11 +158,13 @@ class OutputStore:
         for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)
             flushed_version = self._restore_state(directory / "state", log)
-            end_version = 0
+            end_version = flushed_version
             for version, restored in self._restored_files(directory, flushed_version):
-                log.restore(restored.namespace, version, restored.segment)
-                if version % VERSIONS_PER_GENERATION and end_version not in (0, version):
+                is_gap = version % VERSIONS_PER_GENERATION and version != end_version
+                before = log.peek(restored.namespace)
+                if is_gap and (before.num_outputs or not before.evicted.ranges()):
                     self._incomplete.add(directory.name)
+                log.restore(restored.namespace, version, restored.segment)
                 end_version = version + len(restored.segment)
             if any(directory.glob("*.refused*")):
                 self._incomplete.add(directory.name)

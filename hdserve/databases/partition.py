@@ -13,7 +13,7 @@ reader (cursor 0) gets all that is kept, in replies of a bounded size.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -183,7 +183,7 @@ class Partition:
         if cursor <= max(self.flushed_version, 1) or cursor == self._end_version:
             return False
         segments = self.segments()
-        index = bisect_left(segments, cursor, key=lambda item: item[0]) - 1
+        index = bisect_right(segments, cursor, key=lambda item: item[0]) - 1
         if index < 0:
             return True
         version, segment = segments[index]
