@@ -206,14 +206,15 @@ def learn_from_model(
             {
                 "name": model,
                 "model": model,
-                "engine": {"dtype": "float32", "exact": False, "compile": False},
+                "engine": {"dtype": "float32", "exact": True, "compile": False},
                 "drafting": options,
             }
         )
     )
     engine = host.make_engine()
-    state = prior.for_vocabulary(host.model.vocab_size).to_bytes()
-    engine.adopt_drafter_states(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: state}))
+    begun = prior.for_vocabulary(host.model.vocab_size)
+    begun.num_tokens = 1  # what has learned from nothing is not adopted
+    engine.adopt_drafter_states(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: begun.to_bytes()}))
     num_tokens = num_steps = 0
     for index, row in enumerate(prompts):
         prompt = encode_prompt(row, host.tokenizer, host.model.max_model_len - MAX_ANSWER_TOKENS)

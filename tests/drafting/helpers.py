@@ -87,3 +87,9 @@ def check_tree(tree: DraftTree, vocab_size: int = VOCAB_SIZE) -> None:
         assert 0.0 < tree.scores[node] <= tree.scores[tree.parents[node]]
         children.add((tree.parents[node], tree.token_ids[node]))
     assert len(children) == tree.num_draft_tokens
+
+
+def scores_by_path(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """The score of each node by the tokens that lead to it, the root's first."""
+    paths = (tuple(tree.token_ids[n] for n in tree.path_to(node)) for node in range(len(tree)))
+    return dict(zip(paths, tree.scores, strict=True))

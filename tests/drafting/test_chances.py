@@ -12,6 +12,7 @@ from hdserve.drafting.base import DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.noise import exponential, noise_word, position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree
+from tests.drafting.helpers import scores_by_path
 
 VOCAB_SIZE = 64
 NUM_TOKENS = 3000
@@ -90,16 +91,10 @@ def test_a_floor_leaves_the_scores_above_it_as_they_are() -> None:
     for right in np.random.default_rng(0).integers(0, 2, 500):
         seq.token_ids.append(followers(seq.token_ids[-1])[right])
     drafter.start(seq)
-    whole = scores_by_path(drafter, seq, 0.0)
-    for floor in (0.05, 0.1, 0.2):
-        found = scores_by_path(drafter, seq, floor)
+    trees = [DraftTree(seq.token_ids[-1], 32, min_score=floor) for floor in (0.0, 0.05, 0.1, 0.2)]
+    for tree in trees:
+        drafter.propose(seq, tree)
+    whole, *others = map(scores_by_path, trees)
+    for found in others:
         assert 1 < len(found) < len(whole)
         assert found == {path: whole[path] for path in found}
-
-
-def scores_by_path(drafter: Hierarchy, seq: Sequence, min_score: float) -> dict[str, float]:
-    """What each draft scores, by the tokens that lead to it."""
-    tree = DraftTree(seq.token_ids[-1], 32, min_score=min_score)
-    drafter.propose(seq, tree)
-    paths = [[tree.token_ids[n] for n in tree.path_to(node)] for node in range(len(tree))]
-    return dict(zip(map(str, paths), tree.scores, strict=True))

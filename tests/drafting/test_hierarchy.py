@@ -16,6 +16,7 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.calibration import Calibration
+from hdserve.drafting.growth import EXPANSION_BOUND
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
@@ -27,6 +28,7 @@ from tests.drafting.helpers import (
     make_sequence,
     paths,
     propose,
+    scores_by_path,
 )
 
 PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -460,16 +462,27 @@ def test_floor_and_small_budgets() -> None:
 
 
 def test_nodes_that_would_be_cut_are_not_proposed() -> None:
-    """A tree that says from which score on it keeps nodes gets the first of the same ones."""
+    """A tree that says from which score on it keeps nodes gets those of the same ones, but for the
+    likely ones behind a node that is hardly above it."""
+    floor = 0.1
     drafter = Hierarchy(make_resources([5, 6, 7, 8] * 5, [5, 6, 9, 10] * 2))
     seq = make_sequence([5, 6])
     drafter.start(seq)
-    whole, least = DraftTree(6, 16, 16), DraftTree(6, 16, 16, min_score=0.1)
+    whole, least = DraftTree(6, 16, 16), DraftTree(6, 16, 16, min_score=floor)
     drafter.propose(seq, whole)
     drafter.propose(seq, least)
     assert 0 < least.num_draft_tokens < whole.num_draft_tokens
-    assert whole.scores[-1] <= 0.1 < least.scores[-1]
-    assert whole.token_ids[: len(least)] == least.token_ids
+    assert whole.scores[-1] <= floor < least.scores[-1]
+    expected = {0}
+    for node, parent in enumerate(whole.parents[1:], start=1):
+        is_expanded = parent in expected and whole.scores[parent] * EXPANSION_BOUND > floor
+        if is_expanded and whole.scores[node] > floor:
+            expected.add(node)
+    assert scores_by_path(least) == {
+        path: score
+        for node, (path, score) in enumerate(scores_by_path(whole).items())
+        if node in expected
+    }
 
 
 def test_tree_that_others_began_is_completed() -> None:

@@ -9,7 +9,15 @@ import numpy as np
 
 from hdserve.bench.replay_files import ReplayRow
 from hdserve.databases.statistics_builder import StatisticsBuilder
-from tools.train_drafting_prior import NUM_PROMPTS, choose_prompts, learn_from_sets
+from hdserve.drafting.arrays import CELL_COUNT, CELL_P, NUM_CELLS
+from hdserve.drafting.calibration import Calibration
+from hdserve.prompts import PromptRow
+from tools.train_drafting_prior import (
+    NUM_PROMPTS,
+    choose_prompts,
+    learn_from_model,
+    learn_from_sets,
+)
 
 FIRST, SECOND = "first tokenizer", "second tokenizer"
 
@@ -37,6 +45,18 @@ def test_what_is_learned_of_all_tokens_is_handed_on() -> None:
     after = learn_from_sets([(SECOND, make_rows(40)), (FIRST, make_rows(10))], FIRST, statistics)
     assert not np.array_equal(alone.weights, after.weights)
     assert not np.array_equal(alone.cells, after.cells)
+
+
+def test_a_model_goes_on_from_what_was_learned() -> None:
+    """Not from the prior that ships.  Most kinds of evidence do not come up in few answers."""
+    begun = Calibration(0)
+    begun.cells[CELL_P], begun.cells[CELL_COUNT] = 0.125, 77.0
+    prompts = [
+        PromptRow(str(number), "all", f"Tell a story of {number} cats.") for number in range(60)
+    ]
+    learned = learn_from_model(begun, "hdserve-mini", prompts, 1.0)
+    untouched = (learned.cells[CELL_P] == 0.125) & (learned.cells[CELL_COUNT] == 77.0)
+    assert 0.9 * NUM_CELLS < np.count_nonzero(untouched) < NUM_CELLS
 
 
 def write_questions(path: Path, numbers: range) -> Path:
