@@ -1,4 +1,4 @@
-"""The tables and plots of docs/results/engine.md, from the JSON of ``hdserve bench engine``.
+"""The tables and plots of docs/results/engine-*.md, from the JSON of ``hdserve bench engine``.
 
 hdserve bench engine --prompts FILE --batch-sizes 1,4,16 --json var/engine.json
 python benchmarks/engine_results.py var/engine.json --images docs/results/images

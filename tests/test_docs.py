@@ -89,10 +89,12 @@ def test_figures_of_drafting_agree() -> None:
 
 
 @pytest.mark.parametrize("model", ["hdserve-tiny", "hdserve-mini"])
-def test_figures_of_the_engine_with_amx_agree(model: str) -> None:
+@pytest.mark.parametrize("page", ["engine-amx.md", "engine-zen4.md"])
+def test_figures_of_the_engine_agree(page: str, model: str) -> None:
     """Those of the overview of all processors are those of its own page."""
-    page = "docs/results/engine-amx.md"
-    cold, warm = measured(page, "Cold, batch 1", model), measured(page, "Warm, batch 1", model)
+    cold, warm = (
+        measured(f"docs/results/{page}", f"{state}, batch 1", model) for state in ("Cold", "Warm")
+    )
     rates = {name: int(rate) for name, (rate, _) in cold.items()}
     ratios = [
         f"{rates['autoregressive'] / rates['transformers']:.1f}",
@@ -101,7 +103,7 @@ def test_figures_of_the_engine_with_amx_agree(model: str) -> None:
         f"{rates['hierarchy'] / rates['transformers-prompt-lookup']:.1f}",
     ]
     overview = read(ROOT / "docs/results/engine.md")
-    (found,) = re.findall(r"^\| .*AMX.*$(?:\n\| \| .*$)?", overview, re.MULTILINE)
+    (found,) = re.findall(rf"^\| .*{page}.*$(?:\n\| \| .*$)?", overview, re.MULTILINE)
     assert f"{model}, bfloat16 | {' | '.join(ratios)} |" in found
 
 

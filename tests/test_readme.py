@@ -32,8 +32,10 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
     [
         ("two cores with AMX, bfloat16", "docs/results/engine-amx.md", "hdserve-tiny"),
         ("", "docs/results/engine-amx.md", "hdserve-mini"),
-        ("one AVX-512 core, float32", "docs/results/engine.md", "hdserve-tiny"),
-        ("", "docs/results/engine.md", "hdserve-mini"),
+        ("two Zen 4 cores, bfloat16", "docs/results/engine-zen4.md", "hdserve-tiny"),
+        ("", "docs/results/engine-zen4.md", "hdserve-mini"),
+        ("one AVX-512 core, float32", "docs/results/engine-float32.md", "hdserve-tiny"),
+        ("", "docs/results/engine-float32.md", "hdserve-mini"),
     ],
 )
 def test_the_figures_are_those_of_the_page(cpu: str, page: str, model: str) -> None:
