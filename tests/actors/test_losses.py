@@ -74,14 +74,21 @@ def give_nothing(replica: Replica) -> None:
     connect(replica)
 
 
+def lose_one_of_two(cluster: Cluster, writer: Replica, reader: Replica | None = None) -> Replica:
+    """``writer`` publishes 1 and 2, of which ``reader`` hears, itself unless it is another; 2 is
+    lost.  Returns the reader."""
+    reader = reader or writer
+    writer.publish(1)
+    writer.publish(2)
+    reader.poll()
+    cluster.lose_last()
+    return reader
+
+
 def test_a_loss_is_found_two_restarts_later(cluster):
     """Though something came in the run of which the replica has not heard."""
-    replica, other = cluster.add("r"), cluster.add("s")
-    replica.publish(1)
-    replica.publish(2)
-    replica.poll()
-    cluster.lose_last()
-    other.publish(3)
+    replica = lose_one_of_two(cluster, cluster.add("r"))
+    cluster.add("s").publish(3)
     cluster.restart()
     assert cluster.count(1, 2, 3) == [1, 0, 1]
     replica.poll()
@@ -90,12 +97,8 @@ def test_a_loss_is_found_two_restarts_later(cluster):
 
 def test_what_was_asked_for_is_given_to_the_next_run(cluster):
     """The replica has heard of all that came since, so its cursor tells nothing."""
-    replica, other = cluster.add("r"), cluster.add("s")
-    replica.publish(1)
-    replica.publish(2)
-    replica.poll()
-    cluster.lose_last()
-    other.publish(3)
+    replica = lose_one_of_two(cluster, cluster.add("r"))
+    cluster.add("s").publish(3)
     give_nothing(replica)
     cluster.restart()
     replica.poll()
@@ -121,10 +124,7 @@ def test_who_was_not_asked_yet_gives_what_it_has_to_the_next_run(cluster):
 def test_what_was_given_back_and_lost_again_is_given_again(cluster):
     """Before the replica has asked what came since, which would cover it; then no longer."""
     gone, replica = cluster.add("gone"), cluster.add("r")
-    gone.publish(1)
-    gone.publish(2)
-    replica.poll()
-    cluster.lose_last()
+    lose_one_of_two(cluster, gone, reader=replica)
     gone.publish(3)
     replica.poll()
     assert cluster.count(1, 2, 3) == [1, 1, 1]
