@@ -213,7 +213,7 @@ class DraftBudget:
         size = num_sequences.bit_length()
         if size not in self._patience:
             step_s = self._cost.of_plain(num_sequences) / num_sequences
-            self._patience[size] = Patience(step_s)
+            self._patience[size] = Patience(step_s, num_sequences)
         return self._patience[size]
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:

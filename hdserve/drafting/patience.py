@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-_MAX_PAUSE = 256
-"""The longest pause in steps.  With a longer one drafts would rest for long after other work has
-kept the machine busy."""
+_MAX_PAUSE, _MAX_PAUSE_S = 256, 0.5
+"""The longest pause, in steps or as long as plain decoding takes so long, whichever is longer.
+With a longer one drafts would rest for long after other work has kept the machine busy."""
 
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
@@ -66,20 +66,22 @@ class Patience:
     is the first of all, before any loss counts.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
-    loses ``_AFFORDABLE_LOSS`` of their time, ``_MAX_PAUSE`` at most.  To that look belongs what
+    loses ``_AFFORDABLE_LOSS`` of their time, or to the longest there is.  To that look belongs what
     it takes more than one of many in a row, and what drafters catch up with: without it nobody
     would have told them of the sequences since.  A look that gains, which may have been at a part
     of the sequences, is followed by another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
+        num_sequences: of a step.
 
     Attributes:
         was_looking: what :meth:`is_looking` said last.
     """
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, num_sequences: int = 1) -> None:
         self._step_s = step_s
+        self._max_pause = max(_MAX_PAUSE, int(_MAX_PAUSE_S / (step_s * num_sequences)))
         self._gain_s = step_s * _PATIENCE
         self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
@@ -173,7 +175,7 @@ class Patience:
         elif gain_s <= 0:
             loss_s = _median(self._resuming_s) - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
-            longest = min(_MAX_PAUSE, int(loss / _AFFORDABLE_LOSS))
+            longest = min(self._max_pause, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
         self._num_steps_to_skip = 0 if self._has_gained else self._pause
 

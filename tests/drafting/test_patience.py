@@ -196,6 +196,21 @@ def test_a_busy_machine_is_soon_forgotten() -> None:
     assert later[-100:] == list(range(1900, 2000))
 
 
+def test_the_longest_pause_is_one_of_steps_or_of_time() -> None:
+    """A look that loses three steps, whatever a step takes: pauses of slow models have few steps,
+    those of fast ones as many as make up for it, but no more than half a second."""
+    longest: list[int] = []
+    for step_s in (1.0, 0.001, 0.0005):
+        budget, looked = make_budget(ForwardCost({1: step_s, 2: 2 * step_s})), list[int]()
+        for step in range(5000):
+            is_looking = budget.wants_drafts(1)
+            looked += [step] if is_looking else []
+            budget.trim([make_tree([0.1] if is_looking else [])])
+            budget.took((4.0 if is_looking else 1.0) * step_s, step_s)
+        longest.append(max(later - earlier - 1 for earlier, later in itertools.pairwise(looked)))
+    assert longest == [256, 500, 600]
+
+
 def test_a_long_forward_with_a_prompt_is_no_reason_to_pause() -> None:
     """What a chunk of a prompt takes is not the price of drafting."""
     budget = make_budget(FREE)
