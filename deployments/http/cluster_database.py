@@ -11,9 +11,8 @@ from ray.exceptions import RayError, RayTaskError
 from actors import model_database
 from actors.shards import Shard, shard_of
 from hdserve.config import ModelDatabaseConfig
-from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.append_log import pack_record, take_record
-from hdserve.databases.archive import check_namespaces
+from hdserve.databases.archive import check_namespaces, encode_end, is_continued
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
@@ -83,13 +82,14 @@ class ClusterDatabase:
         return num_outputs
 
     async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
-        """Yield the records of an archive; at least one, so that an empty one says whose it is."""
-        for namespace in namespaces or [DEFAULT_NAMESPACE]:
+        """Yield the records of an archive; at least its end, which says whose it is."""
+        for namespace in namespaces:
             cursor, is_last = 0, False
             while not is_last:
                 actor = await self._actor(namespace)
                 message, cursor, is_last = await ask_actor(actor.export.remote(namespace, cursor))
                 yield pack_record(message)
+        yield pack_record(encode_end(self._key))
 
     async def import_(self, chunks: AsyncIterator[bytes]) -> int:
         """Add the records of an archive as they come; return how many outputs were new.
@@ -98,32 +98,40 @@ class ClusterDatabase:
             InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
                 calibration in it is too large, or a namespace none that a key could have.
         """
-        buffer, num_new, is_empty = bytearray(), 0, True
+        buffer, num_new, is_empty, has_more = bytearray(), 0, True, False
         async for chunk in chunks:
             buffer += chunk
             try:
                 while (taken := take_record(buffer)) is not None:
                     body, end = taken
                     del buffer[:end]
-                    num_new += await self._import_message(body)
-                    is_empty = False
+                    message = await self._decoded(body)
+                    num_new += await self._import_message(message)
+                    is_empty, has_more = False, is_continued(message)
             except SnapshotError as error:
                 raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
-        if buffer:
+        if buffer or has_more:
             raise InvalidRequest("the archive is cut off")
         if is_empty:
             raise InvalidRequest("the archive is empty")
         return num_new
 
-    async def _import_message(self, message: bytes) -> int:
-        """Add one record of an archive, and return how many of its outputs were new.
+    async def _decoded(self, record: bytes) -> Publish:
+        """Return the message that a record of an archive is.
 
         Raises:
-            SnapshotError: it is corrupt or of another tokenizer, a calibration in it is too large,
-                or a namespace none that a key could have; nothing of it was added.
+            SnapshotError: it is corrupt or of another tokenizer.
         """
         fingerprint = self._key.fingerprint
-        received = await asyncio.to_thread(Publish.decode, message, fingerprint, model=None)
+        return await asyncio.to_thread(Publish.decode, record, fingerprint, model=None)
+
+    async def _import_message(self, received: Publish) -> int:
+        """Add one message of an archive, and return how many of its outputs were new.
+
+        Raises:
+            SnapshotError: a calibration in it is too large, or a namespace none that a key could
+                have; nothing of it was added.
+        """
         check_namespaces(received)
         largest = max(map(len, received.calibrations.values()), default=0)
         if largest > MAX_CALIBRATION_BYTES:

@@ -4,11 +4,16 @@ An archive is an append log of :class:`~hdserve.databases.messages.Publish` mess
 namespace, with its own checksum, model and tokenizer fingerprint.  It carries what a model
 generated from one cluster to another; an output that is taken twice counts once.  A database in
 use is carried by the same messages, which its actor makes and takes.
+
+Each message says by its sender that more of the archive follows, and the last, which holds nothing
+else, that it is the end: a file that was cut off is told from a whole one.  Archives of earlier
+programs say neither, and are taken as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +23,6 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from hdserve.access import NAMESPACE
-from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
 from hdserve.databases.messages import Publish
@@ -35,7 +39,11 @@ from hdserve.journal import SUFFIX
 MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
 
-_SENDER = "archive"
+_SENDER = "archive-part"
+"""Who sends each message of an archive but the last one.  In archives of earlier programs, which
+have no end, it was "archive" in all of them."""
+
+_END = Publish("archive-end")
 
 Progress = Callable[[int, int], None]
 """Told how many outputs were handled since the last call, and how many there are in all."""
@@ -122,8 +130,8 @@ def import_archive(
         How many outputs were new.
 
     Raises:
-        SnapshotError: the archive is corrupt, of another tokenizer, or has a namespace that no key
-            could have; nothing was added.
+        SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has a namespace
+            that no key could have; nothing was added.
         DatabaseError: a calibration in it is too large, or ``root`` is one of shards, and nothing
             was added; or the database is in use, or cannot be written.
     """
@@ -146,6 +154,16 @@ def import_archive(
         return num_new
     finally:
         store.close()
+
+
+def encode_end(key: DatabaseKey) -> bytes:
+    """The last message of an archive, behind those of :func:`next_message`."""
+    return _END.encode(key)
+
+
+def is_continued(message: Publish) -> bool:
+    """Whether more of its archive has to follow a message."""
+    return message.sender == _SENDER
 
 
 def next_message(log: OutputLog, namespace: str, cursor: int) -> tuple[Publish, int, bool]:
@@ -210,8 +228,8 @@ def _check(message: Publish) -> None:
 
 def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
     """Messages with the calibration of each namespace and then its outputs, without the first
-    ``num_written``; at least one message, so that an empty archive says whose it is."""
-    for namespace in log.namespaces() or [DEFAULT_NAMESPACE]:
+    ``num_written``, and the end."""
+    for namespace in log.namespaces():
         partition, num_left_out = log.partition(namespace), num_written.get(namespace, 0)
         if namespace not in num_written:
             calibration = partition.calibration
@@ -223,6 +241,7 @@ def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publis
                 for part in rest.split(MESSAGE_BYTES):
                     yield Publish(_SENDER, {namespace: part})
             num_left_out = max(num_left_out - len(segment), 0)
+    yield _END
 
 
 def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[str, int]]:
@@ -236,7 +255,8 @@ def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[
         return 0, {}
     try:
         bodies = read_records(partial, MAX_ARCHIVE_BYTES).bodies
-        messages = [Publish.decode(body, key.fingerprint, key.model) for body in bodies]
+        decoded = (Publish.decode(body, key.fingerprint, key.model) for body in bodies)
+        messages = list(itertools.takewhile(is_continued, decoded))
     except SnapshotError:
         messages = []
     written: defaultdict[str, list[Segment]] = defaultdict(list)
@@ -254,7 +274,7 @@ def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[
     if not messages or not is_same:
         partial.unlink()
         return 0, {}
-    num_bytes = sum(len(pack_record(body)) for body in bodies)
+    num_bytes = sum(len(pack_record(body)) for body in bodies[: len(messages)])
     os.truncate(partial, num_bytes)
     return num_bytes, {name: len(segment) for name, segment in found.items()}
 
@@ -271,10 +291,15 @@ def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
     """The messages of an archive, one after the other; the file may be larger than the memory.
 
     Raises:
-        SnapshotError: it is corrupt, or of another tokenizer.
+        SnapshotError: it is corrupt, cut off, or of another tokenizer.
     """
+    has_more = False
     for data in _records(archive):
-        yield Publish.decode(data, key.fingerprint, model=None)
+        message = Publish.decode(data, key.fingerprint, model=None)
+        has_more = is_continued(message)
+        yield message
+    if has_more:
+        raise SnapshotError(f"{archive}: truncated or corrupt: it ends before its last record")
 
 
 def _records(archive: Path) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hdserve.cli import app
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
-from hdserve.databases.append_log import AppendLog
+from hdserve.databases.append_log import AppendLog, take_record
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
@@ -148,6 +148,52 @@ def test_an_interrupted_export_goes_on(
     assert archive.read_bytes() == (tmp_path / "whole").read_bytes()
     assert archive.read_bytes().startswith(data)
     assert not unfinished.exists()
+
+
+def record_ends(data: bytes) -> list[int]:
+    """Where each record of an archive ends."""
+    ends, position = [], 0
+    while (taken := take_record(data, position)) is not None:
+        _, position = taken
+        ends.append(position)
+    return ends
+
+
+def test_an_archive_that_is_cut_between_two_records_is_refused(tmp_path: Path) -> None:
+    """Wherever that is, and nothing of it is taken."""
+    fill(tmp_path / "old").close()
+    archive = tmp_path / "a.archive"
+    archives.export_database(tmp_path / "old", KEY, archive)
+    data = archive.read_bytes()
+    *ends, last = record_ends(data)
+    assert last == len(data)
+    assert len(ends) > 3
+    for end in ends:
+        archive.write_bytes(data[:end])
+        with pytest.raises(SnapshotError, match="ends before its last record"):
+            archives.import_archive(archive, tmp_path / "new", KEY)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_archive_of_an_empty_database_says_whose_it_is(tmp_path: Path) -> None:
+    OutputStore(database_directory(tmp_path / "old", KEY), KEY).close()
+    archive = tmp_path / "a.archive"
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 0
+    assert archives.read_archive_key(archive) == KEY
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 0
+
+
+def test_an_export_that_was_interrupted_at_its_end_goes_on(tmp_path: Path) -> None:
+    """What came since stands before the end."""
+    store = fill(tmp_path / "old", num_outputs=20)
+    archive = tmp_path / "a.archive"
+    archives.export_database(tmp_path / "old", KEY, archive)
+    archive.rename(tmp_path / "a.archive.unfinished")
+    store.close()
+    fill(tmp_path / "old").close()
+    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
+    assert contents(tmp_path / "new") == contents(tmp_path / "old")
 
 
 def test_an_export_of_what_has_changed_begins_anew(

@@ -546,9 +546,9 @@ def _moved(archive: bytes, fingerprint: str, namespace: str) -> bytes:
     position = 0
     while (taken := take_record(archive, position)) is not None:
         body, position = taken
-        (segment,) = Publish.decode(body, fingerprint, None).outputs.values()
-        message = Publish("test", {namespace: segment})
-        records += pack_record(message.encode(DatabaseKey(MODEL, fingerprint)))
+        for segment in Publish.decode(body, fingerprint, None).outputs.values():
+            message = Publish("test", {namespace: segment})
+            records += pack_record(message.encode(DatabaseKey(MODEL, fingerprint)))
     return records
 
 

@@ -76,6 +76,25 @@ def test_an_archive_of_nothing() -> None:
         asyncio.run(model_database.import_(chunks()))
 
 
+def test_an_archive_that_is_cut_between_two_records() -> None:
+    """Is told from a whole one."""
+    _, found = database()
+
+    async def exported() -> list[bytes]:
+        return [record async for record in found.export(["a", "b"])]
+
+    records = asyncio.run(exported())
+
+    async def chunks(num_records: int) -> AsyncIterator[bytes]:
+        for record in records[:num_records]:
+            yield record
+
+    for num_records in range(1, len(records)):
+        with pytest.raises(InvalidRequest, match="the archive is cut off"):
+            asyncio.run(found.import_(chunks(num_records)))
+    assert asyncio.run(found.import_(chunks(len(records)))) == 0
+
+
 @pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES, MAX_CALIBRATION_BYTES + 1])
 def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
     """Its record is refused, and nothing of it added."""
