@@ -25,9 +25,6 @@ RECYCLED_SHARE = 16
 """One part in this many of the bytes of a database holds what the model thought likely."""
 
 PROMPT_BLOCK_TOKENS = 32
-MAX_PROMPT_BLOCKS = 1 << 16
-"""The most prompt blocks of one namespace that are remembered.  Beyond it all are forgotten, and
-prompts are compared with later ones only."""
 
 _COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many
@@ -198,11 +195,9 @@ class ModelDatabase:
         blocks = _prompt_blocks(token_ids)
         num_known = next((n for n, block in enumerate(blocks) if block not in known), len(blocks))
         self.insert(namespace, token_ids[num_known * PROMPT_BLOCK_TOKENS :])
-        partition = self.partition(namespace)
-        if partition is not None:
-            if len(partition.prompt_blocks) > MAX_PROMPT_BLOCKS:
-                partition.prompt_blocks.clear()
-            partition.prompt_blocks.update(blocks)
+        if blocks and self.partition(namespace) is not None:
+            with self._fed(namespace) as partition:
+                partition.remember_prompt(blocks)
 
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
+
 import numpy as np
 
 from hdserve.databases.history import (
@@ -29,6 +32,12 @@ KEPT_LOG_SHARE = 4
 """A log is made smaller only when it takes more than one part in this many of the bytes.  The bound
 of a full partition changes with every text of other namespaces, and not every change should move
 the log."""
+
+PROMPT_SHARE = 16
+"""One part in this many of the bytes of a partition holds the hashes of prompts, if there are any.
+Beyond it all are forgotten, and prompts are compared with later ones only."""
+
+_HASH_BYTES = sys.getsizeof(sys.hash_info.modulus)
 
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256
@@ -67,11 +76,16 @@ class NamespaceTables:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return self.table.num_bytes + self._log_bytes
+        return self.table.num_bytes + self._log_bytes + self._prompt_bytes
 
     @property
     def _log_bytes(self) -> int:
         return min(self.log_end, len(self.log)) * 4 + self.places.nbytes
+
+    @property
+    def _prompt_bytes(self) -> int:
+        num_blocks = len(self.prompt_blocks)
+        return sys.getsizeof(self.prompt_blocks) + num_blocks * _HASH_BYTES if num_blocks else 0
 
     @property
     def log_end(self) -> int:
@@ -92,7 +106,28 @@ class NamespaceTables:
         if len(self.log) > self._max_log_tokens:
             self._resize_log(self._max_log_tokens)
         self.version += 1
-        return self.table.limit(max_bytes - self._log_bytes)
+        self._bound_prompts(())
+        return self.table.limit(max_bytes - self._log_bytes - self._reserved_prompt_bytes)
+
+    def remember_prompt(self, blocks: Collection[int]) -> None:
+        """Know the beginnings of a prompt that was inserted, by their hashes."""
+        is_first = not self.prompt_blocks
+        self.prompt_blocks.update(blocks)
+        self._bound_prompts(blocks)
+        if is_first and self.prompt_blocks:
+            log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
+            self.version += 1
+            self.table.limit(self.max_bytes - log_bytes - self._reserved_prompt_bytes)
+
+    @property
+    def _reserved_prompt_bytes(self) -> int:
+        return self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
+
+    def _bound_prompts(self, newest: Collection[int]) -> None:
+        """Forget all prompts but ``newest``, or that one, too, where they take too much."""
+        for kept in (newest, ()):
+            if self._prompt_bytes > self.max_bytes // PROMPT_SHARE:
+                self.prompt_blocks = set(kept)
 
     def texts_since(self, position: int) -> list[list[int]]:
         """The texts in the log from ``position`` on, as far as they are still there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -311,6 +313,29 @@ def test_record_with_prompts_skips_repeated_histories() -> None:
     database.record(_sequence(history, [1, 2]))
     database.record(_sequence([*history, 1, 2, 7, 8], [3]))
     assert database.num_tokens == 64 + 2 + 4 + 1
+
+
+@pytest.mark.parametrize("num_namespaces", [1, 3])
+def test_what_is_remembered_of_prompts_is_bounded_with_the_rest(num_namespaces: int) -> None:
+    """However many there are; the last one is still known."""
+    max_bytes = 1 << 20
+    database = ModelDatabase(max_bytes)
+    rng = np.random.default_rng(4)
+    prompts = rng.integers(0, 30_000, (1500, 320)).tolist()
+    for number, prompt in enumerate(prompts):
+        database.insert_prompt(f"n-{number % num_namespaces}", prompt)
+    num_bytes = 0
+    for namespace in database.namespaces:
+        partition = database.partition(namespace)
+        assert partition is not None
+        blocks = partition.prompt_blocks
+        log_bytes = min(partition.log_end, len(partition.log)) * 4 + partition.places.nbytes
+        num_bytes += partition.table.num_bytes + log_bytes
+        num_bytes += sys.getsizeof(blocks) + sum(map(sys.getsizeof, blocks))
+    assert num_bytes <= max_bytes
+    num_tokens = database.num_tokens
+    database.insert_prompt(f"n-{(len(prompts) - 1) % num_namespaces}", [*prompts[-1], 1])
+    assert database.num_tokens == num_tokens + 1
 
 
 def test_log_survives_growth_and_wrapping() -> None:
