@@ -14,7 +14,6 @@ reader (cursor 0) gets all that is kept, in replies of a bounded size.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,10 +48,29 @@ class Partition:
         calibration: opaque state of the drafters, kept and handed on beside the outputs.
     """
 
+    __slots__ = (
+        "_chunk_bytes",
+        "_end_version",
+        "_limit",
+        "_seen",
+        "_seen_since_flush",
+        "_tail",
+        "_tail_bytes",
+        "calibration",
+        "calibration_version",
+        "chunks",
+        "evicted",
+        "flushed_version",
+        "next_version",
+        "num_bytes",
+        "num_outputs",
+        "tail_version",
+    )
+
     def __init__(
         self, first_version: int, chunk_bytes: int, limit: OriginLimit | None = None
     ) -> None:
-        self.chunks: deque[tuple[int, Segment]] = deque()
+        self.chunks: list[tuple[int, Segment]] = []
         self.next_version = first_version
         self.num_bytes = 0
         self.num_outputs = 0
@@ -150,7 +168,7 @@ class Partition:
         """Drop the oldest chunk."""
         if not self.chunks:
             self.seal()
-        _, segment = self.chunks.popleft()
+        _, segment = self.chunks.pop(0)
         self.evicted.add(segment)
         self.num_bytes -= segment.num_bytes
         self.num_outputs -= len(segment)

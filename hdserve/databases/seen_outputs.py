@@ -36,6 +36,8 @@ class SequenceRanges:
     come from what a lost actor never passed on.
     """
 
+    __slots__ = ("_starts", "_stops")
+
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
@@ -112,6 +114,8 @@ class OriginLimit:
 
 class SeenOutputs:
     """A growing set of output names; it makes every merge of segments a union."""
+
+    __slots__ = ("_limit", "_origins")
 
     def __init__(
         self,

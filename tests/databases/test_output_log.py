@@ -1,6 +1,7 @@
 """Each output reaches each reader once, unless it was evicted first; namespaces never mix."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -509,3 +510,17 @@ def test_long_outputs_are_split_without_loss(num_tokens):
     pieces = split_output(token_ids)
     assert [token for piece in pieces for token in piece] == token_ids
     assert all(1 <= len(piece) <= MAX_OUTPUT_TOKENS for piece in pieces)
+
+
+def test_a_namespace_takes_little_beside_its_outputs() -> None:
+    """There may be thousands, most of them small."""
+    num_namespaces = 500
+    log = OutputLog(10**9, 10**9)
+    tracemalloc.start()
+    try:
+        for number in range(num_namespaces):
+            log.partition(f"tenant-{number}")
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < num_namespaces * 1100
