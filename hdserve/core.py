@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from hdserve.errors import InvalidRequest
 
@@ -61,8 +61,31 @@ _DRAFTING = tuple(source.label for source in Source if source is not Source.PLAI
 """Labels of the sources that guess."""
 
 
+_INSTEAD: Mapping[str, str] = {
+    "n": "for several answers to a prompt, repeat it, with a seed for each",
+}
+"""What to write for what other libraries have."""
+
+
+class _Parameters:
+    """What a caller writes by name; there is nothing but the fields.
+
+    Raises:
+        InvalidRequest: there is no such field.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *_values: Any, **chosen: Any) -> Self:
+        for name in chosen:
+            if name not in cls.__slots__:
+                instead = _INSTEAD.get(name, f"there are {', '.join(cls.__slots__)}")
+                raise InvalidRequest(f"{cls.__name__} takes no {name!r}: {instead}", name)
+        return super().__new__(cls)
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(_Parameters):
     """How the tokens of one request are chosen.
 
     The defaults are those of the OpenAI API.  ``temperature=0`` is greedy.  ``top_k=0`` and
@@ -83,7 +106,8 @@ class SamplingParams:
             output, before ``min_tokens`` too.
 
     Raises:
-        InvalidRequest: a value is out of range or of a wrong type; ``param`` names it.
+        InvalidRequest: a value is out of range or of a wrong type, or there is no such parameter;
+            ``param`` names it.
     """
 
     max_tokens: int | None = None
@@ -202,7 +226,7 @@ def _check_stop(stop: tuple[str, ...] | str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationParams:
+class SpeculationParams(_Parameters):
     """How one request is drafted for; nothing here changes its tokens.
 
     Attributes:

@@ -110,6 +110,25 @@ def test_combinations_are_refused(options: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("made", "name", "instead"),
+    [
+        (SamplingParams, "n", "for several answers to a prompt, repeat it"),
+        (SamplingParams, "max_new_tokens", "there are max_tokens, min_tokens, "),
+        (SpeculationParams, "enabled", "there are is_enabled, max_draft_tokens, "),
+    ],
+)
+def test_what_others_have_is_refused_by_name(
+    made: type[SamplingParams | SpeculationParams], name: str, instead: str
+) -> None:
+    """With what to write instead, in place of Python's words for a wrong call."""
+    unknown: Any = {name: 2}
+    told = f"^{made.__name__} takes no '{name}': {instead}"
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        made(**unknown)
+    assert caught.value.param == name
+
+
 def test_params_can_be_copied_and_pickled() -> None:
     """Parameters cross process boundaries unchanged."""
     for params in (
