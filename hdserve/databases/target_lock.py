@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,7 +18,7 @@ class TargetLock:
     """Held from when it is made until it is released, or its process ends.
 
     Args:
-        directory: that will be written; it is made.
+        directory: that will be written; it is made, and removed again where nothing was written.
 
     Raises:
         DatabaseError: another job holds it, or nothing can be written there.
@@ -25,6 +27,9 @@ class TargetLock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK_NAME
         self._lock = FileLock(self._path, thread_local=False)
+        self._made = list(
+            takewhile(lambda each: not each.exists(), (directory, *directory.parents))
+        )
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
@@ -37,3 +42,6 @@ class TargetLock:
         """Let another job write.  The file goes first: one that has gone is no lock to anybody."""
         self._path.unlink(missing_ok=True)
         self._lock.release()
+        with suppress(OSError):  # the first that is not empty
+            for directory in self._made:
+                directory.rmdir()

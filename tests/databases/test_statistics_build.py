@@ -290,6 +290,20 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_counted(
     assert counted == []
 
 
+def test_inputs_without_text_leave_nothing(tmp_path: Path) -> None:
+    """Neither a directory nor those it is in; what was there before stays, empty or not."""
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": ""}])
+    (tmp_path / "empty").mkdir()
+    few = _write_rows(tmp_path / "few.jsonl", [{"text": "abc"}])
+    database = _run(tmp_path / "s", few)
+    for directory in (tmp_path / "new" / "s", tmp_path / "empty", tmp_path / "s"):
+        with pytest.raises(DatabaseError, match="no text was counted"):
+            _run(directory, corpus)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"rows.jsonl", "few.jsonl", "empty", "s"}
+    assert StatisticsDatabase.open(tmp_path / "s").info == database.info
+
+
 def _sourced(source: str, text: str, licence: str = "MIT") -> dict[str, str]:
     return {"source": source, "licence": licence, "text": text}
 
