@@ -15,6 +15,7 @@ from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
 from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Limit, Model, Temperature, takes
+from hdserve.core import SamplingParams
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class EngineOptions:
 
     Raises:
         ConfigError: options that do not go together, or are unknown.
+        InvalidRequest: a value that is out of range.
     """
 
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=PROMPTS_HELP)] = None
@@ -107,6 +109,7 @@ class EngineOptions:
     json_path: JobJson = None
 
     def __post_init__(self) -> None:
+        SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
         if (self.prompts is None) == (self.replay is None):
             raise ConfigError("exactly one of --prompts and --replay is needed")
         if self.state not in STATES:

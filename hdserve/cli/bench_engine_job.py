@@ -24,6 +24,7 @@ from hdserve.cli.progress import progress
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.host import ModelHost
 from hdserve.journal import Journal, file_digest
+from hdserve.prompts import read_prompts
 
 if TYPE_CHECKING:
     from hdserve.cli.bench_engine import EngineOptions
@@ -38,17 +39,23 @@ class EngineJob:
 
     Args:
         result_path: see :class:`~hdserve.journal.Journal`.
+
+    Raises:
+        ConfigError: a file cannot be read, or the model not be loaded.
     """
 
     def __init__(self, options: EngineOptions, result_path: Path | None) -> None:
         self._options = options
+        unshown = _unshown(options)  # misses files before a model is loaded
+        if options.prompts is not None:
+            read_prompts(options.prompts, options.limit)
         compiles = can_compile() if options.compile_ is None else options.compile_
         self._host = _make_host(options, compiles=compiles)
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
         self._tasks, num_left_out = _tasks(options, self._host)
         self._shown = _shown(options, self._host, compiles=compiles) | {"left_out": num_left_out}
-        self.journal = Journal(result_path, self._shown | _unshown(options))
+        self.journal = Journal(result_path, self._shown | unshown)
         state = cast("State", options.state)
         self._contenders = make_contenders(options.contenders, self._host, state)
 

@@ -29,7 +29,7 @@ from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost
-from hdserve.errors import ConfigError, InvalidRequest
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow
 from tests.interruption import interrupt_after, units
@@ -89,6 +89,28 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
     """Before a model is loaded, and not by a traceback."""
     with pytest.raises(ConfigError, match=reason):
         bench(*options, "--prompts", str(prompts))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--prompts", "{prompts}", "--temperature", "100.5"), "temperature must be at least 0"),
+        (("--prompts", "{prompts}", "--max-tokens", f"{1 << 63}"), "max_tokens must be at least 1"),
+        (("--prompts", "{wrong}"), "wrong.jsonl, line 1: no valid JSON"),
+        (("--prompts", "{prompts}", "--statistics", "none"), "cannot read none"),
+        (("--prompts", "{prompts}", "--state", "warm", "--fill", "none"), "cannot read none"),
+        (("--replay", "none"), "cannot read none"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(
+    options: tuple[str, ...], reason: str, prompts: Path
+) -> None:
+    """Of a model that there is not, nothing is said."""
+    wrong = prompts.with_name("wrong.jsonl")
+    wrong.write_text("no JSON\n")
+    given = [option.format(prompts=prompts, wrong=wrong) for option in options]
+    with pytest.raises(HdserveError, match=reason):
+        bench("bench", "engine", "--model", "/no/model", *given)
 
 
 def test_by_default_all_that_can_be_is_measured() -> None:
