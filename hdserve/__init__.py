@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hdserve.completion import Completion
-from hdserve.config import ServeConfig, load_config
-from hdserve.core import SamplingParams, SpeculationParams
-from hdserve.drafting.base import Drafter
-from hdserve.tree import DraftTree
-
 if TYPE_CHECKING:
+    from hdserve.completion import Completion
+    from hdserve.config import ServeConfig, load_config
+    from hdserve.core import SamplingParams, SpeculationParams
+    from hdserve.drafting.base import Drafter
     from hdserve.llm import LLM
+    from hdserve.tree import DraftTree
 
 __all__ = [
     "LLM",
@@ -24,11 +24,21 @@ __all__ = [
     "load_config",
 ]
 
+_HOMES = {
+    "LLM": "hdserve.llm",
+    "Completion": "hdserve.completion",
+    "DraftTree": "hdserve.tree",
+    "Drafter": "hdserve.drafting.base",
+    "SamplingParams": "hdserve.core",
+    "ServeConfig": "hdserve.config",
+    "SpeculationParams": "hdserve.core",
+    "load_config": "hdserve.config",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch only when it is used."""
-    if name == "LLM":
-        from hdserve.llm import LLM
-
-        return LLM
+    """Load each name when it is used: of a command nothing is imported before it can be
+    interrupted, and torch alone takes seconds."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,7 +45,7 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heed_interruptions,
+        preexec_fn=heed_interruptions,
     ) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
@@ -61,7 +61,7 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
     return told
 
 
-def _heed_interruptions() -> None:
+def heed_interruptions() -> None:
     """Also where the tests run in the background of a shell, which ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -118,7 +118,7 @@ def test_heavy_libraries_stay_at_home(module: str) -> None:
 
 
 WITHOUT_TORCH = (
-    "hdserve.cli",
+    "hdserve.cli.commands",
     "actors.mirror",
     "deployments.http.routes",
     "deployments.application",

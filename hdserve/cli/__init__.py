@@ -1,71 +1,34 @@
-"""The ``hdserve`` command: one module per group of subcommands."""
+"""The ``hdserve`` command.  What it takes is imported when it runs, so that Ctrl-C ends it quietly
+meanwhile, too."""
 
 from __future__ import annotations
 
-import errno
 import sys
-from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
-from rich.markup import escape
+if TYPE_CHECKING:
+    from hdserve.cli.commands import app
 
-from hdserve.cli import bench, config, database, doctor, generate, lossless, serve, statistics
-from hdserve.cli.json_option import JsonCommand
-from hdserve.errors import HdserveError
+__all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="hdserve",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-app.command("serve")(serve.serve)
-app.command("generate", cls=JsonCommand)(generate.generate)
-app.add_typer(bench.app, name="bench")
-app.add_typer(statistics.app, name="statistics")
-app.add_typer(database.app, name="database")
-app.command("check-lossless", cls=JsonCommand)(lossless.check_lossless)
-app.command("config", cls=JsonCommand)(config.show_config)
-app.command("check-config", cls=JsonCommand)(config.check_config)
-app.command("doctor", cls=JsonCommand)(doctor.doctor)
-
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Of whatever takes what a command says."""
-
-
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        typer.echo(version("hdserve"))
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and end.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    """Multi-model LLM serving, losslessly accelerated by hierarchical drafting."""
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; a user's error is one line on standard error and exit status 2."""
+    """Run the command; a user's error is one line on standard error and exit status 2, and an
+    interruption exit status ``EXIT_INTERRUPTED``."""
     try:
-        app()
-    except HdserveError as error:
-        _fail(error.message)
-    except OSError as error:
-        if error.errno not in _DISK_FAULTS:
-            raise
-        _fail(f"cannot write: {error}")
+        from hdserve.cli.commands import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
 
 
-def _fail(message: str) -> NoReturn:
-    told = f"[red]hdserve:[/red] {escape(message)}"
-    Console(stderr=True, soft_wrap=True).print(told, highlight=False)
-    sys.exit(2)
+def __getattr__(name: str) -> Any:
+    """Load the commands only when they are used."""
+    if name == "app":
+        from hdserve.cli.commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

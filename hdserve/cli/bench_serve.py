@@ -18,9 +18,10 @@ from hdserve.bench.load import Load, LoadPlan
 from hdserve.bench.openai_client import Api
 from hdserve.bench.serve import as_result, details
 from hdserve.bench.spec_decode import DraftTotals
+from hdserve.cli import EXIT_INTERRUPTED
 from hdserve.cli.bench_serve_job import Target, measure
 from hdserve.cli.bench_serve_results import WIDTH, LoadResults, load_table
-from hdserve.cli.interruption import EXIT_INTERRUPTED, how_to_go_on, interruptible
+from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
 from hdserve.cli.options import Prompts, Temperature, takes

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import typer
 
+from hdserve.cli import EXIT_INTERRUPTED
 from hdserve.cli.json_option import OPTION, STDOUT, with_path
-
-EXIT_INTERRUPTED = 130
 
 GO_ON = "the same command goes on where it was"
 
