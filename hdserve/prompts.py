@@ -22,6 +22,10 @@ from hdserve.errors import ConfigError
 Messages = Sequence[Mapping[str, Any]]
 
 _WANTED = "an object with `prompt`, `messages` or `turns` is expected"
+_BATCH = (
+    "a request of OpenAI's Batch API, whose `body` is not read: write `messages` or `prompt` in "
+    "the row itself, and options for the command"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ def _is_message(found: Any) -> bool:
 def _text(fields: Mapping[str, Any], where: str) -> str:
     turns = fields.get("turns")
     text = turns[0] if isinstance(turns, list) and turns else fields.get("prompt")
+    if not isinstance(text, str) and isinstance(fields.get("body"), dict):
+        raise ConfigError(f"{where}: {_BATCH}; {_WANTED}")
     if not isinstance(text, str):
         raise ConfigError(f"{where}: {_WANTED}")
     return text

@@ -56,6 +56,16 @@ def test_an_assistant_that_calls_needs_no_content(tmp_path: Path) -> None:
     assert row.messages == chat
 
 
+def test_a_request_of_the_batch_api_is_told_from_a_row(tmp_path: Path) -> None:
+    """With what it takes to make one of it."""
+    body = {"model": "hdserve-tiny", "messages": CHAT}
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    path = write(tmp_path / "batch.jsonl", row)
+    told = "line 2: a request of OpenAI's Batch API, whose `body` is not read: write `messages`"
+    with pytest.raises(ConfigError, match=told):
+        read_prompts(path)
+
+
 def test_names_and_tasks(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a", "question_id": 81, "category": "writing"},
