@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hdserve.config import ModelConfig
@@ -26,6 +27,8 @@ from hdserve.models import (
     is_path,
     resolve_model,
 )
+
+_OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
@@ -97,7 +100,9 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
             model.model, model.revision, trust_remote_code=model.trust_remote_code
         )
     except ConfigError as error:
-        yield failure(subject, error.message, _download(model))
+        unserved = _why_unserved(model)
+        remedy = _OTHER_ARCHITECTURE if unserved else _download(model)
+        yield failure(subject, unserved or error.message, remedy)
         return
     if model.chat_template is not None:
         yield _chat_template(model.name, model.chat_template)
@@ -117,10 +122,20 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     try:
         read_architecture(model)
     except (ConfigError, UnsupportedModel) as error:
-        yield failure(subject, error.message, "model: OWNER/MODEL  # of another architecture")
+        yield failure(subject, error.message, _OTHER_ARCHITECTURE)
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)
+
+
+def _why_unserved(model: ModelConfig) -> str:
+    """Why its architecture is not served; empty where it is, or is not known."""
+    with suppress(ConfigError):
+        try:
+            read_architecture(model)
+        except UnsupportedModel as error:
+            return error.message
+    return ""
 
 
 def _download(model: ModelConfig) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from hdserve.engine.compilation import compile_beside, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.loader import LoadedModel, load_model
+from hdserve.engine.loader import LoadedModel, load_model, read_architecture
 from hdserve.engine.processors import available_cpus
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.engine.workers import end_own_threads
-from hdserve.errors import SnapshotError, UnsupportedModel
+from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
 from hdserve.models import bundled_statistics
 
 logger = logging.getLogger(__name__)
@@ -80,12 +81,7 @@ class ModelHost:
         """Threads of the CPU kernels."""
         torch.set_num_threads(self.num_threads)
         self.config = config
-        self.tokenizer = load_tokenizer(
-            config.model,
-            config.revision,
-            trust_remote_code=config.trust_remote_code,
-            chat_template=config.chat_template,
-        )
+        self.tokenizer = _load_tokenizer(config)
         self.model = _ending_with(model or load_model(config), self.tokenizer.eos_token_id)
         self.max_total_tokens = self.model.max_model_len
         """Longest prompt and output together: of the model, or less once an engine has a smaller
@@ -209,6 +205,25 @@ class ModelHost:
         self.own_database.record(seq)
         if self._on_output is not None:
             self._on_output(seq.namespace, seq.output_token_ids)
+
+
+def _load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """
+    Raises:
+        ConfigError: it cannot be loaded.
+        UnsupportedModel: nor would the model be, which needs no tokenizer then.
+    """
+    try:
+        return load_tokenizer(
+            config.model,
+            config.revision,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=config.chat_template,
+        )
+    except ConfigError:
+        with suppress(ConfigError):
+            read_architecture(config)
+        raise
 
 
 def _ending_with(model: LoadedModel, token_id: int | None) -> LoadedModel:

@@ -10,7 +10,12 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+)
 
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
@@ -29,9 +34,6 @@ _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
 _MAX_LISTED = 5
-_UNKNOWN_CLASS = "Unrecognized configuration class"
-"""How transformers begins to list all the classes it has."""
-
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
@@ -97,9 +99,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
         reason = f"its attention {OF_ITS_OWN}: {error}"
         raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        if _UNKNOWN_CLASS in str(error):
-            reason = "transformers has no causal language model of this architecture"
-            raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
         hint = _FORMAT_HINT if "safetensors" in str(error) else ""
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     _check_weights(config.model, module, loaded[1])
@@ -118,7 +117,16 @@ def read_architecture(config: ModelConfig) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     _check_architecture(found)
+    if not _is_language_model(found):
+        reason = "transformers has no causal language model of this architecture"
+        raise UnsupportedModel(f"{found.model_type} ({config.model}): {reason}")
     return found
+
+
+def _is_language_model(config: Any) -> bool:
+    """Whether there is a class to load it with, of transformers or in the model's own code."""
+    own_code = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or AutoModelForCausalLM.__name__ in own_code
 
 
 def _hub_options(config: ModelConfig) -> dict[str, Any]:

@@ -519,7 +519,11 @@ def test_a_model_whose_files_do_not_belong_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "reason"),
-    [("mamba", "layers of type linear_attention are not served"), ("foobar", "foobar")],
+    [
+        ("mamba", "layers of type linear_attention are not served"),
+        ("foobar", "foobar"),
+        ("vit", "transformers has no causal language model of this architecture"),
+    ],
 )
 def test_a_model_that_would_not_be_served(model_type: str, reason: str, tmp_path: Path) -> None:
     place = copied(tmp_path / "m") / "config.json"
@@ -527,6 +531,16 @@ def test_a_model_that_would_not_be_served(model_type: str, reason: str, tmp_path
     (found,) = check_model(configured(model=str(place.parent)))
     assert verdicts([found]) == ["failure"]
     assert reason in found.text
+
+
+def test_a_model_that_would_not_be_served_needs_no_tokenizer(tmp_path: Path) -> None:
+    """None is to be downloaded for a model of pictures, which has none."""
+    place = copied(tmp_path / "m")
+    (place / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    (place / "tokenizer.json").unlink()
+    (found,) = check_model(configured(model=str(place)))
+    assert "no causal language model" in found.text
+    assert found.remedy == "model: OWNER/MODEL  # of another architecture"
 
 
 def test_what_is_no_model_is_left_as_it_is(tmp_path: Path) -> None:

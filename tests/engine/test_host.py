@@ -15,6 +15,7 @@ from hdserve.core import FinishReason
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine import exactness
 from hdserve.engine.host import ModelHost, first_directory
+from hdserve.errors import UnsupportedModel
 from hdserve.models import resolve_model
 from tests.closed import closed
 from tests.engines import make_sequence, run
@@ -113,3 +114,11 @@ def test_statistics_that_are_off_are_looked_for_nowhere() -> None:
 
     host = ModelHost(ModelConfig.model_validate(config), locate_statistics=locate)
     assert host.statistics is None
+
+
+def test_a_model_that_is_not_served_is_missed_no_tokenizer(tmp_path: Path) -> None:
+    """One of pictures has none, and none would help."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    config = ModelConfig.model_validate({"name": "m", "model": str(tmp_path)})
+    with pytest.raises(UnsupportedModel, match=r"^vit \(.*no causal language model"):
+        ModelHost(config)
