@@ -88,6 +88,19 @@ def test_far_too_long_texts_are_cut(name: str, text: str) -> None:
     assert len(found.token_ids) < len(TOKENIZERS[name].encode(text)) / 2
 
 
+@pytest.mark.parametrize("name", ["byte level", "pieces"])
+@pytest.mark.parametrize("space", [" ", "\n", "\n\t", " \n\t"])
+def test_white_space_is_cut_where_no_token_takes_it_in(name: str, space: str) -> None:
+    """However little follows it."""
+    tokenizer = TOKENIZERS[name]
+    text = space * (200_000 // len(space)) + "ab"
+    found = encode_beginning(tokenizer, text, 100)
+    whole = tokenizer.encode(text)
+    assert not found.is_whole
+    assert len(found.token_ids) < len(whole) / 2
+    assert found.token_ids == whole[: len(found.token_ids)]
+
+
 def test_special_tokens_are_added_as_they_are_to_a_whole_text() -> None:
     """Or are not."""
     tokenizer = load_tokenizer("hdserve-tiny")
