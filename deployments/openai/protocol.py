@@ -13,7 +13,7 @@ from deployments.openai.messages import Messages, Parts, joined, messages_for_te
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
-from deployments.openai.tools import ToolFields
+from deployments.openai.tools import ToolFields, has_unheld_strict
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import MAX_TOP_LOGPROBS
@@ -232,6 +232,14 @@ class ChatBody(GenerationBody, ToolFields):
         if self.max_completion_tokens is None:
             return {}
         return {"max_tokens": "max_completion_tokens"}
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """Beside what all requests may ask in vain: calls are held to a strict function's
+        parameters only where a call is required, or the answer is held to a form, too."""
+        functions = [tool.function for tool in self.tools or ()]
+        is_unheld = not self.asks_for_form and has_unheld_strict(functions, self.tool_choice)
+        return super().unmet.union({"tools.function.strict"} if is_unheld else ())
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser

@@ -12,7 +12,7 @@ from deployments.openai.messages import MAX_MESSAGES, Parts, joined
 from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.openai.request_body import RequestBody
 from deployments.openai.structured import Schema
-from deployments.openai.tools import FunctionDefinition, FunctionName
+from deployments.openai.tools import FunctionDefinition, FunctionName, has_unheld_strict
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -305,10 +305,15 @@ class ResponsesBody(RequestBody):
     @property
     def unmet(self) -> frozenset[str]:
         """Beside what all requests may ask in vain: reasoning is never summarised, what is too long
-        for the context is an error and never cut, and there is nothing to include."""
+        for the context is an error and never cut, there is nothing to include, and calls are held
+        to a strict function's parameters only as in a chat."""
+        format_ = self.text.format if self.text is not None else None
+        asks_for_form = format_ is not None and format_.type != "text"
         asked = {
             "include": bool(self.include),
             "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
+            "tools.strict": not asks_for_form
+            and has_unheld_strict(self.tools or (), self.tool_choice),
             "truncation": self.truncation == "auto",
         }
         return super().unmet.union(name for name, is_asked in asked.items() if is_asked)

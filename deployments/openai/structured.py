@@ -88,6 +88,18 @@ class StructuredFields(BaseModel):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
 
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether not any text will do."""
+        has_format = self.response_format is not None and self.response_format.type != "text"
+        extensions = (
+            self.structured_outputs,
+            self.guided_json,
+            self.guided_regex,
+            self.guided_choice,
+        )
+        return has_format or any(form is not None for form in extensions)
+
     def constraint(self) -> Constraint | None:
         """Return what the output must match; ``None`` is any text.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -43,6 +43,16 @@ class FunctionDefinition(Body):
     def described(self) -> dict[str, Any]:
         """Return what the client said of it."""
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
+
+
+def has_unheld_strict(functions: Iterable[FunctionDefinition], choice: Any) -> bool:
+    """Whether calls may be made by ``choice`` that nothing holds to the parameters of functions
+    that are ``strict``.
+
+    Args:
+        choice: the ``tool_choice`` of a request whose answer is held to no form.
+    """
+    return choice in {None, "auto"} and any(function.strict for function in functions)
 
 
 class Tool(Body):

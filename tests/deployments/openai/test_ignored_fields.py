@@ -8,6 +8,7 @@ import pytest
 
 from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import ChatBody, CompletionBody, TokenizeBody
+from deployments.openai.responses_protocol import ResponsesBody
 from tests.deployments.bodies import CALL, USER
 
 
@@ -29,6 +30,51 @@ def test_what_is_asked_for_in_vain_is_named(body: type[ChatBody | CompletionBody
     parsed = body.parse({"model": "m", **required, "store": True, "service_tier": "flex", "z": 1})
     assert parsed.ignored == ("service_tier", "store", "z")
     assert parsed.unmet == {"service_tier", "store"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_named"),
+    [
+        ({}, True),
+        ({"tool_choice": "auto"}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"tool_choice": "none"}, False),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"structured_outputs": {"regex": "a"}}, False),
+        ({"guided_choice": ["a", "b"]}, False),
+    ],
+)
+def test_a_strict_function_that_calls_are_not_held_to_is_named(
+    fields: dict[str, Any], is_named: bool
+) -> None:
+    """Calls that the model is free to make are what it writes, whatever the parameters say."""
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    body = ChatBody.parse({"model": "m", "messages": USER, "tools": tools, **fields})
+    assert body.ignored == (("tools.function.strict",) if is_named else ())
+    assert body.unmet == set(body.ignored)
+    lax = [{"type": "function", "function": {"name": "f", "strict": False}}]
+    assert ChatBody.parse({"model": "m", "messages": USER, "tools": lax, **fields}).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_named"),
+    [
+        ({}, True),
+        ({"text": {"format": {"type": "text"}}}, True),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": {"type": "function", "name": "f"}}, False),
+        ({"text": {"format": {"type": "json_object"}}}, False),
+    ],
+)
+def test_a_strict_function_of_a_response_is_named_as_in_a_chat(
+    fields: dict[str, Any], is_named: bool
+) -> None:
+    """By the name it has there."""
+    tools = [{"type": "function", "name": "f", "strict": True}]
+    body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": tools, **fields})
+    assert body.ignored == (("tools.strict",) if is_named else ())
 
 
 @pytest.mark.parametrize(
