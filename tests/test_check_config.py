@@ -15,7 +15,8 @@ from click.testing import Result
 from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
-from hdserve.cli import app, main
+from hdserve.cli import main
+from hdserve.cli.commands import app
 from hdserve.config import load_config, read_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_statistics

@@ -30,7 +30,7 @@ from typer.main import get_command
 from deployments.gateway import Gateway
 from deployments.http.routes import build_api
 from deployments.openai.protocol import ChatBody
-from hdserve.cli import app as hdserve_app
+from hdserve.cli.commands import app as hdserve_app
 from hdserve.config import default_config, parse_config
 from hdserve.config.deployed import read_deployed_config
 from hdserve.prompts import read_prompts

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hdserve import LLM
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases.output_files import database_directory, databases_root
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey

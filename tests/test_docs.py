@@ -24,7 +24,7 @@ from deployments.openai.protocol import (
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.replica.sequence_builder import MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
-from hdserve.cli import app as command
+from hdserve.cli.commands import app as command
 from hdserve.config import default_config
 from hdserve.core import (
     MAX_LOGIT_BIASES,

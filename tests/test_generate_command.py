@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.cli import app
 from hdserve.cli.answers import TextPrinter, collected
+from hdserve.cli.commands import app
 from hdserve.cli.generate import GenerateOptions, _rows
 from hdserve.core import FinishReason, Source, StepOutput
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong

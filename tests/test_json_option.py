@@ -14,7 +14,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.cli.json_option import JsonCommand, JsonOutput, with_path
 from hdserve.cli.progress import progress
 from hdserve.errors import ConfigError, InvalidRequest

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.cli.options import PROMPTS_HELP
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow, read_prompts

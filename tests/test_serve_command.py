@@ -26,7 +26,8 @@ import yaml
 from typer.testing import CliRunner
 
 from benchmarks.server import START_TIMEOUT_S, wait_until_ready
-from hdserve.cli import app, serve
+from hdserve.cli import serve
+from hdserve.cli.commands import app
 from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError

@@ -4,12 +4,6 @@ meanwhile, too."""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hdserve.cli.commands import app
-
-__all__ = ["app", "main"]
 
 EXIT_INTERRUPTED = 130
 
@@ -23,12 +17,3 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-
-
-def __getattr__(name: str) -> Any:
-    """Load the commands only when they are used."""
-    if name == "app":
-        from hdserve.cli.commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

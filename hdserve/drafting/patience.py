@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 _MAX_PAUSE, _MAX_PAUSE_S = 256, 0.5
-"""The longest pause, in steps or as long as plain decoding takes so long, whichever is longer.
-With a longer one drafts would rest for long after other work has kept the machine busy."""
+"""The longest pause, in steps and in seconds of plain decoding, whichever is longer.  With a longer
+one drafts would rest for long after other work has kept the machine busy."""
 
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
@@ -61,9 +61,9 @@ class Patience:
     step.
 
     What it was while something else kept the machine busy is soon forgotten: a loss counts only up
-    to half a step, and what plain steps took only until as many looks came in a row as the longest
-    pause has steps.  The next look that seems to lose is followed by a few plain steps then, as
-    is the first of all, before any loss counts.
+    to half a step, and what plain steps took only until ``_MAX_PAUSE`` looks came in a row.  The
+    next look that seems to lose is followed by a few plain steps then, as is the first of all,
+    before any loss counts.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, or to the longest there is.  To that look belongs what
@@ -79,7 +79,7 @@ class Patience:
         was_looking: what :meth:`is_looking` said last.
     """
 
-    def __init__(self, step_s: float, num_sequences: int = 1) -> None:
+    def __init__(self, step_s: float, num_sequences: int) -> None:
         self._step_s = step_s
         self._max_pause = max(_MAX_PAUSE, int(_MAX_PAUSE_S / (step_s * num_sequences)))
         self._gain_s = step_s * _PATIENCE

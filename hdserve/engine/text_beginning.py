@@ -33,9 +33,7 @@ def encode_beginning(
     Raises:
         InvalidRequest: it has half of a surrogate pair, which is no text.
     """
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    takes_space_in = any(token.lstrip for token in added)
-    for beginning in _beginnings(text, num_tokens, takes_space_in=takes_space_in):
+    for beginning in _beginnings(tokenizer, text, num_tokens):
         found = tokenizer.encode(beginning, adds_special_tokens=adds_special_tokens)
         if len(found) - _MAX_CHANGED_TOKENS > num_tokens + num_tokens // 4:
             return TextBeginning(found[:-_MAX_CHANGED_TOKENS], is_whole=False)
@@ -43,16 +41,17 @@ def encode_beginning(
     return TextBeginning(found, is_whole=True)
 
 
-def _beginnings(text: str, num_tokens: int, *, takes_space_in: bool) -> Iterator[str]:
-    """Longer and longer ones.
+def _beginnings(tokenizer: Tokenizer, text: str, num_tokens: int) -> Iterator[str]:
+    """Longer and longer ones; none of a text that is read whole.
 
-    Args:
-        takes_space_in: whether there are tokens that take in the white space before them, however
-            much of it there is: so of a beginning that ends in some, where text follows, it is left
-            out.
+    Where there are tokens that take in the white space before them, however much of it there is,
+    it is left out of a beginning that ends in some, if text follows.
     """
     num_characters = num_tokens * _NUM_CHARACTERS_PER_TOKEN
-    end_of_text = len(text.rstrip()) if takes_space_in else 0
+    if num_characters >= len(text):
+        return
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    end_of_text = len(text.rstrip()) if any(token.lstrip for token in added) else 0
     while num_characters < len(text):
         beginning = text[:num_characters]
         yield beginning if num_characters >= end_of_text else beginning.rstrip()

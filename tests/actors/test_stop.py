@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from actors import model_database, statistics_database
 from actors.shards import Shard
 from actors.stop import _check_answers
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.cli.serve import check_answers
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey

@@ -24,8 +24,8 @@ from hdserve.bench.engine import Result, Runs, filling, run_rounds
 from hdserve.bench.engine_setup import encoded_prompts, replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.task import Decoding, Task
-from hdserve.cli import app
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
+from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost

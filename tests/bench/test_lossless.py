@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError

@@ -17,7 +17,7 @@ from hdserve.bench.replay import Replay, ReplayMode, verify_recorded
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import load_drafting, open_statistics
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter, DraftResources

@@ -22,7 +22,8 @@ from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
-from hdserve.cli import app, bench_serve_job
+from hdserve.cli import bench_serve_job
+from hdserve.cli.commands import app
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
 from tests.bench.stand_in import MODEL, StandIn

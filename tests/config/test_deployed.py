@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
 from hdserve.access import read_access
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.config import default_config, parse_config
 from hdserve.config.deployed import (
     GATEWAY_DEPLOYMENT,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.append_log import AppendLog, take_record

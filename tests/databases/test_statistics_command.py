@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases.statistics import StatisticsDatabase
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import database_directory

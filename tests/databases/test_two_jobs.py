@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import StatisticsBuild
 from hdserve.databases.statistics_builder import StatisticsBuilder

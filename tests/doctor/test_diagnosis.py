@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deployments.http.documented_api import DocumentedApi
-from hdserve.cli import app
+from hdserve.cli.commands import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.doctor import machine
 from hdserve.doctor.configuration import (

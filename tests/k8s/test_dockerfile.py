@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from hdserve.cli import app as hdserve_app
+from hdserve.cli.commands import app as hdserve_app
 from hdserve.config.deployed import PROXY_VARIABLES
 from hdserve.databases.kernel_cache import BASELINES
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, groups, init_container, ray_service

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from hdserve.cli import app as hdserve_app
+from hdserve.cli.commands import app as hdserve_app
 from hdserve.config import ModelConfig
 from tests.k8s.manifests import (
     HELPERS,
