@@ -149,17 +149,18 @@ class EngineContender(Contender):
             self._host.own_database.clear()
 
     def run(self, task: Task, decoding: Decoding) -> Run:
-        """Decode as many tokens as the answers have; when all prompts have been, the first come
-        again."""
+        """Decode as many tokens as the answers have, of a batch that is somewhere in its answers;
+        when all prompts have been, the first come again."""
         stats = self._engine.stats
-        times, num_steps = copy(stats.times), stats.num_steps
         found = Measurement()
         num_wanted = task.total_tokens(decoding.max_tokens)
         begin = partial(self._begin, task, decoding)
-        for turn in range(_num_turns(task, decoding)):
-            self._make_ready(_namespace(turn))
-        gc.collect()
         with closing(SteadyBatch(self._engine, decoding.batch_size, begin)) as batch:
+            batch.lead_in()
+            for turn in _turns(task, decoding, batch.num_begun):
+                self._make_ready(turn)
+            gc.collect()
+            times, num_steps = copy(stats.times), stats.num_steps
             while batch.num_tokens < num_wanted:
                 with _measured(found, self._host.model.device):
                     batch.decode(num_wanted, self._slice_s)
@@ -172,20 +173,25 @@ class EngineContender(Contender):
         found.times = _times_since(times, stats.times)
         return found
 
-    def _make_ready(self, namespace: str) -> None:
-        """Bring a namespace to the state that a round begins with, at most once a round."""
+    def _make_ready(self, turn: int) -> None:
+        """Bring the namespace of a turn to the state that a round begins with, at most once a
+        round."""
+        namespace = _namespace(turn)
         if self.is_drafting and namespace not in self._ready:
             self._ready.add(namespace)
             self._host.apply(self._host.config.name, namespace, self._filled)
             self._engine.forget_drafter_states(namespace)
 
-    def _begin(self, task: Task, decoding: Decoding, number: int) -> core.Sequence:
-        """Add the next of the prompts in turns; one that comes again finds nothing of what it
-        had."""
+    def _begin(
+        self, task: Task, decoding: Decoding, number: int, share: float = 1.0
+    ) -> core.Sequence:
+        """Add the next of the prompts in turns, to end after a share of its tokens; one that comes
+        again finds nothing of what it had."""
         turn, index = divmod(number, len(task.prompts))
+        self._make_ready(turn)
         params = SamplingParams(
             temperature=decoding.temperature,
-            max_tokens=task.num_tokens(index, decoding.max_tokens),
+            max_tokens=math.ceil(share * task.num_tokens(index, decoding.max_tokens)),
             ignore_eos=True,
             seed=number,
         )
@@ -210,12 +216,12 @@ def _namespace(turn: int) -> str:
     return f"again {turn}" if turn else core.DEFAULT_NAMESPACE
 
 
-def _num_turns(task: Task, decoding: Decoding) -> int:
-    """Return how often prompts may come: of those that were begun all but ``batch_size - 1`` have
-    ended, with fewer tokens than the answers have."""
-    most = decoding.max_tokens
-    longest = max(task.num_tokens(index, most) for index in range(len(task.prompts)))
-    return 1 + math.ceil((decoding.batch_size - 1) * longest / task.total_tokens(most))
+def _turns(task: Task, decoding: Decoding, num_begun: int) -> range:
+    """Return the turns of the prompts that are likely to begin while as many tokens are decoded as
+    the answers have, after ``num_begun`` prompts: all, and those of a batch that does not end."""
+    num_prompts = len(task.prompts)
+    last = num_begun + num_prompts - 1 + 2 * (decoding.batch_size - 1)
+    return range(num_begun // num_prompts, last // num_prompts + 1)
 
 
 class GenerateContender(Contender):

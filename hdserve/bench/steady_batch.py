@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hdserve.core import Sequence
+from hdserve.core import DraftCounts, Sequence
 from hdserve.engine.engine import Engine
 
 
@@ -18,31 +18,55 @@ class SteadyBatch:
 
     Args:
         engine: has nothing else to do.
-        begin: adds sequence number 0, 1, ... to the engine.
+        begin: adds sequence number 0, 1, ... to the engine, to end after a share of its tokens,
+            above 0 and at most 1.
 
     Attributes:
-        sequences: those that were begun.
-        num_tokens: how many were decoded.
+        sequences: those that were begun, or ran after :meth:`lead_in`.
+        num_tokens: how many were decoded since.
     """
 
-    def __init__(self, engine: Engine, size: int, begin: Callable[[int], Sequence]) -> None:
+    def __init__(self, engine: Engine, size: int, begin: Callable[[int, float], Sequence]) -> None:
         self.sequences: list[Sequence] = []
         self.num_tokens = 0
         self._engine = engine
         self._size = size
         self._begin = begin
+        self._num_begun = 0
         self._num_open = 0
+
+    def lead_in(self) -> None:
+        """Let slots come to different parts of their answers, and count from there.
+
+        ::
+
+            slot 0  ====================|====
+            slot 1  =====|==============:====      : here, as many tokens are left to decode
+            slot 2  ==========|=========:====        of prompts that went through before
+            slot 3  ===============|====:====        as will be at the end
+
+        All beginning together would also end together where each step is a token for each, so that
+        a batch of plain sequences that ends just then had fewer prompts to begin for its tokens
+        than one whose sequences are somewhere in their answers.
+        """
+        starting = [self._open((number + 1) / self._size) for number in range(self._size - 1)]
+        while any(seq.finish_reason is None for seq in starting):
+            self._step()
+        self.sequences = [seq for seq in self.sequences if seq.finish_reason is None]
+        for seq in self.sequences:
+            seq.counts = DraftCounts()
+        self.num_tokens = 0
+
+    @property
+    def num_begun(self) -> int:
+        """How many sequences were begun."""
+        return self._num_begun
 
     def decode(self, num_tokens: int, seconds: float) -> None:
         """Take steps until there are ``num_tokens`` tokens, or for so long; one at least."""
         ends_s = time.perf_counter() + seconds
         while self.num_tokens < num_tokens:
-            while self._num_open < self._size:
-                self.sequences.append(self._begin(len(self.sequences)))
-                self._num_open += 1
-            for output in self._engine.step():
-                self.num_tokens += len(output.token_ids)
-                self._num_open -= output.finish_reason is not None
+            self._step()
             if time.perf_counter() >= ends_s:
                 break
 
@@ -51,3 +75,17 @@ class SteadyBatch:
         for seq in self.sequences:
             if seq.finish_reason is None:
                 self._engine.abort(seq.request_id)
+
+    def _open(self, share: float = 1.0) -> Sequence:
+        seq = self._begin(self._num_begun, share)
+        self.sequences.append(seq)
+        self._num_begun += 1
+        self._num_open += 1
+        return seq
+
+    def _step(self) -> None:
+        while self._num_open < self._size:
+            self._open()
+        for output in self._engine.step():
+            self.num_tokens += len(output.token_ids)
+            self._num_open -= output.finish_reason is not None
