@@ -3,6 +3,7 @@
     <directory>/
         lock                     held by the one process that writes here
         generation               how often the log was opened, and the epochs it had
+        generation.spare         room for the next one
         <hash of a namespace>/
             state                flushed version, calibration and what was evicted
             <version>.log        the tail: one record per append
@@ -31,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog
+from hdserve.databases.generation_file import GenerationFile
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
     RestoredFile,
@@ -56,7 +58,6 @@ VERSIONS_PER_GENERATION = 2**32
 _NUM_LEFT_FREE = 1024
 """Generations that one who waits leaves to the process that writes, which may be restarted."""
 
-_MAX_EPOCHS = 64
 _NO_LOCK = nullcontext()
 
 
@@ -104,6 +105,7 @@ class OutputStore:
         """Names of directories in which something is missing or was set aside."""
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
+        self._generation_file = GenerationFile(directory, key)
         self.is_writable = False
         try:
             if self._may_take_over:
@@ -337,22 +339,16 @@ class OutputStore:
                 yield namespace, state.flushed_version
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
-        payload = {"generation": self.generation, "epochs": [*epochs, self.epoch][-_MAX_EPOCHS:]}
-        data = snapshot.encode(payload, kind="generation", key=self._key)
-        snapshot.write_file(self.directory / "generation", data)
+        self._generation_file.write(self.generation, [*epochs, self.epoch])
 
     def _read_generation(self) -> tuple[int, tuple[str, ...]]:
         """The number and the epochs of the last opening that could write."""
-        path = self.directory / "generation"
-        generation, epochs = 0, []
-        if path.exists():
-            try:
-                payload = snapshot.read_file(path, kind="generation", key=self._key)
-                generation, epochs = int(payload["generation"]), list(payload["epochs"])
-            except (SnapshotError, KeyError, TypeError, ValueError) as error:
-                _raise_if_unreadable(error)
-                self._set_aside(path, error)
-        return generation, tuple(epochs)
+        try:
+            return self._generation_file.read()
+        except SnapshotError as error:
+            _raise_if_unreadable(error)
+            self._set_aside(self._generation_file.path, error)
+            return 0, ()
 
     def _restored_files(
         self, directory: Path, flushed_version: int

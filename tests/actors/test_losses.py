@@ -13,6 +13,7 @@ from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Publish
 from hdserve.databases.segment import Segment
 from tests.actors.test_subscription import KEY, Replica
+from tests.databases.test_output_store_damage import SmallDisk
 
 
 class Cluster:
@@ -184,3 +185,25 @@ def test_a_log_that_was_lost_before_others_is_given_back(cluster, which):
     assert cluster.actor.info()["namespaces"]["n"]["num_outputs"] < num_outputs
     replica.poll()
     assert cluster.actor.info()["namespaces"]["n"]["num_outputs"] == num_outputs
+
+
+def test_what_came_on_a_disk_that_was_full_from_the_start_is_given_back(cluster, monkeypatch):
+    """Also where a flush was before it: replicas know what came after that."""
+    replica, other = cluster.add("r"), cluster.add("s")
+    replica.publish(1)
+    cluster.actor.flush("n")
+    for each in (replica, other):
+        each.poll()
+    with monkeypatch.context() as patch:
+        SmallDisk(patch, cluster.config.snapshot_dir, 0)
+        cluster.restart()
+        replica.publish(2)
+        other.poll()
+        replica.poll()
+        replica.publish(3)
+    cluster.restart()
+    replica.publish(4)
+    for _ in range(2):
+        replica.poll()
+        other.poll()
+    assert cluster.count(1, 2, 3, 4) == [0, 1, 1, 1]

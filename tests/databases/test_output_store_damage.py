@@ -425,6 +425,22 @@ def test_what_does_not_fit_leaves_no_file(tmp_path, monkeypatch):
     assert database.files("") == []
 
 
+def test_a_run_that_began_on_a_full_disk_is_known_to_the_next(tmp_path, monkeypatch):
+    """Its epoch, so that readers go on where they are; its text was in memory alone."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    with monkeypatch.context() as patch:
+        SmallDisk(patch, tmp_path, 0)
+        full = database.restart()
+        assert full.store.is_writable
+        full.append("n", 2)
+        assert not full.sync()
+    again = full.restart()
+    assert again.store.epochs == (database.store.epoch, full.store.epoch)
+    assert again.store.first_version > full.store.first_version > database.store.first_version
+    assert again.numbers("n") == [1]
+
+
 def test_a_flush_needs_no_room_to_delete(tmp_path, monkeypatch):
     """Nothing comes back after a kill, though that it was flushed could not be written."""
     database = Database(tmp_path)

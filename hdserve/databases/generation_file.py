@@ -1,0 +1,88 @@
+"""How often a database was opened, and which epochs it had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hdserve.databases import snapshot
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import SnapshotError
+
+_KIND = "generation"
+
+_NUM_SPARE_BYTES = 4096
+
+_MAX_EPOCHS = 64
+
+
+class GenerationFile:
+    """The file ``generation``, and beside it ``generation.spare``, whose bytes mean nothing.
+
+    Where the disk has no room for another file, the spare one is written over in place and takes
+    the other's name, so that a run is remembered that began on a full disk::
+
+        generation        of the run before  <-+  renamed
+        generation.spare  of this run        --+  after it is on the disk
+
+    Args:
+        directory: of one database.
+    """
+
+    def __init__(self, directory: Path, key: DatabaseKey) -> None:
+        self.path = directory / _KIND
+        self._spare = directory / f"{_KIND}.spare"
+        self._key = key
+
+    def read(self) -> tuple[int, tuple[str, ...]]:
+        """The number and the epochs of the last opening that could write; 0 and none before.
+
+        Raises:
+            SnapshotError: it cannot be read, or not be used.
+        """
+        if not self.path.exists():
+            return 0, ()
+        payload = snapshot.read_file(self.path, kind=_KIND, key=self._key)
+        try:
+            return int(payload["generation"]), tuple(payload["epochs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.path}: no generation and epochs") from error
+
+    def write(self, generation: int, epochs: Sequence[str]) -> None:
+        """
+        Raises:
+            OSError: the disk takes neither a new file nor the spare one; what was there is there.
+        """
+        payload = {"generation": generation, "epochs": [*epochs][-_MAX_EPOCHS:]}
+        data = snapshot.encode(payload, kind=_KIND, key=self._key)
+        try:
+            snapshot.write_file(self.path, data)
+        except OSError:
+            if not self._write_over_spare(data):
+                raise
+        self._keep_spare()
+
+    def _write_over_spare(self, data: bytes) -> bool:
+        """Whether there was one as large as ``data``, and it could be written."""
+        try:
+            with open(self._spare, "r+b") as file:
+                if os.fstat(file.fileno()).st_size < len(data):
+                    return False
+                file.write(data)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            self._spare.replace(self.path)
+            snapshot.sync_directory(self.path.parent)
+        except OSError:
+            return False
+        return True
+
+    def _keep_spare(self) -> None:
+        """Make one for the next opening, if there is none and room for it.  Its bytes are random,
+        so that no file system can do without keeping them."""
+        if not self._spare.exists():
+            with contextlib.suppress(OSError):
+                snapshot.write_file(self._spare, os.urandom(_NUM_SPARE_BYTES))
