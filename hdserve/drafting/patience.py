@@ -16,7 +16,12 @@ _PATIENCE = 0.1
 _WORST_GAIN = -0.5
 """The largest loss that counts, as a share of a plain decoding step."""
 
-_NUM_COMPARED_STEPS = 3
+_NUM_SETTLING_LOOKS, _NUM_SETTLING_STEPS = 2, 8
+"""So many steps with drafts, and without, take longer after those of the other kind, which leave
+other data in the processor's caches.  Eight sequences of hdserve-mini took 1.65, 1.34, 1.26, 1.15,
+1.00, ... and from the ninth step without drafts on 0.76 ms (docs/adr/0030)."""
+
+_NUM_COMPARED_STEPS = _NUM_SETTLING_STEPS + 4
 """Steps without drafts that are taken before a loss of steps with drafts counts."""
 
 _NUM_WEIGHED_STEPS = 32
@@ -42,18 +47,22 @@ class _StepTimes:
         self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
 
     def add_look(self, seconds: float, num_in_a_row: int) -> None:
-        """Add the time of a step that looked for drafts.  If one of the first two in a row takes
-        less time than those before, something else kept the machine busy then, and their times are
-        dropped."""
-        if num_in_a_row <= 2 and self.looking_s:
-            if seconds >= _median(self.looking_s):
-                return
-            self.looking_s.clear()
-        self.looking_s.append(seconds)
+        """Add the time of a step that looked for drafts."""
+        _add(self.looking_s, seconds, is_settling=num_in_a_row <= _NUM_SETTLING_LOOKS)
 
     def add_plain(self, seconds: float, num_in_a_row: int) -> None:
-        if num_in_a_row > 1 or not self.plain_s or seconds < _median(self.plain_s):
-            self.plain_s.append(seconds)
+        """Add the time of a step without drafts."""
+        _add(self.plain_s, seconds, is_settling=num_in_a_row <= _NUM_SETTLING_STEPS)
+
+
+def _add(times: deque[float], seconds: float, *, is_settling: bool) -> None:
+    """Add to the last times of a kind.  If one of the first in a row takes less than those before,
+    something else kept the machine busy then, or it had not settled, and those are dropped."""
+    if is_settling and times:
+        if seconds >= _median(times):
+            return
+        times.clear()
+    times.append(seconds)
 
 
 class Patience:

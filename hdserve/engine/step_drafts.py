@@ -146,13 +146,12 @@ class StepDrafts:
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
     ) -> None:
         """Tell budget and drafters what came of a tree of this step."""
+        if not self._are_told(tree):  # it has no drafts
+            seq.num_unobserved_tokens += len(acceptance.token_ids)
+            return
         if self._budget is not None:
             self._budget.observe(tree, acceptance)
-        if self._are_told(tree):
-            forward = outputs if self.are_read else None
-            self._drafters.observe(seq, tree, acceptance, forward)
-        else:
-            seq.num_unobserved_tokens += len(acceptance.token_ids)
+        self._drafters.observe(seq, tree, acceptance, outputs if self.are_read else None)
 
     def took(self, step_s: float, forward_s: float) -> float:
         """Note how long the step took, and its forward.

@@ -10,6 +10,7 @@ import pytest
 
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.patience import Patience
 from hdserve.tree import DraftTree
 from tests.drafting.budgets import FREE, make_budget, make_tree
 
@@ -54,7 +55,7 @@ def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
     looked = steps_with_drafts(budget, 2000, looking_s=0.6)
     pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
     compared, first = [index for index, pause in enumerate(pauses) if pause][:2]
-    assert pauses[compared] == 3, "what plain steps take is found out first"
+    assert pauses[compared] == 12, "what plain steps take is found out first"
     assert pauses[first : first + 7] == [1, 2, 4, 8, 16, 20, 20]
     assert first > compared + 1, "one step proves nothing"
     assert all(budget.wants_drafts(2) for _ in range(10))
@@ -142,12 +143,26 @@ def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
         budget.took(1.0, 1.0)
 
 
+def test_a_plain_step_is_what_it_takes_among_others() -> None:
+    """The first ones after steps with drafts take longer, which is no reason to look for drafts."""
+    patience = Patience(1.0, 1)
+    for gain_s in [*[1.0] * 40, -1.0]:
+        assert patience.is_looking()
+        patience.took(3.0, catching_up_s=0.0, beside_prompts=False)
+        patience.weigh(gain_s)
+    for seconds in (1.65, 1.34, 1.26, 1.15, 1.0, 0.95, 0.9, 0.8, 0.75, 0.76, 0.77, 0.76):
+        assert not patience.is_looking()
+        patience.took(seconds, catching_up_s=0.0, beside_prompts=False)
+    assert patience.is_looking()
+    assert patience.plain_s == 0.76
+
+
 def test_what_plain_steps_take_is_no_loss() -> None:
     """A step that is long with drafts and without them is no reason to pause, but for the few steps
     in which it is found out, now and then, that it is long without them, too."""
     budget = make_budget(FREE)
     looked = steps_with_drafts(budget, 2000, looking_s=2.2, plain_s=2.0)
-    assert len(looked) >= 2000 - 3 * (2000 // 256 + 1)
+    assert len(looked) >= 2000 - 12 * (2000 // 256 + 1)
 
 
 def test_rare_large_gains_outweigh_frequent_losses() -> None:
