@@ -24,15 +24,16 @@ class SteadyBatch:
     Attributes:
         sequences: those that were begun, or ran after :meth:`lead_in`.
         num_tokens: how many were decoded since.
+        num_begun: how many sequences were begun, all told.
     """
 
     def __init__(self, engine: Engine, size: int, begin: Callable[[int, float], Sequence]) -> None:
         self.sequences: list[Sequence] = []
         self.num_tokens = 0
+        self.num_begun = 0
         self._engine = engine
         self._size = size
         self._begin = begin
-        self._num_begun = 0
         self._num_open = 0
 
     def lead_in(self) -> None:
@@ -40,10 +41,10 @@ class SteadyBatch:
 
         ::
 
-            slot 0  ====================|====
-            slot 1  =====|==============:====      : here, as many tokens are left to decode
-            slot 2  ==========|=========:====        of prompts that went through before
-            slot 3  ===============|====:====        as will be at the end
+            slot 0  =====|==========:==========|
+            slot 1  ==========|=====:===============|    : counted from here: as much is left
+            slot 2  ===============|:====                  of prompts that went through before
+            slot 3  ================:====|                 as will be in the end
 
         All beginning together would also end together where each step is a token for each, so that
         a batch of plain sequences that ends just then had fewer prompts to begin for its tokens
@@ -56,11 +57,6 @@ class SteadyBatch:
         for seq in self.sequences:
             seq.counts = DraftCounts()
         self.num_tokens = 0
-
-    @property
-    def num_begun(self) -> int:
-        """How many sequences were begun."""
-        return self._num_begun
 
     def decode(self, num_tokens: int, seconds: float) -> None:
         """Take steps until there are ``num_tokens`` tokens, or for so long; one at least."""
@@ -77,9 +73,9 @@ class SteadyBatch:
                 self._engine.abort(seq.request_id)
 
     def _open(self, share: float = 1.0) -> Sequence:
-        seq = self._begin(self._num_begun, share)
+        seq = self._begin(self.num_begun, share)
         self.sequences.append(seq)
-        self._num_begun += 1
+        self.num_begun += 1
         self._num_open += 1
         return seq
 
