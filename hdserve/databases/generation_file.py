@@ -81,8 +81,9 @@ class GenerationFile:
         return True
 
     def _keep_spare(self) -> None:
-        """Make one for the next opening, if there is none and room for it.  Its bytes are random,
-        so that no file system can do without keeping them."""
-        if not self._spare.exists():
-            with contextlib.suppress(OSError):
+        """Make one for the next opening, if there is none, or one that was interrupted while it was
+        written over, and there is room.  Its bytes are random, so that no file system can do
+        without keeping them."""
+        with contextlib.suppress(OSError):
+            if not self._spare.exists() or self._spare.stat().st_size < _NUM_SPARE_BYTES:
                 snapshot.write_file(self._spare, os.urandom(_NUM_SPARE_BYTES))

@@ -85,3 +85,14 @@ def test_more_than_there_is_room_for_leaves_what_was_there(disk: Path) -> None:
     with pytest.raises(OSError, match="No space left on device"):
         file.write(2, ["b" * 5000])
     assert file.read() == (1, ("a",))
+
+
+def test_a_spare_file_that_was_cut_is_made_anew(disk: Path) -> None:
+    """As by a kill before it took the other's name."""
+    file = GenerationFile(disk, KEY)
+    file.write(1, ["a"])
+    (disk / "generation.spare").write_bytes(b"short")
+    file.write(2, ["a", "b"])
+    fill(disk)
+    file.write(3, ["a", "b", "c"])
+    assert file.read() == (3, ("a", "b", "c"))
