@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,6 @@ from deployments.metrics.text import render
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 1.0
 KEEP_S = 300.0
 
 _TIMEOUT_S = 3.0
@@ -61,7 +61,11 @@ class ReportBook:
 
 
 class MetricsPoll:
-    """Asks all replicas when somebody asks it, at most once a second.
+    """Asks all replicas when somebody asks it, one time after the other.
+
+    Who comes meanwhile has the next time's answers, with all others who wait for it, so that every
+    reader knows all that was counted before: a load client takes the difference of two readings for
+    what its requests did, be it in a second.
 
     While there are several gateways nothing is kept of who is gone: each heard it last at another
     time, and to a reader who visits them in turn its counters would fall, as if they began anew.
@@ -78,12 +82,13 @@ class MetricsPoll:
         self._books: defaultdict[str, ReportBook] = defaultdict(ReportBook)
         self._gateway_book = ReportBook()
         self._lock = asyncio.Lock()
-        self._polled_s = -POLL_INTERVAL_S
+        self._polled_s = -math.inf
 
     async def text(self) -> bytes:
         """Return the reports of all as Prometheus text."""
+        asked_s = time.monotonic()
         async with self._lock:
-            if time.monotonic() - self._polled_s >= POLL_INTERVAL_S:
+            if self._polled_s < asked_s:
                 await self._poll_all()
             models = {name: book.reports(self._polled_s) for name, book in self._books.items()}
             gateways = self._gateway_book.reports(self._polled_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from deployments.metrics.poll import POLL_INTERVAL_S
 from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
 
@@ -103,7 +101,6 @@ def test_a_refusal_is_counted_once(application: ServedApplication) -> None:
 
 
 def rejections(application: ServedApplication) -> float:
-    time.sleep(POLL_INTERVAL_S)
     text = httpx.get(f"{application.base_url}/metrics").text
     found = re.findall(r"^vllm:admission_rejections_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))

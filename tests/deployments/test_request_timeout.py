@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.server import START_TIMEOUT_S
-from deployments.metrics.poll import POLL_INTERVAL_S
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -72,7 +71,7 @@ def counters(application: ServedApplication) -> dict[str, float]:
     """How requests ended, once the model does nothing any more."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(0.1)
         text = httpx.get(f"{application.base_url}/metrics").text
         found = [item for family in text_string_to_metric_families(text) for item in family.samples]
         if not total(found, "vllm:num_requests_running") + total(

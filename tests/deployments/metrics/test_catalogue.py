@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.http.metrics import HttpMetrics, MeasuredRequests
 from deployments.metrics.catalogue import METRICS
-from deployments.metrics.poll import KEEP_S, POLL_INTERVAL_S, ReportBook
+from deployments.metrics.poll import KEEP_S, ReportBook
 from deployments.metrics.ray_metrics import ray_name
 from deployments.metrics.samples import (
     Histogram,
@@ -293,7 +293,6 @@ def num_tokens(application: ServedApplication, fresh: Scrape) -> tuple[int, int]
         usages = list(pool.map(ask, range(NUM_REQUESTS)))
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("none")
-    time.sleep(POLL_INTERVAL_S)
     return sum(prompt for prompt, _ in usages), sum(output for _, output in usages)
 
 
@@ -306,7 +305,7 @@ def scrape(application: ServedApplication, num_tokens: tuple[int, int]) -> Scrap
         found = Scrape(response.text)
         if found.total("hdserve_mirror_outputs_total", direction="published") == NUM_REQUESTS:
             return found
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(0.1)
     raise AssertionError("the outputs were not published")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deployments.metrics.poll import POLL_INTERVAL_S, MetricsPoll
+from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.samples import Observations, Report, Sample
 from deployments.replica.report import ReplicaMetrics
 from deployments.replica.request_metrics import RequestMetrics
@@ -85,8 +85,10 @@ class Replicas:
     def __init__(self, num_tokens: int | None = None, num: int = 1) -> None:
         self.num_tokens = num_tokens
         self.num = num
+        self.num_asked = 0
 
     def broadcast(self, _method: str) -> Replicas:
+        self.num_asked += 1
         return self
 
     async def _fetch_replica_results_async(self) -> list[Any]:
@@ -111,7 +113,6 @@ def test_no_counter_falls_from_one_gateway_to_the_next(
         replicas.num_tokens = 9
         texts.append(await other.text())
         replicas.num_tokens = None
-        await asyncio.sleep(1.1 * POLL_INTERVAL_S)
         return [*texts, await one.text(), await other.text()]
 
     lines = [
@@ -119,3 +120,25 @@ def test_no_counter_falls_from_one_gateway_to_the_next(
         for text in asyncio.run(visits())
     ]
     assert lines == [[b"5.0"], [b"9.0"], *kept]
+
+
+def test_readers_have_what_was_counted_before_they_asked() -> None:
+    """One after the other, however soon; those who come while replicas are asked share a time."""
+
+    async def visits() -> list[bytes]:
+        replicas = Replicas(5)
+        poll = MetricsPoll({"m": replicas}, Replicas(0))
+        texts = [await poll.text()]
+        replicas.num_tokens = 7
+        texts.append(await poll.text())
+        replicas.num_tokens = 9
+        texts += await asyncio.gather(*(poll.text() for _ in range(20)))
+        assert replicas.num_asked == 2 + 2
+        return texts
+
+    counts = [
+        int(float(line.rsplit(b" ", 1)[1]))
+        for text in asyncio.run(visits())
+        for line in re.findall(rb"^vllm:prompt_tokens_total.*$", text, re.M)
+    ]
+    assert counts == [5, 7, *[9] * 20]
