@@ -88,7 +88,7 @@ async def _answer(
         includes_usage=body.includes_usage,
         counts_in_chunks=body.counts_in_chunks,
     )
-    headers = ignored_header(gateway.config.gateway, body)
+    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
     messages = with_params_named(
         body.param_names, gateway.generate(body.model, generation, deadline)
     )

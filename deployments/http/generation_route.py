@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.access import identity_of
+from deployments.http.metrics import HttpMetrics
 from deployments.http.tracing import trace_of
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.response_items import Event
@@ -78,8 +79,8 @@ async def owned(request: Request, generation: GenerationRequest) -> GenerationRe
     )
 
 
-def ignored_header(config: GatewayConfig, body: OfferedBody) -> dict[str, str]:
-    """Return the header that names what of ``body`` is ignored.
+def ignored_header(config: GatewayConfig, body: OfferedBody, counts: HttpMetrics) -> dict[str, str]:
+    """Return the header that names what of ``body`` is ignored, which ``counts`` is told.
 
     Raises:
         InvalidRequest: there are fields nobody documents, and the configuration wants strict
@@ -90,6 +91,7 @@ def ignored_header(config: GatewayConfig, body: OfferedBody) -> dict[str, str]:
     if config.strict_requests and undocumented:
         name = _header_value(undocumented[:1])[:100]
         raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    counts.ignored(len(ignored))
     return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 
 

@@ -41,6 +41,7 @@ class HttpMetrics:
     def __init__(self, models: Iterable[str] = ()) -> None:
         self.observations = Observations()
         self._timeouts = Counter(dict.fromkeys(models, 0))
+        self._num_ignored = 0
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
@@ -63,6 +64,10 @@ class HttpMetrics:
                 self._histograms[name, route] = Histogram(name, (route,), self.observations)
             self._histograms[name, route].observe(value)
 
+    def ignored(self, num_fields: int) -> None:
+        """Count fields of a request that were ignored."""
+        self._num_ignored += num_fields
+
     def timed_out(self, model: str) -> None:
         """Count an answer of ``model`` that was ended because it took too long."""
         self._timeouts[model] += 1
@@ -77,6 +82,7 @@ class HttpMetrics:
             Sample("hdserve_request_timeouts", count, (model,))
             for model, count in tuple(self._timeouts.items())
         ]
+        counts.append(Sample("hdserve_ignored_fields", self._num_ignored))
         return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
 
 

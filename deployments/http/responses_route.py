@@ -37,7 +37,7 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, with items and events."""
         deadline = gateway.deadline()
         body = ResponsesBody.parse(await deadline.wait(read_json(request)))
-        headers = ignored_header(gateway.config.gateway, body)
+        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
         with params_named(PARAM_NAMES):
             chat = body.to_chat()
             has_tools = chat.may_call_tools

@@ -35,7 +35,7 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
 
 async def _tokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
     body = TokenizeBody.parse(await read_json(request))
-    response.headers.update(ignored_header(gateway.config.gateway, body))
+    response.headers.update(ignored_header(gateway.config.gateway, body, gateway.http_metrics))
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None:
@@ -50,5 +50,5 @@ async def _tokenize(gateway: Gateway, request: Request, response: Response) -> d
 
 async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
     body = DetokenizeBody.parse(await read_json(request))
-    response.headers.update(ignored_header(gateway.config.gateway, body))
+    response.headers.update(ignored_header(gateway.config.gateway, body, gateway.http_metrics))
     return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

@@ -181,6 +181,12 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
         is_of_gateway=True,
     )
     yield MetricInfo(
+        "hdserve_ignored_fields",
+        "counter",
+        "Fields of requests that were ignored; the header x-hdserve-ignored names them.",
+        is_of_gateway=True,
+    )
+    yield MetricInfo(
         "hdserve_request_timeouts",
         "counter",
         "Answers that request_timeout_s ended, before their first byte or after it.",

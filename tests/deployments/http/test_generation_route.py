@@ -13,10 +13,14 @@ from ray import serve
 
 from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, Records, Summary
-from deployments.http.generation_route import _header_value
+from deployments.http.generation_route import _header_value, ignored_header
+from deployments.http.metrics import HttpMetrics
 from deployments.http.routes import build_api
+from deployments.metrics.samples import HistogramValue
+from deployments.openai.protocol import CompletionBody
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
+from hdserve.errors import InvalidRequest
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {
@@ -175,6 +179,24 @@ def test_an_answer_without_a_summary_is_an_error(path: str, num_deltas: int, str
     found = broken_answer(path, num_deltas, stream=stream)
     assert found.status_code == 500
     assert "without a summary" in found.json()["error"]["message"]
+
+
+def test_what_is_ignored_is_counted() -> None:
+    """Field by field; what is refused is not."""
+    counts = HttpMetrics()
+
+    def num_ignored(*, strict_requests: bool = False, **fields: Any) -> float | HistogramValue:
+        body = CompletionBody.parse({"model": "m", "prompt": "hi", **fields})
+        ignored_header(GatewayConfig(strict_requests=strict_requests), body, counts)
+        (found,) = [item for item in counts.samples() if item.name == "hdserve_ignored_fields"]
+        return found.value
+
+    assert num_ignored(temperature=0.5) == 0
+    assert num_ignored(zebra=1, apple=2, store=True) == 3
+    assert num_ignored(apple=2) == 4
+    with pytest.raises(InvalidRequest):
+        num_ignored(apple=2, strict_requests=True)
+    assert num_ignored() == 4
 
 
 def test_header_values_are_harmless() -> None:

@@ -284,7 +284,7 @@ def num_tokens(application: ServedApplication, fresh: Scrape) -> tuple[int, int]
             messages=[{"role": "user", "content": f"A table for {number % 2} in San Jose."}],
             temperature=0,
             max_tokens=60,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "frobnicate": number},
         )
         assert answer.usage is not None
         return answer.usage.prompt_tokens, answer.usage.completion_tokens
@@ -350,6 +350,7 @@ def test_figures_agree(scrape: Scrape, num_tokens: tuple[int, int]) -> None:
     assert total("hdserve_http_requests_total", route=chat, status="200") == NUM_REQUESTS
     assert total("hdserve_http_requests_total", status="404") == 1
     assert total("hdserve_http_request_seconds_count", route=chat) == NUM_REQUESTS
+    assert total("hdserve_ignored_fields_total") == NUM_REQUESTS
 
 
 def metrics_url() -> str:
