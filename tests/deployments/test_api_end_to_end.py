@@ -85,8 +85,12 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
     environment = {"HDSERVE_API_KEYS_FILE": str(keys), "HDSERVE_ADMIN_KEY_FILE": str(admin_key)}
     with ServedApplication(directory, config, environment=environment) as served:
         yield served
+        answer = served.client(ANNA_KEY).chat.completions.create(
+            model=MODEL, messages=QUESTION, temperature=0, extra_body={"min_tokens": 20}
+        )
     log = served.log_path.read_text()
     assert not any(key in log for key in (ADMIN_KEY, ANNA_KEY, OTTO_KEY, NEW_KEY))
+    assert not any(text in log for text in (QUESTION[0]["content"], _written(answer)))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,13 @@ def _model(directory: Path) -> Path:
     shutil.copytree(source, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
+
+
+def _written(answer: Any) -> str:
+    """The text of an answer, as far as it is in one line."""
+    line: str = max(answer.choices[0].message.content.splitlines(), key=len)
+    assert len(line) > 10
+    return line
 
 
 def _drafts(answer: Any) -> dict[str, Any]:
