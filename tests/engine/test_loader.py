@@ -296,6 +296,27 @@ def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
         assert torch.equal(weight, module.get_parameter(name))
 
 
+def test_code_of_a_model_runs_only_on_request(tmp_path: Path) -> None:
+    """What comes with a model is not even imported; the error says what to set."""
+    path, mark = save(llama(), tmp_path), tmp_path / "ran"
+    (path / "own.py").write_text(
+        f"""from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path({str(mark)!r}).touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+    )
+    fields = json.loads((path / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (path / "config.json").write_text(json.dumps({**fields, "model_type": "own", "auto_map": own}))
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        load(path)
+    assert not mark.exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
     """``cuda`` without such a device is refused; ``auto`` takes the CPU."""
