@@ -76,9 +76,10 @@ class Patience:
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, or to the longest there is.  To that look belongs what
-    it takes more than one of many in a row, and what drafters catch up with: without it nobody
-    would have told them of the sequences since.  A look that gains, which may have been at a part
-    of the sequences, is followed by another one.
+    it takes more than one of many in a row, what the plain steps after it take more than later
+    ones, and what drafters catch up with: without it nobody would have told them of the sequences
+    since.  A look that gains, which may have been at a part of the sequences, is followed by
+    another one.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
@@ -104,7 +105,9 @@ class Patience:
         self.was_looking = True
         self._was_cautious = False
         self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-        """What looks at the end of a pause take more than others."""
+        """What looks at the end of a pause take more than others, with the plain steps after."""
+        self._settling_s = 0.0
+        """What the plain steps after the last look took more than others."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
     def is_looking(self) -> bool:
@@ -121,9 +124,11 @@ class Patience:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time of the step that was asked for last will be needed.  The last steps of a
-        pause tell how long steps without drafts take."""
-        return self._num_steps_to_skip < _NUM_TIMED_STEPS
+        """Whether the time of the step that was asked for last will be needed.  The first steps of
+        a pause tell what the look before them cost, the last ones how long steps without drafts
+        take."""
+        is_settling = not self.was_looking and self._num_steps_in_a_row <= _NUM_SETTLING_STEPS
+        return is_settling or self._num_steps_to_skip < _NUM_TIMED_STEPS
 
     @property
     def is_cautious(self) -> bool:
@@ -136,13 +141,16 @@ class Patience:
         self._num_looks += self.was_looking
         times = self._beside_prompts if beside_prompts else self._alone
         if not self.was_looking:
+            if times.plain_s and self._num_steps_in_a_row <= _NUM_SETTLING_STEPS:
+                self._settling_s += max(0.0, seconds - _median(times.plain_s))
             times.add_plain(seconds, self._num_steps_in_a_row)
             return
         if self._was_cautious:
             times.trying_s = seconds
         if self._pause:
             more_s = max(0.0, seconds - self.looking_s)
-            self._resuming_s.append(catching_up_s + more_s)
+            self._resuming_s.append(catching_up_s + more_s + self._settling_s)
+        self._settling_s = 0.0
         if not (self._was_cautious and times.looking_s):
             times.add_look(seconds, self._num_steps_in_a_row)
 

@@ -23,6 +23,7 @@ def steps_with_drafts(
     plain_s: float = 0.0,
     catching_up_s: float = 0.0,
     first_look_s: float = 0.0,
+    settling_s: float = 0.0,
     scores: Sequence[Sequence[float]] = ((0.5,),),
 ) -> list[int]:
     """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
@@ -32,6 +33,7 @@ def steps_with_drafts(
         looking_s, plain_s: what a step takes beside its forward, with drafts and without.
         catching_up_s: of a step with drafts.
         first_look_s: what a look after a pause takes more.
+        settling_s: what each of the first eight steps after a look takes more.
         scores: what looks find, one after the other and then again.
     """
     found: list[int] = []
@@ -43,7 +45,8 @@ def steps_with_drafts(
             found.append(step)
         else:
             budget.trim([DraftTree(0, 0)])
-            budget.took(1.0 + plain_s, 1.0)
+            is_settling = bool(found) and step - found[-1] <= 8
+            budget.took(1.0 + plain_s + settling_s * is_settling, 1.0)
     return found
 
 
@@ -74,7 +77,7 @@ def test_looking_costs_next_to_nothing_where_it_never_pays(looking_s: float) -> 
     assert num_tokens / seconds >= 0.985
 
 
-def test_of_a_pause_only_the_end_is_timed() -> None:
+def test_of_a_pause_only_the_ends_are_timed() -> None:
     """Looks come when they would if all steps were; those that nobody asks of are left alone."""
     budget, timed = make_budget(FREE), make_budget(FREE)
     expected = steps_with_drafts(timed, 3000, looking_s=2.0)
@@ -92,7 +95,7 @@ def test_of_a_pause_only_the_end_is_timed() -> None:
         budget.took(3.0 if is_looking else 1.0, 1.0)
     assert looked == expected
     pauses = [range(first + 1, last) for first, last in itertools.pairwise(looked)]
-    wanted = [step for pause in pauses for step in pause[-9:]]
+    wanted = [step for pause in pauses for step in sorted({*pause[:8], *pause[-9:]})]
     assert [step for step in asked if step < looked[-1]] == wanted
     assert max(len(pause) for pause in pauses) > 100
 
@@ -105,6 +108,14 @@ def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:
     looked = steps_with_drafts(budget, 2000, looking_s=0.6, catching_up_s=0.3)
     pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
     assert pauses[-3:] == [80, 80, 80], "(0.1 + 0.3) / 0.005"
+
+
+def test_what_plain_steps_take_more_after_a_look_is_part_of_it() -> None:
+    """It leaves the processor's caches to other data."""
+    budget = make_budget(FREE)
+    looked = steps_with_drafts(budget, 2000, looking_s=0.6, settling_s=0.05)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
+    assert pauses[-3:] == [100, 100, 100], "(0.1 + 8 * 0.05) / 0.005"
 
 
 def test_a_pause_ends_when_drafts_pay() -> None:
