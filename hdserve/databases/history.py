@@ -95,13 +95,31 @@ def note_place(places: Ints, key: np.uint64, position: int) -> None:
         places[chosen] = tag | position
 
 
-@jit
-def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
-    """Index the positions ``(begin, end]`` of a log; ``begin >= MATCH_TOKENS - 1``."""
+@inlined
+def _index(log: Tokens, places: Ints, begin: int, end: int) -> None:
     for position in range(begin + 1, end + 1):
         ahead = min(position + PREFETCH_DISTANCE, end)
         prefetch_line(places, _bucket(places, match_key(log, ahead)))
         note_place(places, match_key(log, position), position)
+
+
+@jit
+def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
+    """Index the positions ``(begin, end]`` of a log; ``begin >= MATCH_TOKENS - 1``."""
+    _index(log, places, begin, end)
+
+
+@jit
+def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens, first: int) -> None:
+    """Append ``tokens[first:]``, which fit, to a log, forget what they take the place of, and index
+    their positions."""
+    begin, mask = state[LOG_END], log.shape[0] - 1
+    for index in range(first, tokens.shape[0]):
+        log[(begin + index - first) & mask] = tokens[index]
+    end = begin + tokens.shape[0] - first
+    state[LOG_END] = end
+    state[LOG_OLDEST] = max(state[LOG_OLDEST], end - log.shape[0])
+    _index(log, places, max(begin, MATCH_TOKENS), end)
 
 
 @inlined

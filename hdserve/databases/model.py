@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hdserve.core import Sequence as RequestSequence
 from hdserve.databases.namespace_tables import MODEL_ORDERS, NamespaceTables
-from hdserve.databases.ngram import MAX_TOKEN_ID, START, Tokens
+from hdserve.databases.ngram import MAX_TOKEN_ID, START, Tokens, num_valid
 from hdserve.databases.recycled import RecycledDatabase
 from hdserve.databases.room import Room
 
@@ -235,10 +235,10 @@ def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
 
 def _text(token_ids: TokenIds) -> Tokens:
     """``START`` and the tokens up to the first id that no token can have."""
-    ids = np.asarray(token_ids).astype(np.int64)
-    is_wrong = ids.view(np.uint64) > MAX_TOKEN_ID
-    num_tokens = int(is_wrong.argmax()) if is_wrong.any() else len(ids)
-    tokens = np.empty(num_tokens + 1, np.int32)
+    tokens = np.empty(len(token_ids) + 1, np.int32)
     tokens[0] = START
-    tokens[1:] = ids[:num_tokens]
-    return tokens
+    try:
+        tokens[1:] = np.array(token_ids, np.int32)
+    except OverflowError:  # of numbers that no int32 holds
+        tokens[1:] = [each if 0 <= each <= MAX_TOKEN_ID else START for each in token_ids]
+    return tokens[: 1 + num_valid(tokens, 1)]

@@ -12,6 +12,7 @@ from hdserve.databases.history import (
     LOG_OLDEST,
     MATCH_TOKENS,
     PLACES_PER_TOKEN,
+    append_tokens,
     index_tokens,
     new_places,
 )
@@ -159,20 +160,12 @@ class NamespaceTables:
         self.num_tokens += max(0, end - begin)
 
     def _append(self, tokens: Tokens) -> None:
-        tokens = tokens[-self._max_log_tokens // 2 :]
-        begin = self.log_end
-        in_use = begin - int(self.log_state[LOG_OLDEST])
-        while len(self.log) < self._max_log_tokens and in_use + len(tokens) > len(self.log):
+        first = max(0, len(tokens) - self._max_log_tokens // 2)
+        in_use = self.log_end - int(self.log_state[LOG_OLDEST])
+        num_needed = in_use + len(tokens) - first
+        while len(self.log) < min(self._max_log_tokens, num_needed):
             self._resize_log(min(self._max_log_tokens, len(self.log) * 4))
-        end = begin + len(tokens)
-        capacity = len(self.log)
-        first = begin & (capacity - 1)
-        num_first = min(len(tokens), capacity - first)
-        self.log[first : first + num_first] = tokens[:num_first]
-        self.log[: len(tokens) - num_first] = tokens[num_first:]
-        self.log_state[LOG_END] = end
-        self._forget_before(end - capacity)
-        index_tokens(self.log, self.places, max(begin, MATCH_TOKENS), end)
+        append_tokens(self.log, self.places, self.log_state, tokens, first)
 
     def _resize_log(self, capacity: int) -> None:
         """Keep the last ``capacity`` tokens, a power of two; positions stay what they are."""

@@ -403,6 +403,15 @@ def insert_tokens(
         grow(rows, size, min_stamp)
 
 
+@jit
+def num_valid(tokens: Tokens, first: int) -> int:
+    """How many tokens from ``first`` on are before the first id that no token can have."""
+    position = first
+    while position < tokens.shape[0] and 0 <= tokens[position] <= MAX_TOKEN_ID:
+        position += 1
+    return position - first
+
+
 @inlined
 def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int) -> int:
     """How often two rows must be halved to be added without an overflow."""

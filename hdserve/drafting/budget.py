@@ -77,6 +77,13 @@ class DraftBudget:
         self._cost = cost
         self._patience.clear()
 
+    def rests(self, num_sequences: int) -> bool:
+        """Whether there is nothing to do in this step, nor to learn from it; if so, nothing else is
+        to be asked of it."""
+        self._last = None
+        patience = self._patience.get(num_sequences.bit_length())
+        return patience is not None and patience.rests()
+
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
         self._last = None

@@ -122,6 +122,16 @@ class Patience:
                 times.plain_s.clear()
         return is_looking
 
+    def rests(self) -> bool:
+        """Whether this step is of the middle of a pause, so that it neither looks nor is timed;
+        if it is, :meth:`is_looking` is not to be asked."""
+        is_settling = self.was_looking or self._num_steps_in_a_row < _NUM_SETTLING_STEPS
+        if is_settling or self._num_steps_to_skip <= _NUM_TIMED_STEPS:
+            return False
+        self._num_steps_to_skip -= 1
+        self._num_steps_in_a_row += 1
+        return True
+
     @property
     def is_timed(self) -> bool:
         """Whether the time of the step that was asked for last will be needed.  The first steps of

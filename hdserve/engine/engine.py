@@ -262,11 +262,13 @@ class Engine:
         is_read = self._drafts.are_read and any(tree and tree.num_draft_tokens for tree in trees)
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
-        num_tokens = self._verify(scheduled, trees, forwarded)
-        self._count_step(started, drafted, verifying, num_tokens)
-        elapsed = time.perf_counter() - started
+        num_tokens, ended = self._verify(scheduled, trees, forwarded)
+        elapsed = time.perf_counter() - started  # what follows is of the sequences that ended
         own_s = self._drafts.took(elapsed, verifying - drafted)
         self._scheduler.took(scheduled, own_s)
+        for slot in ended:
+            self._release(slot)
+        self._count_step(started, drafted, verifying, num_tokens)
 
     def _change_over(self, faster: Future[Faster]) -> None:
         self._faster = None
@@ -291,11 +293,11 @@ class Engine:
         scheduled: Sequence[Scheduled],
         trees: Sequence[DraftTree | None],
         forwarded: Sequence[NodeOutputs | None],
-    ) -> int:
-        """The number of tokens that were decided."""
+    ) -> tuple[int, list[Slot]]:
+        """The number of tokens that were decided, and the slots of the sequences that ended."""
         num_decided = 0
         moves: list[tuple[int, int]] = []
-        finished: list[Slot] = []
+        ended: list[Slot] = []
         chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
@@ -307,11 +309,9 @@ class Engine:
                 num_decided += len(output.token_ids)
             self._undecided = None
             if seq.finish_reason is not None:
-                finished.append(work.slot)
+                ended.append(work.slot)
         self._runner.cache.keep(moves)
-        for slot in finished:
-            self._release(slot)
-        return num_decided
+        return num_decided, ended
 
     def _choose_together(
         self,

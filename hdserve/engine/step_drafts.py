@@ -69,6 +69,8 @@ class StepDrafts:
         budget = self._budget
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
+        if budget.rests([work.is_choosing for work in scheduled].count(True)):
+            return self._trees(scheduled, is_drafting=False)
         choosing = [work for work in scheduled if work.is_choosing]
         is_drafting = budget.wants_drafts(len(choosing))
         if not (is_drafting or budget.wants_times(len(choosing))):

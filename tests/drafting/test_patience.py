@@ -25,6 +25,7 @@ def steps_with_drafts(
     first_look_s: float = 0.0,
     settling_s: float = 0.0,
     scores: Sequence[Sequence[float]] = ((0.5,),),
+    rests: bool = True,
 ) -> list[int]:
     """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
     for.
@@ -35,10 +36,13 @@ def steps_with_drafts(
         first_look_s: what a look after a pause takes more.
         settling_s: what each of the first eight steps after a look takes more.
         scores: what looks find, one after the other and then again.
+        rests: whether the budget is first asked if there is anything to do, as in the engine.
     """
     found: list[int] = []
     for step in range(num_steps):
-        if budget.wants_drafts(1):
+        if rests and budget.rests(1):
+            budget.took(1.0, 1.0)
+        elif budget.wants_drafts(1):
             more_s = 0.0 if found and found[-1] == step - 1 else first_look_s
             budget.trim([make_tree(list(scores[len(found) % len(scores)]))])
             budget.took(1.0 + looking_s + more_s, 1.0, catching_up_s)
@@ -98,6 +102,29 @@ def test_of_a_pause_only_the_ends_are_timed() -> None:
     wanted = [step for pause in pauses for step in sorted({*pause[:8], *pause[-9:]})]
     assert [step for step in asked if step < looked[-1]] == wanted
     assert max(len(pause) for pause in pauses) > 100
+
+
+@pytest.mark.parametrize("looking_s", [0.4, 0.6, 1.5])
+@pytest.mark.parametrize("settling_s", [0.0, 0.3])
+def test_resting_in_the_middle_of_a_pause_changes_nothing(
+    looking_s: float, settling_s: float
+) -> None:
+    """It is a shorter way to the same: steps that would look for nothing, timed by nobody."""
+    looked = [
+        steps_with_drafts(
+            make_budget(FREE),
+            3000,
+            looking_s,
+            settling_s=settling_s,
+            scores=[(0.5,), (0.9, 0.8), (0.1,)],
+            rests=rests,
+        )
+        for rests in (False, True)
+    ]
+    assert looked[0] == looked[1]
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 2000, looking_s=1.5)
+    assert sum(budget.rests(1) for _ in range(20)) > 0
 
 
 def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:

@@ -182,3 +182,22 @@ def test_the_text_goes_on_after_the_prompt() -> None:
     seq = make_sequence("a", make_prompt(5), **GREEDY)
     text = "".join(output.text for output in run(make(tokenizer=tokenizer), [seq]))
     assert tokenizer.decode(make_prompt(5)) + text == tokenizer.decode(seq.token_ids)
+
+
+def test_what_is_done_for_sequences_that_end_is_no_part_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What they said is recorded when it is known how long the step took: else prompts that begin
+    next would get more time than where nothing is recorded."""
+    told: list[str] = []
+    engine = make()
+    took = engine._scheduler.took
+
+    def note(*arguments: Any) -> None:
+        told.append("took")
+        took(*arguments)
+
+    monkeypatch.setattr(engine._scheduler, "took", note)
+    monkeypatch.setattr(engine, "_on_finish", lambda seq: told.append(seq.request_id))
+    run(engine, [make_sequence("a", make_prompt(5), **GREEDY, max_tokens=3)])
+    assert told == ["took", "took", "took", "a"]
