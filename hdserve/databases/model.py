@@ -7,8 +7,10 @@ names one, so that text of one tenant cannot be drafted for another.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,28 @@ RECYCLED_SHARE = 16
 
 PROMPT_BLOCK_TOKENS = 32
 
+MAX_PUT_OFF_TOKENS: Final = 1024
+"""Outputs are put off until they have so many tokens together or somebody reads.  Between forwards,
+which leave the processor's caches to other data, an output by itself takes three times as long
+(docs/adr/0030)."""
+
 _COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many
 tokens of it, ``None`` once it is recorded."""
+
+
+class _PutOff(NamedTuple):
+    """What a sequence that has ended leaves: nothing of its prompt where prompts are not shared,
+    its output, and in which partition how many tokens of that were counted."""
+
+    namespace: str
+    prompt: list[int]
+    output: list[int]
+    counted: tuple[int, int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
 
 
 class ModelDatabase:
@@ -42,23 +63,33 @@ class ModelDatabase:
             :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
 
-    Attributes:
-        version: changes whenever an array of any namespace came, went or was replaced.
     """
 
     def __init__(self, max_bytes: int = 256 << 20, *, share_prompts: bool = False) -> None:
         self.max_bytes = max_bytes
         self.share_prompts = share_prompts
-        self.version = 0
+        self._version = 0
         self._num_partitions = 0
+        self._put_off: deque[_PutOff] = deque()
+        self._num_put_off_tokens = 0
         recycled_bytes = max_bytes // RECYCLED_SHARE
-        self._partitions: Room[NamespaceTables] = Room(
-            max_bytes - recycled_bytes, self._note_change
-        )
+        self._room: Room[NamespaceTables] = Room(max_bytes - recycled_bytes, self._note_change)
         self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
 
     def _note_change(self) -> None:
-        self.version += 1
+        self._version += 1
+
+    @property
+    def version(self) -> int:
+        """It changes whenever an array of any namespace came, went or was replaced."""
+        self._insert_put_off()
+        return self._version
+
+    @property
+    def _partitions(self) -> Room[NamespaceTables]:
+        """As whoever reads finds them."""
+        self._insert_put_off()
+        return self._room
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -142,17 +173,30 @@ class ModelDatabase:
             self.insert(namespace, token_ids)
 
     def record(self, seq: RequestSequence) -> None:
-        """Add the output of a sequence that has ended, and its prompt with ``share_prompts``.
+        """Add the output of a sequence that has ended, and its prompt with ``share_prompts``, by
+        the time that somebody reads.
 
         Does nothing for a sequence that does not share its output or was recorded before.
         """
-        num_counted = self._num_counted(seq)
-        if not seq.speculation.is_output_shared or num_counted is None:
+        counted = seq.drafter_state.get(_COUNTED, (0, 0))
+        if not seq.speculation.is_output_shared or counted is None:
             return
         seq.drafter_state[_COUNTED] = None
-        if self.share_prompts:
-            self.insert_prompt(seq.namespace, seq.token_ids[: seq.num_prompt_tokens])
-        self._insert(seq.namespace, seq.output_token_ids, num_counted)
+        prompt = seq.token_ids[: seq.num_prompt_tokens] if self.share_prompts else []
+        put_off = _PutOff(seq.namespace, prompt, seq.output_token_ids, counted)
+        self._put_off.append(put_off)
+        self._num_put_off_tokens += put_off.num_tokens
+        if self._num_put_off_tokens >= MAX_PUT_OFF_TOKENS:
+            self._insert_put_off()
+
+    def _insert_put_off(self) -> None:
+        while self._put_off:
+            put_off = self._put_off.popleft()
+            self._num_put_off_tokens -= put_off.num_tokens
+            if put_off.prompt:
+                self.insert_prompt(put_off.namespace, put_off.prompt)
+            num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
+            self._insert(put_off.namespace, put_off.output, num_counted)
 
     def record_running(self, seq: RequestSequence) -> None:
         """Count what a running sequence has said since the last time, so that others can draft it.
@@ -160,9 +204,10 @@ class ModelDatabase:
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
         for a sequence that does not share its output.
         """
-        num_counted = self._num_counted(seq)
-        if not seq.speculation.is_output_shared or num_counted is None:
+        counted = seq.drafter_state.get(_COUNTED, (0, 0))
+        if not seq.speculation.is_output_shared or counted is None:
             return
+        num_counted = self._num_still_counted(seq.namespace, counted)
         first = max(0, num_counted - MODEL_ORDERS[-1])
         text = seq.token_ids[seq.num_prompt_tokens + first :]
         begin = num_counted - first
@@ -174,14 +219,10 @@ class ModelDatabase:
             partition.count(np.array(text, np.int32), begin)
         seq.drafter_state[_COUNTED] = partition.number, num_counted + len(text) - begin
 
-    def _num_counted(self, seq: RequestSequence) -> int | None:
-        """How much of the output of a sequence was counted in the partition there is now; ``None``
-        if it was recorded."""
-        counted = seq.drafter_state.get(_COUNTED, (0, 0))
-        if counted is None:
-            return None
+    def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
+        """How many tokens of a sequence were counted in the partition there is now."""
         number, num_tokens = counted
-        partition = self.partition(seq.namespace)
+        partition = self._room.get(namespace)
         return num_tokens if partition is not None and partition.number == number else 0
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
@@ -201,23 +242,26 @@ class ModelDatabase:
 
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""
+        kept = [each for each in self._put_off if namespace not in (None, each.namespace)]
+        self._put_off = deque(kept)
+        self._num_put_off_tokens = sum(each.num_tokens for each in kept)
         if namespace is None:
-            self._partitions.clear()
+            self._room.clear()
             self._recycled.clear()
         else:
-            self._partitions.drop(namespace)
+            self._room.drop(namespace)
             self._recycled.drop(namespace)
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, made if there is none, to be fed."""
-        partition = self._partitions.use(namespace, self._new_partition)
+        partition = self._room.use(namespace, self._new_partition)
         version = partition.version
         try:
             yield partition
         finally:
-            self.version += partition.version - version
-            self._partitions.note(namespace)
+            self._version += partition.version - version
+            self._room.note(namespace)
 
     def _new_partition(self, max_bytes: int) -> NamespaceTables:
         self._num_partitions += 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
-from hdserve.databases.model import ModelDatabase
+from hdserve.databases.model import MAX_PUT_OFF_TOKENS, ModelDatabase
 from hdserve.databases.ngram import BUCKET_BYTES, grow, most_frequent, put
 
 
@@ -54,6 +54,14 @@ def test_insert_and_apply_take_lists_and_arrays(dtype: type) -> None:
     assert (database.num_tokens, database.num_entries) == (18, 3)
     assert _next(database, "a", [1, 2]) == [3]
     assert database.num_bytes > 0
+
+
+@pytest.mark.parametrize("wrong", [-1, -5, 1 << 20, 1 << 40, -(1 << 40)])
+def test_a_text_ends_before_what_is_no_token(wrong: int) -> None:
+    database = ModelDatabase()
+    database.insert("a", [1, 2, 3, wrong, 4, 5])
+    assert database.num_tokens == 3
+    assert _next(database, "a", [1, 2]) == [3]
 
 
 @pytest.mark.parametrize("num_tokens", [500, 4000, 2**14])
@@ -239,6 +247,44 @@ def test_record_takes_outputs_once_and_only_shared_ones() -> None:
     database.record(_sequence([7], [4, 5, 6], is_output_shared=False))
     assert (database.num_tokens, database.num_entries) == (3, 1)
     assert _next(database, "default", [7, 8]) == []
+
+
+def test_what_ended_is_put_off_until_somebody_reads() -> None:
+    database, at_once = ModelDatabase(1 << 20), ModelDatabase(1 << 20)
+    outputs = [[number, 5, 6, number] for number in range(3)]
+    for output in outputs:
+        database.record(_sequence([7], output))
+        at_once.insert("default", output)
+    assert not [*database._room]
+    version = database.version
+    found, wanted = database.partition("default"), at_once.partition("default")
+    assert found is not None
+    assert wanted is not None
+    assert np.array_equal(found.table.rows, wanted.table.rows)
+    assert np.array_equal(found.log, wanted.log)
+    assert database.version == version, "who asks for it knows of what was put off"
+
+
+def test_no_more_is_put_off_than_pays() -> None:
+    database = ModelDatabase(share_prompts=True)
+    num_tokens = MAX_PUT_OFF_TOKENS // 4
+    for number in range(6):
+        database.record(_sequence([number] * (num_tokens // 2), [number] * (num_tokens // 2)))
+    assert sum(partition.num_tokens for partition in database._room) == 4 * num_tokens
+    assert database.num_tokens == 6 * num_tokens
+
+
+def test_what_was_put_off_is_forgotten_with_the_rest() -> None:
+    database = ModelDatabase()
+    for namespace in ("a", "b"):
+        seq = _sequence([7], [1, 2, 3])
+        seq.namespace = namespace
+        database.record(seq)
+    database.clear("a")
+    assert database.namespaces == ("b",)
+    database.record(_sequence([7], [1, 2, 3]))
+    database.clear()
+    assert database.num_entries == 0
 
 
 @given(
