@@ -62,7 +62,6 @@ class ModelDatabase:
             text are forgotten first, those of the largest namespace, see
             :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
-
     """
 
     def __init__(self, max_bytes: int = 256 << 20, *, share_prompts: bool = False) -> None:
