@@ -168,7 +168,7 @@ class DraftBudget:
             tokens, num_kept = self._cut(trees, seconds + looking_s)
         as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
         forward_s = float(seconds[num_kept])
-        patience.weigh((as_plain_s - forward_s - looking_s) / number)
+        patience.weigh((as_plain_s - forward_s - looking_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
         self._expect(patience, number, forward_s, num_other_rows)

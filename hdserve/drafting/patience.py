@@ -14,7 +14,7 @@ _PATIENCE = 0.1
 """How much may be lost before the first pause, as a share of a plain decoding step."""
 
 _WORST_GAIN = -0.5
-"""The largest loss that counts, as a share of a plain decoding step."""
+"""The largest loss that counts, as a share of what the tokens of the step take plainly."""
 
 _NUM_SETTLING_LOOKS, _NUM_SETTLING_STEPS = 2, 8
 """So many steps with drafts, and without, take longer after those of the other kind, which leave
@@ -70,9 +70,9 @@ class Patience:
     step.
 
     What it was while something else kept the machine busy is soon forgotten: a loss counts only up
-    to half a step, and what plain steps took only until ``_MAX_PAUSE`` looks came in a row.  The
-    next look that seems to lose is followed by a few plain steps then, as is the first of all,
-    before any loss counts.
+    to half of what its tokens take plainly, and what plain steps took only until ``_MAX_PAUSE``
+    looks came in a row.  The next look that seems to lose is followed by a few plain steps then, as
+    is the first of all, before any loss counts.
 
     Pauses double while it does not pay, up to as many steps as make what the look at their end
     loses ``_AFFORDABLE_LOSS`` of their time, or to the longest there is.  To that look belongs what
@@ -93,7 +93,6 @@ class Patience:
         self._step_s = step_s
         self._max_pause = max(_MAX_PAUSE, int(_MAX_PAUSE_S / (step_s * num_sequences)))
         self._gain_s = step_s * _PATIENCE
-        self._worst_gain_s = step_s * _WORST_GAIN
         self._pause = 0
         self._num_steps_to_skip = 0
         self._num_looks = 0
@@ -186,8 +185,9 @@ class Patience:
         none, which is plain decoding at its best, and never more than :meth:`looking_s`."""
         return min(_median(self._times.plain_s), self.looking_s)
 
-    def weigh(self, gain_s: float) -> None:
-        """Learn what drafting gained in a step, in seconds, or lost."""
+    def weigh(self, gain_s: float, as_plain_s: float) -> None:
+        """Learn what drafting gained in a step, in seconds, or lost, whose tokens take
+        ``as_plain_s`` plainly."""
         if not self.was_looking or self._num_looks < _NUM_TIMED_STEPS:
             return  # the first ones take long, as everything does for the first time
         self._has_gained = gain_s > 0
@@ -195,7 +195,7 @@ class Patience:
             self._has_compared = True
             self._num_steps_to_skip = _NUM_COMPARED_STEPS
             return
-        counted_s = max(gain_s, self._worst_gain_s)
+        counted_s = max(gain_s, _WORST_GAIN * as_plain_s)
         self._gain_s += (counted_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
             self._pause = 0

@@ -187,7 +187,7 @@ def test_a_plain_step_is_what_it_takes_among_others() -> None:
     for gain_s in [*[1.0] * 40, -1.0]:
         assert patience.is_looking()
         patience.took(3.0, catching_up_s=0.0, beside_prompts=False)
-        patience.weigh(gain_s)
+        patience.weigh(gain_s, as_plain_s=1.0)
     for seconds in (1.65, 1.34, 1.26, 1.15, 1.0, 0.95, 0.9, 0.8, 0.75, 0.76, 0.77, 0.76):
         assert not patience.is_looking()
         patience.took(seconds, catching_up_s=0.0, beside_prompts=False)
@@ -209,6 +209,17 @@ def test_rare_large_gains_outweigh_frequent_losses() -> None:
     rare = [(), (), (), (0.95, 0.9, 0.9, 0.9)]
     looked = steps_with_drafts(budget, 2000, looking_s=0.6, scores=rare)
     assert len(looked) > 1900
+
+
+def test_losses_of_long_looks_outweigh_smaller_gains() -> None:
+    """A look that finds much takes long, and loses more than half a plain step where it finds a
+    little less: it lost 0.85 steps here for each 0.8 that the next one gained."""
+    budget = make_budget(FREE)
+    scores = [(0.95, 0.95, 0.35), (0.95, 0.95, 0.95, 0.95, 0.1)]
+    looked = steps_with_drafts(budget, 4000, looking_s=3.1, scores=scores)
+    assert len(looked) < 1000
+    looked = steps_with_drafts(make_budget(FREE), 4000, looking_s=3.0, scores=scores)
+    assert len(looked) > 3500
 
 
 def test_looks_after_pauses_do_not_tell_what_looks_in_a_row_take() -> None:
