@@ -69,9 +69,9 @@ class StepDrafts:
         budget = self._budget
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
-        if budget.rests([work.is_choosing for work in scheduled].count(True)):
-            return self._trees(scheduled, is_drafting=False)
         choosing = [work for work in scheduled if work.is_choosing]
+        if budget.rests(len(choosing)):
+            return self._trees(scheduled, is_drafting=False)
         is_drafting = budget.wants_drafts(len(choosing))
         if not (is_drafting or budget.wants_times(len(choosing))):
             return self._trees(scheduled, is_drafting=False)
