@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +42,15 @@ from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_SIZE = 4, 64
-NUM_INPUTS, NUM_OUTPUTS, NUM_LAYERS = 896, 4864, 10
+LAYERS = ((896, 4864), (4864, 896))
+"""Inputs and outputs of layers of a feed-forward network of Qwen2.5-0.5B."""
+NUM_LAYERS = 10
 NUM_CACHED = 250
 ATTENTION_CASES = ((1, 1), (1, 4), (1, 8), (1, 17), (1, 64), (4, 1), (16, 1), (16, 4))
-ROW_COUNTS = (1, 2, 4, 8, 11, 16, 24, 32, 64)
+ROW_COUNTS = (1, 2, 4, 8, 11, 16, 24, 32, 64, 256)
 FORWARD_CASES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 11), (1, 17), (4, 1), (16, 1), (16, 4))
 NUM_CHOICES = 100
+TABLES = ("attention", "products", "choices", "forwards")
 VOCAB_SIZES = (8192, 152_000)
 CHOICES: dict[str, dict[str, Any]] = {
     "all": {},
@@ -115,10 +119,10 @@ def attention(
     return best_ms(contenders, num_rounds)
 
 
-def products(num_rows: int, num_rounds: int) -> dict[str, float]:
+def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) -> dict[str, float]:
     """Measure the products of ten large layers."""
-    rows, workers = torch.randn(num_rows, NUM_INPUTS), Workers()
-    weights = [torch.randn(NUM_OUTPUTS, NUM_INPUTS) for _ in range(NUM_LAYERS)]
+    rows, workers = torch.randn(num_rows, num_inputs), Workers()
+    weights = [torch.randn(num_outputs, num_inputs) for _ in range(NUM_LAYERS)]
     by_column = [weight.t().contiguous().t() for weight in weights]
     halves = [weight.bfloat16() for weight in weights]
 
@@ -189,15 +193,7 @@ def show(title: str, found: Iterable[tuple[str, dict[str, float]]]) -> None:
         print(f"| {contender} |", " | ".join(f"{ms[contender]:.3f}" for _, ms in columns), "|")
 
 
-@torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="hdserve-tiny")
-    parser.add_argument("--rounds", type=int, default=25)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rounds = arguments.rounds
-    print(f"commit {commit()}, {cpu_name()}, PyTorch {torch.__version__}")
+def show_attention(rounds: int) -> None:
     cases = [
         (f"{count} x {rows}", attention(count, rows, rounds)) for count, rows in ATTENTION_CASES
     ]
@@ -208,11 +204,17 @@ def main() -> None:
         for count, rows in (*ATTENTION_CASES, (1, 256))
     )
     show(f"{title}, bfloat16", halves)
-    sizes = f"{NUM_LAYERS} layers of {NUM_INPUTS} x {NUM_OUTPUTS}"
-    show(
-        f"Products of rows, {sizes}",
-        ((str(count), products(count, rounds)) for count in ROW_COUNTS),
-    )
+
+
+def show_products(rounds: int) -> None:
+    for sizes in LAYERS:
+        show(
+            f"Products of rows, {NUM_LAYERS} layers of {sizes[0]} x {sizes[1]}",
+            ((str(count), products(*sizes, count, rounds)) for count in ROW_COUNTS),
+        )
+
+
+def show_choices(rounds: int) -> None:
     show(
         f"{NUM_CHOICES} choices at temperature 1, vocabulary",
         (
@@ -221,8 +223,29 @@ def main() -> None:
             for name, options in CHOICES.items()
         ),
     )
-    title = f"Forwards of {arguments.model}, sequences x rows, {NUM_CACHED} cached tokens each"
-    show(title, forwards(arguments.model, rounds))
+
+
+def show_forwards(rounds: int, model: str) -> None:
+    title = f"Forwards of {model}, sequences x rows, {NUM_CACHED} cached tokens each"
+    show(title, forwards(model, rounds))
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="hdserve-tiny")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--only", choices=TABLES, help="one of the tables")
+    arguments = parser.parse_args()
+    tables = (
+        *(show_attention, show_products, show_choices),
+        partial(show_forwards, model=arguments.model),
+    )
+    torch.set_num_threads(1)
+    print(f"commit {commit()}, {cpu_name()}, PyTorch {torch.__version__}")
+    for name, table in zip(TABLES, tables, strict=True):
+        if arguments.only in (None, name):
+            table(arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,21 @@ from typing import Any, NamedTuple
 
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.memory import bfloats_at, floats_at
+from hdserve.engine.kernels.memory import bfloats_at, floats_at, room_for_floats
 from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
-from hdserve.engine.kernels.vectors import load, prefetch, store_totals
+from hdserve.engine.kernels.vectors import load, prefetch, store, store_totals
 
 OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; the number of outputs of a matrix is a multiple of it."""
 
 _ROWS_PER_PANEL = 8 * NUM_ROWS
 """The rows that fit into the cache of the processor, and are multiplied while they are there."""
+
+VECTORS_PER_BLOCK = 32
+"""Vectors of inputs in a block: of a tile's rows and outputs they fit into the first cache."""
+
+_MAX_ROWS_IN_WHOLE = 2 * NUM_ROWS
+"""More rows are multiplied in blocks where they are long (docs/adr/0017)."""
 
 
 class Vectors(NamedTuple):
@@ -43,41 +49,127 @@ class Vectors(NamedTuple):
     store_totals: Any
 
 
-def multiplier_of(tile: Callable[[int], Any], outputs_at_once: int) -> Any:
-    """The product for compiled code: in tiles of ``NUM_ROWS`` rows, and a last one of fewer.
+class Part(NamedTuple):
+    """What a tile multiplies, for compiled code.
+
+    Attributes:
+        row, output: the first of the tile.
+        line: the first row of ``sums`` that the tile has.
+        first, stop: the inputs, from one to another.
+        next_output, next_input: the weights that are multiplied next.
+    """
+
+    row: int
+    output: int
+    line: int
+    first: int
+    stop: int
+    next_output: int
+    next_input: int
+
+
+def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
+    """The product of a panel of rows for compiled code: in tiles of ``NUM_ROWS`` rows, and a last
+    one of fewer.
 
     Args:
-        tile: makes the product of so many rows and ``outputs_at_once`` outputs for compiled code:
-            a function of the rows, the weights, the bias, the products, the first row, and the
-            first output and that behind the last one of the whole call.
+        tile: makes the product of so many rows and some outputs for compiled code: a function of
+            the rows, the weights, the bias, the products, room for the sums of a panel, and a
+            :class:`Part`.
     """
     multiply_several, multiply_three = tile(NUM_ROWS), tile(3)
     multiply_two, multiply_one = tile(2), tile(1)
 
     @inlined
-    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
-        num_rows = rows.shape[0]
-        for panel in range(0, num_rows, _ROWS_PER_PANEL):
-            end = min(panel + _ROWS_PER_PANEL, num_rows)
-            num_left = (end - panel) % NUM_ROWS
-            whole = end - num_left
-            for n in range(first, stop, outputs_at_once):
-                for m in range(panel, whole, NUM_ROWS):
-                    multiply_several(rows, weights, bias, products, m, n, stop)
-                if num_left == 1:
-                    multiply_one(rows, weights, bias, products, whole, n, stop)
-                elif num_left == 2:
-                    multiply_two(rows, weights, bias, products, whole, n, stop)
-                elif num_left == 3:
-                    multiply_three(rows, weights, bias, products, whole, n, stop)
+    def multiply(
+        rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: Part, num_rows: int
+    ) -> None:
+        panel, n, _line, first, stop, next_n, next_k = part
+        num_left = num_rows % NUM_ROWS
+        whole = num_rows - num_left
+        for line in range(0, whole, NUM_ROWS):
+            part = Part(panel + line, n, line, first, stop, next_n, next_k)
+            multiply_several(rows, weights, bias, products, sums, part)
+        part = Part(panel + whole, n, whole, first, stop, next_n, next_k)
+        if num_left == 1:
+            multiply_one(rows, weights, bias, products, sums, part)
+        elif num_left == 2:
+            multiply_two(rows, weights, bias, products, sums, part)
+        elif num_left == 3:
+            multiply_three(rows, weights, bias, products, sums, part)
 
     return multiply
 
 
-def _tile(num_rows: int, vectors: Vectors) -> Any:
-    """The product of so many rows and four outputs."""
+def multiplier_of(tile: Callable[[int], Any], outputs_at_once: int) -> Any:
+    """The product over whole rows for compiled code.
+
+    Args:
+        tile: see :func:`_panel_multiplier`; of ``outputs_at_once`` outputs.
+    """
+    multiply_panel = _panel_multiplier(tile)
+
+    @inlined
+    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+        num_rows, num_inputs = rows.shape
+        for panel in range(0, num_rows, _ROWS_PER_PANEL):
+            size = min(_ROWS_PER_PANEL, num_rows - panel)
+            for n in range(first, stop, outputs_at_once):
+                ahead = min(n + outputs_at_once, stop - outputs_at_once)
+                part = Part(panel, n, 0, 0, num_inputs, ahead, 0)
+                multiply_panel(rows, weights, bias, products, None, part, size)
+
+    return multiply
+
+
+def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> Any:
+    """The product over blocks of inputs for compiled code, between which a panel of rows and four
+    outputs have their sums in memory::
+
+                 inputs        block 0 | block 1 | ...
+        four outputs           weights | weights |        each for all tiles of the panel
+        tile 0 of the panel       sums -> sums   -> ...
+        tile 1                    sums -> sums   -> ...
+    """
+    multiply_panel = _panel_multiplier(tile)
+    room_for_sums = room_for_floats(_ROWS_PER_PANEL, NUM_COLUMNS * NUM_LANES)
+
+    @inlined
+    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+        num_rows, num_inputs = rows.shape
+        sums = room_for_sums()
+        for panel in range(0, num_rows, _ROWS_PER_PANEL):
+            size = min(_ROWS_PER_PANEL, num_rows - panel)
+            for n in range(first, stop, OUTPUTS_AT_ONCE):
+                for k in range(0, num_inputs, inputs_per_block):
+                    k_stop = min(k + inputs_per_block, num_inputs)
+                    ahead_n, ahead_k = n, k_stop
+                    if k_stop == num_inputs:
+                        ahead_n, ahead_k = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE), 0
+                    part = Part(panel, n, 0, k, k_stop, ahead_n, ahead_k)
+                    multiply_panel(rows, weights, bias, products, sums, part, size)
+
+    return multiply
+
+
+@inlined
+def _load_sum(index: int, given: Any) -> Any:
+    sums, line = given
+    return load(sums, (line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES))
+
+
+@inlined
+def _store_sum(index: int, given: Any) -> None:
+    sums, line, block = given
+    place = line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES
+    store(sums, place, block[index])
+
+
+def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
+    """The product of so many rows and four outputs, over whole rows or a block of inputs."""
     num_lanes, load, with_products, store_totals = vectors
-    zero_block = zeros(num_rows)
+    zero_block, size = zeros(num_rows), num_rows * NUM_COLUMNS
+    load_sums, store_sums = repeated(_load_sum, size), repeated(_store_sum, size)
 
     @inlined
     def load_line(index: int, given: Any) -> Any:
@@ -96,30 +188,50 @@ def _tile(num_rows: int, vectors: Vectors) -> Any:
 
     @inlined
     def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, n: int, stop: int
+        rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: Part
     ) -> None:
-        """Meanwhile weights of the next outputs are read: of all four beside one row, else of two,
-        since other rows ask for the rest."""
-        ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
+        """Meanwhile the weights that come next are read: of all four outputs beside one row, else
+        of two, since other rows ask for the rest."""
+        ahead = part.next_output
         if num_rows == NUM_ROWS:
-            ahead += m // NUM_ROWS % OUTPUTS_AT_ONCE
+            ahead += part.row // NUM_ROWS % OUTPUTS_AT_ONCE
+        distance = 0 if is_whole else part.next_input - part.first
         block = zero_block()
-        for k in range(0, rows.shape[1], num_lanes):
-            outputs = load_outputs((weights, n, k))
-            prefetch(weights, (ahead, k))
-            prefetch(weights, (ahead ^ 2, k))
+        if not is_whole and part.first:
+            block = load_sums((sums, part.line))
+        for k in range(0 if is_whole else part.first, part.stop, num_lanes):
+            outputs = load_outputs((weights, part.output, k))
+            prefetch(weights, (ahead, k + distance))
+            prefetch(weights, (ahead ^ 2, k + distance))
             if num_rows == 1:
-                prefetch(weights, (ahead ^ 1, k))
-                prefetch(weights, (ahead ^ 3, k))
-            block = with_products(load_rows((rows, m, k)), outputs, block)
-        store_rows((products, m, n, bias, block))
+                prefetch(weights, (ahead ^ 1, k + distance))
+                prefetch(weights, (ahead ^ 3, k + distance))
+            block = with_products(load_rows((rows, part.row, k)), outputs, block)
+        if is_whole or part.stop == rows.shape[1]:
+            store_rows((products, part.row, part.output, bias, block))
+        else:
+            store_sums((sums, part.line, block))
 
     return multiply_tile
 
 
 def multiplier(vectors: Vectors) -> Any:
     """The multiplier for numbers of one kind, which sums each output across the lanes."""
-    return multiplier_of(partial(_tile, vectors=vectors), OUTPUTS_AT_ONCE)
+    inputs_per_block = VECTORS_PER_BLOCK * vectors.num_lanes
+    in_whole = multiplier_of(partial(_tile, vectors=vectors, is_whole=True), OUTPUTS_AT_ONCE)
+    in_blocks = _block_multiplier_of(
+        partial(_tile, vectors=vectors, is_whole=False), inputs_per_block
+    )
+
+    @inlined
+    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+        num_rows, num_inputs = rows.shape
+        if num_rows > _MAX_ROWS_IN_WHOLE and num_inputs > 2 * inputs_per_block:
+            in_blocks(rows, weights, bias, products, first, stop)
+        else:
+            in_whole(rows, weights, bias, products, first, stop)
+
+    return multiply
 
 
 @inlined

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba.core import types
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -38,6 +39,29 @@ def _matrix_at(item: Any) -> Any:
 
 def _matrices_at(item: Any) -> Any:
     return intrinsic(lambda _context, _address, _number, _rows, _columns: _builds(item, 3))
+
+
+def room_for_floats(num_rows: int, num_columns: int) -> Any:
+    """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
+    initialised, for as long as the entry point runs."""
+    kind = types.Array(types.float32, 2, "C")
+
+    def build(_context: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+            array = context.make_array(kind)(context, builder)
+            room = ir.ArrayType(ir.FloatType(), num_rows * num_columns)
+            found = cgutils.alloca_once(builder, room)  # type: ignore[no-untyped-call]
+            data = builder.bitcast(found, array.data.type)
+            sizes = (num_rows, num_columns, 4 * num_columns, 4)
+            rows, columns, stride, size = (context.get_constant(types.intp, n) for n in sizes)
+            populate_array(  # type: ignore[no-untyped-call]
+                array, data, [rows, columns], [stride, size], size, None
+            )
+            return array._getvalue()
+
+        return kind(), codegen
+
+    return intrinsic(build)
 
 
 floats_at = _matrix_at(types.float32)

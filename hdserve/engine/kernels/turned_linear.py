@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.linear import multiplier_of
+from hdserve.engine.kernels.linear import Part, multiplier_of
 from hdserve.engine.kernels.memory import bfloats_at
 from hdserve.engine.kernels.pairs import (
     NUM_PAIRED,
@@ -68,8 +68,9 @@ def _tile(num_rows: int) -> Any:
 
     @inlined
     def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, m: int, block: int, _stop: int
+        rows: Any, weights: Any, bias: Any, products: Any, _sums: Any, part: Part
     ) -> None:
+        m, block = part.row, part.output
         n = min(block * OUTPUTS_PER_BLOCK, products.shape[1] - OUTPUTS_PER_BLOCK)
         first_line = block * rows.shape[1] // _PAIR
         sums = zero_block()

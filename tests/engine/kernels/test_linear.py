@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine.kernels.linear import multiply_at
+from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
-from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
 from hdserve.engine.turned_linear import turn
+
+needs_pairs = pytest.mark.skipif(
+    not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs"
+)
 
 
 def as_bfloat16(weights: np.ndarray) -> np.ndarray:
@@ -73,6 +77,30 @@ def test_products_are_right_and_rows_are_their_own(
     assert (product(few, stored)[-1] == found[row]).all()
 
 
+@pytest.mark.parametrize("num_blocks", [2.5, 3, 4.5])
+@pytest.mark.parametrize("num_rows", [9, 12, 35])
+@pytest.mark.parametrize("is_paired", [False, pytest.param(True, marks=needs_pairs)])
+def test_long_rows_in_blocks_have_the_bits_of_whole_ones(
+    num_blocks: float, num_rows: int, is_paired: bool
+) -> None:
+    """Rows by themselves are multiplied in whole."""
+    num_inputs = int(num_blocks * VECTORS_PER_BLOCK) * NUM_LANES * (1 + is_paired)
+    generator = np.random.default_rng(num_rows)
+    rows = generator.standard_normal((num_rows, num_inputs), np.float32)
+    weights = generator.standard_normal((20, num_inputs), np.float32)
+    if is_paired:
+        rows, weights = as_bfloat16(rows), as_bfloat16(weights)
+
+    def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
+        if is_paired:
+            return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, is_turned=False)
+        return product(rows, weights, parts)
+
+    found = product_of(rows, parts=2)
+    for number, row in enumerate(rows):
+        assert (product_of(row[None])[0] == found[number]).all()
+
+
 @pytest.mark.parametrize("num_rows", [1, 4, 5])
 def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
     weights = np.ones((12, 16), np.float32)
@@ -105,7 +133,7 @@ def turned(weights: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.mark.skipif(not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs")
+@needs_pairs
 @pytest.mark.parametrize("is_turned", [False, True])
 @settings(deadline=None)
 @given(
@@ -145,7 +173,7 @@ def test_pairs_are_the_same_product(
     assert (product_of(few)[-1] == found[row]).all()
 
 
-@pytest.mark.skipif(not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs")
+@needs_pairs
 def test_pairs_write_nothing_beside_the_outputs() -> None:
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, 12))
     products = np.full((5, 12), 7, np.uint16)
@@ -172,7 +200,7 @@ def test_what_is_turned_has_every_weight_where_it_is_looked_for(
         assert torch.equal(blocks[block, :, output - first].flatten(), weights[output])
 
 
-@pytest.mark.skipif(not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs")
+@needs_pairs
 def test_turned_weights_write_nothing_beside_their_blocks() -> None:
     num_outputs = 2 * OUTPUTS_PER_BLOCK + 16
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, num_outputs))
