@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", choices=TABLES, help="one of the tables")
     arguments = parser.parse_args()
-    tables = (
+    tables: tuple[Callable[[int], None], ...] = (
         *(show_attention, show_products, show_choices),
         partial(show_forwards, model=arguments.model),
     )
