@@ -12,13 +12,12 @@ without drafts, within a round.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -28,6 +27,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.peer_process import PeerProcess
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.prompts import encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_model
@@ -37,104 +37,57 @@ from hdserve.models import resolve_model
 from hdserve.prompts import PromptRow, read_prompts
 
 MAX_MODEL_LEN = 2048
-BASELINE = "vLLM"
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-"""As vLLM's documentation has it."""
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 32}
+BASELINE, PLAIN = "vllm", "hdserve-plain"
+SPECULATION: Mapping[str, Mapping[str, Any] | None] = {
+    BASELINE: None,
+    "vllm-ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
+    "vllm-suffix": {"method": "suffix", "num_speculative_tokens": 32},
+}
+"""vLLM's contenders.  The parameters of n-grams are those of its documentation."""
+CONTENDERS = (*SPECULATION, PLAIN, "hdserve")
 VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Room for keys and values, and the engine in the process that asks it: on two cores 1.6 times as
-fast as in a process of its own."""
+"""Gigabytes for keys and values, and the engine in the process that asks it: on two cores 1.6 times
+as fast as in one of its own."""
 
 
-class Peer:
-    """A process of :mod:`benchmarks.peer_engine`, stopped but for its turns."""
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Starts contenders by their names.
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            env={**os.environ, **environment},
-            text=True,
-            start_new_session=True,
-        )
-        self._log = log
-        self.version: str = self._read()["version"]
-        self._signal(signal.SIGSTOP)
-
-    def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
-        """Return how many ``seconds`` the answers to ``prompts`` took, and the ``outputs``."""
-        assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
-        batch = {"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens}
-        print(json.dumps(batch), file=self._process.stdin, flush=True)
-        found = self._read()
-        self._signal(signal.SIGSTOP)
-        return found
-
-    def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        """
-        Raises:
-            ConfigError: the process has ended; says what it printed last.
-        """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
-            raise ConfigError(f"{self.name} ended:\n{last}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def _signal(self, number: int) -> None:
-        """Tell it and what it has started."""
-        os.killpg(self._process.pid, number)
-
-
-class Line:
-    """The contenders: what starts each.
-
-    Args:
+    Attributes:
         model: a directory.
+        preload: ``LD_PRELOAD`` of vLLM.
+        package: what vLLM is installed as.
     """
 
-    def __init__(self, model: Path, vllm_python: Path, vllm_package: str, preload: str) -> None:
-        self._model = str(model)
-        self._vllm_python = vllm_python
-        self._vllm_package = vllm_package
-        self._vllm_environment = {**VLLM_ENVIRONMENT, "LD_PRELOAD": preload}
+    model: Path
+    vllm_python: Path
+    package: str
+    preload: str
+    logs: Path
 
-    def start(self, name: str, batch_size: int, log: Path) -> Peer:
-        """Start the contender ``name``, to decode so many sequences together."""
-        if name.startswith("hdserve"):
-            engine = {
-                **{"dtype": "bfloat16", "compile": True, "max_model_len": MAX_MODEL_LEN},
-                "max_num_sequences": batch_size,
-            }
-            is_drafting = name == "hdserve"
-            options = {"model": self._model, "engine": engine, "is_drafting": is_drafting}
-            return Peer(name, self._command(Path(sys.executable), "hdserve", options), {}, log)
-        options = {
-            **{"model": self._model, "dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN},
-            **{"max_num_seqs": batch_size, "gpu_memory_utilization": 0.4},
-            "package": self._vllm_package,
+    def start(self, name: str, batch_size: int) -> PeerProcess:
+        """Start a contender that decodes so many sequences together."""
+        log = self.logs / f"{name}-{batch_size}.log"
+        if name in SPECULATION:
+            return self._start_vllm(batch_size, SPECULATION[name], log)
+        engine = {
+            **{"dtype": "bfloat16", "compile": True, "max_model_len": MAX_MODEL_LEN},
+            "max_num_sequences": batch_size,
         }
-        speculative = {"vLLM, ngram": LOOKUP, "vLLM, suffix": SUFFIX}
-        if name in speculative:
-            options["speculative_config"] = speculative[name]
-        command = self._command(self._vllm_python, "vllm", options)
-        return Peer(name, command, self._vllm_environment, log)
+        options = {"model": str(self.model), "engine": engine, "is_drafting": name != PLAIN}
+        return PeerProcess(Path(sys.executable), "hdserve", options, log)
 
-    def _command(self, python: Path, kind: str, options: Mapping[str, Any]) -> list[str]:
-        script = Path(__file__).with_name("peer_engine.py")
-        return [str(python), str(script), kind, json.dumps(options)]
+    def _start_vllm(
+        self, batch_size: int, speculation: Mapping[str, Any] | None, log: Path
+    ) -> PeerProcess:
+        options = {
+            **{"model": str(self.model), "dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN},
+            **{"max_num_seqs": batch_size, "gpu_memory_utilization": 0.4},
+            **{"speculative_config": speculation, "package": self.package},
+        }
+        environment = {**VLLM_ENVIRONMENT, "LD_PRELOAD": self.preload}
+        return PeerProcess(self.vllm_python, "vllm", options, log, environment)
 
 
 def deal(rows: Sequence[PromptRow], num_sets: int) -> list[Sequence[PromptRow]]:
@@ -149,15 +102,16 @@ def deal(rows: Sequence[PromptRow], num_sets: int) -> list[Sequence[PromptRow]]:
 
 
 def run_rounds(
-    peers: Sequence[Peer], sets: Sequence[Sequence[Sequence[int]]], max_tokens: int
+    peers: Mapping[str, PeerProcess], sets: Sequence[Sequence[Sequence[int]]], max_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Have every peer answer every set, each round beginning with another; the first set is not
     kept."""
-    runs: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in peers}
-    for number, prompts in enumerate(sets):
-        first = number % len(peers)
-        for peer in [*peers[first:], *peers[:first]]:
-            runs[peer.name].append(peer.answer(prompts, max_tokens))
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    names = deque(peers)
+    for prompts in sets:
+        for name in names:
+            runs[name].append(peers[name].answer(prompts, max_tokens))
+        names.rotate(-1)
     return {name: found[1:] for name, found in runs.items()}
 
 
@@ -167,7 +121,7 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[dict[st
         ratios = [
             base["seconds"] / run["seconds"] for base, run in zip(runs[BASELINE], own, strict=True)
         ]
-        plain = runs[BASELINE if name.startswith(BASELINE) else "hdserve, no drafts"]
+        plain = runs[BASELINE if name in SPECULATION else PLAIN]
         yield {
             "contender": name,
             "tokens_per_s": median(sum(map(len, run["outputs"])) / run["seconds"] for run in own),
@@ -211,9 +165,7 @@ def main(
     random_weights: Annotated[
         str | None, typer.Option(help="A shape; the tokenizer is the model's.")
     ] = None,
-    contenders: Annotated[str, typer.Option(help="By semicolons.")] = (
-        "vLLM;vLLM, ngram;hdserve, no drafts;hdserve"
-    ),
+    contenders: Annotated[str, typer.Option(help="By commas.")] = ",".join(CONTENDERS),
     batch_sizes: Annotated[str, typer.Option()] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -230,19 +182,18 @@ def main(
     encoded = [[row.token_ids for row in encode_prompts(one, tokenizer, longest)] for one in sets]
     results = []
     with model_directory(model, random_weights) as directory, TemporaryDirectory() as logs:
-        line = Line(directory, vllm_python, vllm_package, preload)
+        starter = Starter(directory, vllm_python, vllm_package, preload, Path(logs))
         for batch_size in (int(size) for size in batch_sizes.split(",")):
             with ExitStack() as stack:
-                peers = []
-                for name in contenders.split(";"):
-                    peers.append(line.start(name, batch_size, Path(logs) / f"{name}.log"))
-                    stack.callback(peers[-1].close)
+                peers = {
+                    name: stack.enter_context(starter.start(name, batch_size))
+                    for name in contenders.split(",")
+                }
                 runs = run_rounds(peers, encoded, max_tokens)
-            versions = {peer.name: peer.version for peer in peers}
             for row in summary(runs):
-                row |= {"batch_size": batch_size, "version": versions[row["contender"]]}
-                print(row)
-                results.append(row)
+                version = peers[row["contender"]].version
+                results.append({"batch_size": batch_size, **row, "version": version})
+                print(results[-1])
     found = {
         "results": results,
         **{"model": model, "random_weights": random_weights, "rounds": rounds},
