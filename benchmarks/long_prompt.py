@@ -46,7 +46,11 @@ def make_engine(num_kv_tokens: int) -> Engine:
         )
     ).eval()
     engine = EngineConfig(
-        exact=False, max_num_sequences=2, kv_cache_tokens=num_kv_tokens, num_threads=1
+        exact=False,
+        max_num_sequences=2,
+        kv_cache_tokens=num_kv_tokens,
+        prefill_chunk_tokens=256,
+        num_threads=1,
     )
     config = ModelConfig(name="long", model="long", engine=engine)
     drafters = build_drafters(config.drafting, DraftResources(vocab_size=VOCAB_SIZE))

@@ -37,6 +37,11 @@ _RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 _MOST_ON_CPU: Final = 16
 _MOST_ON_GPU: Final = 31
 
+_FEWEST_CHUNK_TOKENS: Final = 256
+_MOST_CHUNK_TOKENS: Final = 2048
+_CHUNK_BYTES: Final = 1 << 37
+"""Bytes of weights that the tokens of a chunk meet, where more than the fewest do."""
+
 
 class DrafterConfig(StrictModel):
     """One draft source and its options, which the source itself checks."""
@@ -99,8 +104,9 @@ class EngineConfig(StrictModel):
     kv_cache_tokens: int | None = Field(default=None, ge=32)
     """Rows of the KV cache; default: from the memory that is free."""
 
-    prefill_chunk_tokens: int = Field(default=256, ge=1)
-    """Most prompt tokens in one step."""
+    prefill_chunk_tokens: int | None = Field(default=None, ge=1)
+    """Most prompt tokens in one step.  Default: 256, and on a CPU up to 2048 for models so small
+    that these take a quarter of a second or less."""
 
     prefill_slowdown: float = Field(default=2.0, gt=1.0)
     """How many times as long a step in which others decode may take when it has a chunk of a prompt
@@ -126,6 +132,16 @@ class EngineConfig(StrictModel):
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
     cores of the machine or container shared by the models."""
+
+    def most_prefill_tokens(self, weight_bytes: int, device_type: str) -> int:
+        """Return ``prefill_chunk_tokens``, or what it is by default for a model with weights of so
+        many bytes on ``cpu`` or ``cuda`` (docs/adr/0037)."""
+        if self.prefill_chunk_tokens is not None:
+            return self.prefill_chunk_tokens
+        if device_type != "cpu":
+            return _FEWEST_CHUNK_TOKENS
+        fitting = _CHUNK_BYTES // max(1, weight_bytes)
+        return min(max(fitting, _FEWEST_CHUNK_TOKENS), _MOST_CHUNK_TOKENS)
 
     @property
     def max_num_open(self) -> int:

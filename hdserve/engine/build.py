@@ -77,7 +77,8 @@ def build_engine(
         uses_blocks=uses_blocks,
     )
     exact = config.engine.exact if is_exact is None else is_exact
-    max_rows = _max_rows(config.engine, max_draft_tokens)
+    chunk_tokens = config.engine.most_prefill_tokens(model.weight_bytes, model.device.type)
+    max_rows = config.engine.max_num_sequences * (1 + max_draft_tokens) + chunk_tokens
     _prepare(runner, compiled, max_rows, exact)
     budget = _make_budget(config, runner, max_draft_tokens)
     _log_engine(config, model, cache)
@@ -87,7 +88,7 @@ def build_engine(
         faster = begin_to_compile(model, config.engine, *rows, budget is not None)
     return Engine(
         runner,
-        _make_scheduler(config.engine, cache, max_draft_tokens, model.vocab_size),
+        _make_scheduler(config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size),
         guarded,
         backend=None if tokenizer is None else tokenizer.backend,
         grammars=grammars,
@@ -171,12 +172,16 @@ def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:
 
 
 def _make_scheduler(
-    config: EngineConfig, cache: KVCache, max_draft_tokens: int, vocab_size: int
+    config: EngineConfig,
+    cache: KVCache,
+    max_draft_tokens: int,
+    chunk_tokens: int,
+    vocab_size: int,
 ) -> Scheduler:
     return Scheduler(
         PrefixCache(cache, config.prefix_caching),
         max_num_sequences=config.max_num_sequences,
-        pace=PrefillPace(config.prefill_chunk_tokens, config.prefill_slowdown),
+        pace=PrefillPace(chunk_tokens, config.prefill_slowdown),
         num_extra_rows=max_draft_tokens,
         max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // vocab_size),
     )
@@ -189,8 +194,3 @@ def _compile_kernels(runner: ModelRunner) -> None:
     logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
     for each in (logits, rounded(logits.to(runner.model.dtype))):  # shaped, and as they are
         choose_one(each, core.SamplingParams(temperature=1.0), 0)
-
-
-def _max_rows(config: EngineConfig, max_draft_tokens: int) -> int:
-    """Rows of the largest forward: a draft tree per slot and a chunk of a prompt."""
-    return config.max_num_sequences * (1 + max_draft_tokens) + config.prefill_chunk_tokens

@@ -299,6 +299,18 @@ def test_there_is_one_administrator() -> None:
         parse_config({**ONE_MODEL, "access": {"admin_key_file": "a", "admin_key": "b"}})
 
 
+@pytest.mark.parametrize(
+    ("weight_bytes", "wanted"), [(4_500_000, 2048), (300_000_000, 458), (988_000_000, 256)]
+)
+def test_chunks_of_prompts_are_larger_for_small_models_on_a_cpu(
+    weight_bytes: int, wanted: int
+) -> None:
+    """Unless it is said how large they are."""
+    assert EngineConfig().most_prefill_tokens(weight_bytes, "cpu") == wanted
+    assert EngineConfig().most_prefill_tokens(weight_bytes, "cuda") == 256
+    assert EngineConfig(prefill_chunk_tokens=7).most_prefill_tokens(weight_bytes, "cpu") == 7
+
+
 def test_how_many_tokens_are_drafted_depends_on_the_device() -> None:
     """Unless it is said; none is a number, too."""
     default, none = DraftingConfig(), DraftingConfig(max_draft_tokens=0)
