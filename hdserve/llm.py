@@ -30,6 +30,8 @@ from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import InvalidRequest
 
+_NO_PACE = 1000.0
+
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, its token ids, or the messages of a chat."""
 
@@ -41,7 +43,8 @@ class LLM:
 
     Args:
         model: a bundled model's name, a local directory or a Hugging Face id.
-        options: further fields of :class:`hdserve.config.ModelConfig`.
+        options: further fields of :class:`hdserve.config.ModelConfig`.  Prompts go before tokens
+            here, unless ``engine`` has a ``prefill_slowdown``.
 
     Raises:
         ConfigError: there is no such model, or no such option.
@@ -50,7 +53,7 @@ class LLM:
 
     def __init__(self, model: str = "hdserve-tiny", **options: Any) -> None:
         config = checked(ModelConfig, {"name": model, "model": model, **options})
-        self._host = ModelHost(config)
+        self._host = ModelHost(_at_full_speed(config))
         self._engine = self._host.make_engine()
         self._numbers = count(1)
         self._outputs: dict[str, deque[StepOutput]] = {}
@@ -299,3 +302,12 @@ class LLM:
     ) -> list[int]:
         messages = for_template(messages)
         return self._host.tokenizer.encode_chat(messages, template_options, tools)
+
+
+def _at_full_speed(config: ModelConfig) -> ModelConfig:
+    """``config`` without a pace of prompts, unless it has one: no client waits for the next token
+    of a stream (docs/adr/0037)."""
+    if "prefill_slowdown" in config.engine.model_fields_set:
+        return config
+    engine = config.engine.model_copy(update={"prefill_slowdown": _NO_PACE})
+    return config.model_copy(update={"engine": engine})

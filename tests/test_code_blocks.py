@@ -59,7 +59,7 @@ NOT_RUN = {
     "make": (6, "installs, serves, or takes minutes to hours: its rules are printed here"),
     "pytest": (4, "would run the tests in the tests: what it names is collected here"),
     "python benchmarks/": (11, "takes minutes to hours: its parser reads the options here"),
-    "python -m": (6, "takes minutes to hours: its parser reads the options here"),
+    "python -m": (8, "takes minutes to hours: its parser reads the options here"),
     "kubectl create -k github.com": (1, "comes from the network"),
     "kubectl delete -k github.com": (1, "comes from the network, too"),
     "kubectl": (62, "there is no cluster: here each is run until it asks for one"),
