@@ -4,9 +4,8 @@
 
 Each engine runs in a process of its own, by its own ``LLM`` and with its own defaults, and is
 stopped (SIGSTOP) while another decodes.  The prompts of the file are dealt to as many sets as there
-are rounds, and one more to warm up; every engine answers each set
-once, so what it draws from earlier answers are answers to other questions.  Ratios are to vLLM
-without drafts, within a round.
+are rounds, and one more to warm up; every engine answers each set once, so what it draws from
+earlier answers are answers to other questions.  Ratios are to vLLM without drafts, within a round.
 """
 
 from __future__ import annotations
