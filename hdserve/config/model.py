@@ -111,7 +111,7 @@ class EngineConfig(StrictModel):
     prefill_slowdown: float = Field(default=2.0, gt=1.0)
     """How many times as long a step in which others decode may take when it has a chunk of a prompt
     in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
-    least.  Prompts get more where more sequences wait for theirs than decode."""
+    least.  Where several prompts wait, each gets as much."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and

@@ -271,9 +271,10 @@ class Scheduler:
 
     def took(self, scheduled: list[Scheduled], seconds: float) -> None:
         """Learn how long the step took."""
-        num_prompt_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)
-        if any(work.is_decoding for work in scheduled):
-            self._pace.observe(num_prompt_tokens, seconds)
+        num_decoding = sum(work.is_decoding for work in scheduled)
+        if num_decoding:
+            num_prompt_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)
+            self._pace.observe(num_decoding, num_prompt_tokens, seconds)
 
     def offer(self, slot: Slot) -> None:
         """The prompt of ``slot`` is cached: others may reuse it from now on."""

@@ -21,7 +21,7 @@ def run(
     found = []
     for _ in range(num_steps):
         num_tokens = pace.num_tokens(1, 1)
-        pace.observe(num_tokens, decoding_s + cost_s(num_tokens))
+        pace.observe(1, num_tokens, decoding_s + cost_s(num_tokens))
         found.append(num_tokens)
     return found
 
@@ -50,7 +50,7 @@ def test_it_follows_a_prompt_into_its_depth() -> None:
     for _ in range(3000):
         num_tokens = pace.num_tokens(1, 1)
         seconds = num_tokens * (50e-6 + depth * 10e-9)
-        pace.observe(num_tokens, DECODING_S + seconds)
+        pace.observe(1, num_tokens, DECODING_S + seconds)
         depth += num_tokens
         if num_tokens > MIN_TOKENS:
             taken.append(seconds)
@@ -58,18 +58,39 @@ def test_it_follows_a_prompt_into_its_depth() -> None:
     assert max(taken[10:]) < 1.1 * DECODING_S
 
 
-def test_prompts_that_are_more_get_more() -> None:
-    """Three wait for one that decodes: three times the time, and one for one again after it."""
+def test_each_prompt_that_waits_gets_as_much() -> None:
+    """Three wait: three times the time, however many decode, and one for one again after it."""
     pace = PrefillPace(1000, 2.0)
     token_s = 0.0001
     run(pace, 20, lambda num_tokens: token_s * num_tokens)
     assert pace.num_tokens(1, 1) == pytest.approx(100, abs=1)
-    assert pace.num_tokens(5, 1) == pytest.approx(100, abs=1)
-    for _ in range(10):
-        num_tokens = pace.num_tokens(2, 6)
-        pace.observe(num_tokens, DECODING_S + token_s * num_tokens)
-    assert num_tokens == pytest.approx(300, abs=3)
-    assert pace.num_tokens(1, 1) == pytest.approx(100, abs=1)
+    assert pace.num_tokens(1, 3) == pytest.approx(300, abs=3)
+    for _ in range(3):
+        pace.observe(6, 0, DECODING_S)
+    assert pace.num_tokens(6, 1) == pytest.approx(100, abs=1)
+    assert pace.num_tokens(6, 3) == pytest.approx(300, abs=3)
+
+
+def test_many_that_decode_have_their_own_measure() -> None:
+    """What one takes says nothing of what thirty take, from the first step on."""
+    pace = PrefillPace(2048, 2.0)
+    token_s = 0.00002
+    run(pace, 50, lambda num_tokens: token_s * num_tokens, decoding_s=0.001)
+    assert pace.num_tokens(1, 1) == pytest.approx(50, abs=2)
+    for _ in range(3):
+        assert pace.num_tokens(30, 1) == 0
+        pace.observe(30, 0, 0.030)
+    assert pace.num_tokens(30, 1) == pytest.approx(1500, abs=60)
+    assert pace.num_tokens(1, 1) == pytest.approx(50, abs=2)
+
+
+def test_chunks_that_end_short_do_not_shrink_the_next() -> None:
+    """Many short prompts: what is left of each is less than what a step may take."""
+    pace = PrefillPace(2048, 2.0)
+    run(pace, 40, lambda num_tokens: 0.00002 * num_tokens)
+    for step in range(20):
+        pace.observe(1, 40, DECODING_S * (0.5 if step % 2 else 1.5) + 40 * 0.00002)
+    assert pace.num_tokens(1, 1) > 250
 
 
 def test_dear_tokens_come_a_few_at_a_time() -> None:
@@ -86,11 +107,11 @@ def test_a_chunk_is_never_larger_than_the_most() -> None:
 
 
 def test_the_measure_is_taken_anew() -> None:
-    """One step in 33 leaves prompts out, so that the pace follows what decoding takes now."""
+    """Three steps and one in 33 after them leave prompts out: decoding may take longer by now."""
     pace = PrefillPace(256, 2.0)
     found = run(pace, 99, lambda num_tokens: 0.0002 * num_tokens)
-    assert [step for step, num_tokens in enumerate(found) if num_tokens == 0] == [0, 33, 66]
-    *_, last = run(pace, 300, lambda num_tokens: 0.0002 * num_tokens, decoding_s=0.020)
+    assert [step for step, num_tokens in enumerate(found) if num_tokens == 0] == [0, 1, 2, 35, 68]
+    *_, last = run(pace, 310, lambda num_tokens: 0.0002 * num_tokens, decoding_s=0.020)
     assert last == pytest.approx(100, abs=2)
 
 
@@ -98,7 +119,7 @@ def test_the_end_of_a_prompt_says_nothing_of_its_middle() -> None:
     """A short rest is quickly done, which is no reason for longer chunks."""
     pace = PrefillPace(256, 2.0)
     before = run(pace, 20, lambda num_tokens: 0.0002 * num_tokens)[-1]
-    pace.observe(3, DECODING_S + 0.0006)
+    pace.observe(1, 3, DECODING_S + 0.0006)
     assert pace.num_tokens(1, 1) == before
 
 
@@ -106,7 +127,7 @@ def test_the_end_of_a_prompt_says_nothing_of_its_middle() -> None:
 def test_one_slow_step_does_not_let_prompts_have_all(stalled_s: float) -> None:
     pace = PrefillPace(512, 2.0)
     run(pace, 50, lambda num_tokens: 0.0002 * num_tokens)
-    pace.observe(0, stalled_s)
+    pace.observe(1, 0, stalled_s)
     found = run(pace, 200, lambda num_tokens: 0.0002 * num_tokens)
     assert max(found) <= 2 * 50
     assert max(found[100:]) == pytest.approx(50, abs=8)
