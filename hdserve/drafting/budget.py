@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
 from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, SIZE, find_cut
+from hdserve.drafting.draft_price import DraftPrice
 from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
@@ -20,6 +22,28 @@ _MEMORY = 0.998
 """The share of what is known of a source that is left after each further draft."""
 
 _AFFORDABLE_READING = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class _Experience:
+    """What was learned from steps of about as many sequences."""
+
+    patience: Patience
+    price: DraftPrice = field(default_factory=DraftPrice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step whose trees were cut last.
+
+    Attributes:
+        forward_s: what its forward should take, which nobody knows with rows of prompts.
+    """
+
+    experience: _Experience
+    num_sequences: int
+    num_drafts: int
+    forward_s: float | None
 
 
 class DraftBudget:
@@ -36,9 +60,10 @@ class DraftBudget:
     known of a source that is cut off fades, so that it is tried again.
 
     What a step takes beside its forward is timed for steps with and without drafts: looking for
-    them and learning from them has its price, too.  Where the chosen drafts of the last steps were
-    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Few
-    sequences and many have pauses of their own.
+    them and learning from them has its price, too, a part of which grows with their number, as
+    does what forwards take more in the middle of other work (:class:`DraftPrice`).  Where the
+    chosen drafts of the last steps were not worth it, drafting pauses for one step, then two, four
+    and so on, until it pays.  Few sequences and many have prices and pauses of their own.
 
     Attributes:
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; what was
@@ -49,11 +74,9 @@ class DraftBudget:
         self.num_proposed_tokens = 0
         self.num_kept_tokens = 0
         self._cost = cost
-        self._patience: dict[int, Patience] = {}
+        self._experiences: dict[int, _Experience] = {}
         """One for each number of binary digits that the number of sequences may have."""
-        self._last: tuple[Patience, int, float | None] | None = None
-        """Of the step that was cut last: its patience, its sequences, and what its forward should
-        take, which nobody knows with rows of prompts."""
+        self._last: _Step | None = None
         self._expected = [_PRIOR_WEIGHT] * len(Source)
         self._accepted = [_PRIOR_WEIGHT] * len(Source)
 
@@ -75,29 +98,29 @@ class DraftBudget:
     def change_cost(self, cost: BatchCost) -> None:
         """Forwards cost something else from now on."""
         self._cost = cost
-        self._patience.clear()
+        self._experiences.clear()
 
     def rests(self, num_sequences: int) -> bool:
         """Whether there is nothing to do in this step, nor to learn from it; if so, nothing else is
         to be asked of it."""
         self._last = None
-        patience = self._patience.get(num_sequences.bit_length())
-        return patience is not None and patience.rests()
+        experience = self._experiences.get(num_sequences.bit_length())
+        return experience is not None and experience.patience.rests()
 
     def wants_drafts(self, num_sequences: int) -> bool:
         """Whether to look for drafts in this step; to be asked once per step."""
         self._last = None
-        return num_sequences > 0 and self._patience_with(num_sequences).is_looking()
+        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_looking()
 
     def wants_times(self, num_sequences: int) -> bool:
         """Whether to :meth:`trim` the trees of this step even if none of them has drafts, so that
         it is learned how long such a step takes."""
-        return num_sequences > 0 and self._patience_with(num_sequences).is_timed
+        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_timed
 
     def is_trying(self, num_sequences: int) -> bool:
         """Whether drafts are looked for only to see whether they pay again.  A part of the
         sequences is enough for that."""
-        return num_sequences > 0 and self._patience_with(num_sequences).is_cautious
+        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_cautious
 
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
@@ -115,8 +138,10 @@ class DraftBudget:
         least_more_s = self._cost.of_cheapest_draft(
             max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
         )
+        experience = self._experience_with(num_sequences)
         plain_s = self._cost.of_plain(num_sequences, num_columns)
-        looking_s = max(0.0, self._patience_with(num_sequences).looking_s * num_sequences)
+        looking_s = max(0.0, experience.patience.looking_s * num_sequences)
+        least_more_s += experience.price.seconds
         least_worth = num_sequences / (plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
 
@@ -131,14 +156,19 @@ class DraftBudget:
         A forward that takes longer than expected adds to the price of drafts, unless it has rows of
         prompts.
         """
-        if self._last is not None:
-            patience, num_sequences, expected_s = self._last
-            beside_s = step_s - (forward_s if expected_s is None else expected_s)
-            patience.took(
-                beside_s / num_sequences,
-                catching_up_s=catching_up_s / num_sequences,
-                beside_prompts=expected_s is None,
-            )
+        if self._last is None:
+            return
+        number, expected_s = self._last.num_sequences, self._last.forward_s
+        patience, price = self._last.experience.patience, self._last.experience.price
+        num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
+        more_s = None if expected_s is None else (forward_s - expected_s) / number
+        if patience.was_looking and not patience.was_cautious:
+            price.add(num_drafts, beside_s, more_s)
+        if more_s is None:
+            fixed_s = beside_s - num_drafts * price.beside_s
+        else:
+            fixed_s = beside_s + more_s - num_drafts * price.seconds
+        patience.took(fixed_s, catching_up_s=catching_up_s / number, beside_prompts=more_s is None)
 
     def trim(
         self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0
@@ -153,30 +183,30 @@ class DraftBudget:
         if not trees:
             return
         number = len(trees)
-        patience = self._patience_with(number)
+        experience = self._experience_with(number)
+        patience = experience.patience
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if not (num_proposed or patience.was_looking):
             plain_s = self._cost.of_plain(number, num_columns)
-            self._expect(patience, number, plain_s, num_other_rows)
+            self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
             return
         beside_plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
         seconds = self._cost.of_drafts(
             num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
         )
+        price_s = experience.price.seconds
         tokens, num_kept = float(number), 0
         if num_proposed:
-            tokens, num_kept = self._cut(trees, seconds + looking_s)
+            tokens, num_kept = self._cut(
+                trees, seconds + looking_s + price_s * np.arange(num_proposed + 1)
+            )
         as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
         forward_s = float(seconds[num_kept])
-        patience.weigh((as_plain_s - forward_s - looking_s) / number, as_plain_s / number)
+        drafting_s = forward_s + looking_s + price_s * num_kept
+        patience.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        self._expect(patience, number, forward_s, num_other_rows)
-
-    def _expect(
-        self, patience: Patience, num_sequences: int, forward_s: float, num_other_rows: int
-    ) -> None:
-        self._last = patience, num_sequences, None if num_other_rows else forward_s
+        self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
 
     def _cut(
         self, trees: Sequence[DraftTree], seconds: npt.NDArray[np.float64]
@@ -216,12 +246,12 @@ class DraftBudget:
         sums = zip(self._accepted, self._expected, strict=True)
         return [accepted / expected for accepted, expected in sums]
 
-    def _patience_with(self, num_sequences: int) -> Patience:
+    def _experience_with(self, num_sequences: int) -> _Experience:
         size = num_sequences.bit_length()
-        if size not in self._patience:
+        if size not in self._experiences:
             step_s = self._cost.of_plain(num_sequences) / num_sequences
-            self._patience[size] = Patience(step_s, num_sequences)
-        return self._patience[size]
+            self._experiences[size] = _Experience(Patience(step_s, num_sequences))
+        return self._experiences[size]
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""

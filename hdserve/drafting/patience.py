@@ -87,6 +87,7 @@ class Patience:
 
     Attributes:
         was_looking: what :meth:`is_looking` said last.
+        was_cautious: whether that look may be at a part of the sequences.
     """
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
@@ -102,7 +103,7 @@ class Patience:
         self._has_compared = False
         """Whether a look has seemed to lose since the times of plain steps were forgotten."""
         self.was_looking = True
-        self._was_cautious = False
+        self.was_cautious = False
         self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """What looks at the end of a pause take more than others, with the plain steps after."""
         self._settling_s = 0.0
@@ -114,7 +115,7 @@ class Patience:
         is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
         self._num_steps_in_a_row = self._num_steps_in_a_row * (is_looking == self.was_looking) + 1
-        self.was_looking, self._was_cautious = is_looking, self.is_cautious
+        self.was_looking, self.was_cautious = is_looking, self.is_cautious
         if is_looking and self._num_steps_in_a_row % _MAX_PAUSE == 0:
             self._has_compared = False
             for times in (self._alone, self._beside_prompts):
@@ -154,13 +155,13 @@ class Patience:
                 self._settling_s += max(0.0, seconds - _median(times.plain_s))
             times.add_plain(seconds, self._num_steps_in_a_row)
             return
-        if self._was_cautious:
+        if self.was_cautious:
             times.trying_s = seconds
         if self._pause:
             more_s = max(0.0, seconds - self.looking_s)
             self._resuming_s.append(catching_up_s + more_s + self._settling_s)
         self._settling_s = 0.0
-        if not (self._was_cautious and times.looking_s):
+        if not (self.was_cautious and times.looking_s):
             times.add_look(seconds, self._num_steps_in_a_row)
 
     @property
@@ -175,7 +176,7 @@ class Patience:
         """What a step that looks for drafts takes beside its forward."""
         times = self._times
         looking_s = _median(times.looking_s)
-        if self._was_cautious and times.trying_s is not None:
+        if self.was_cautious and times.trying_s is not None:
             return min(times.trying_s, looking_s)
         return looking_s
 

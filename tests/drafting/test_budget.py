@@ -73,6 +73,7 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
     num_columns=st.integers(0, 50),
     num_accepted=st.integers(0, 40),
     looking=st.floats(-0.5, 0.5),
+    draft_s=st.floats(0.0, 0.5),
 )
 def test_what_need_not_be_proposed_would_be_cut(
     scores: list[list[float]],
@@ -81,9 +82,10 @@ def test_what_need_not_be_proposed_would_be_cut(
     num_columns: int,
     num_accepted: int,
     looking: float,
+    draft_s: float,
 ) -> None:
     """Trees without it are cut to what they are cut to with it, whatever is known of sources, the
-    length of the sequences and the time that looking takes."""
+    length of the sequences and the time that looking and drafts take."""
     budgets = []
     for _ in range(2):
         budget = DraftBudget(BatchCost({1: cost}, column_cost=ForwardCost({1: 0.01, 2: 0.02})))
@@ -93,6 +95,10 @@ def test_what_need_not_be_proposed_would_be_cut(
         budget.wants_drafts(len(scores))
         budget.trim([DraftTree(0, 0) for _ in scores])
         budget.took((1.0 + looking) * float(cost(len(scores))), 0.0)
+        for number in (0, 4, 2) * 5:
+            tree = make_tree([0.999] * number)
+            budget.trim([tree, *(DraftTree(0, 0) for _ in scores[1:])])
+            budget.took((1.0 + looking) + draft_s * tree.num_draft_tokens, 0.0)
         budgets.append(budget)
     max_drafts = sum(map(len, scores))
     least = budgets[0].least_score(max_drafts, len(scores), num_other_rows, num_columns)
@@ -109,6 +115,28 @@ def test_what_need_not_be_proposed_would_be_cut(
         budget.trim(trees, num_other_rows, num_columns)
         kept.append([tree.scores for tree in trees])
     assert kept[1] == kept[0]
+
+
+@pytest.mark.parametrize("token_s", [0.0, 0.1, 0.25])
+@pytest.mark.parametrize("is_forward", [False, True])
+def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forward: bool) -> None:
+    """Rows cost a twentieth of a step by themselves, and in the middle of others what they cost
+    there: the forward takes longer than it was timed, or what comes after it does."""
+    budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
+    for step in range(300):
+        tree = make_tree([0.99] * (step % 7 if budget.wants_drafts(1) else 0))
+        budget.trim([tree])
+        drafting_s = token_s * tree.num_draft_tokens
+        forward_s = 1.0 + 0.05 * tree.num_draft_tokens + drafting_s * is_forward
+        budget.took(forward_s + drafting_s * (not is_forward), forward_s)
+    scores = [0.9, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06]
+    tree = make_tree(scores)
+    budget.trim([tree])
+    rates = [
+        (1.0 + sum(scores[:number])) / (1.0 + (0.05 + token_s) * number)
+        for number in range(len(scores) + 1)
+    ]
+    assert tree.num_draft_tokens == rates.index(max(rates))
 
 
 def test_more_is_proposed_where_scores_were_too_low() -> None:

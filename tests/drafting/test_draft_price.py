@@ -1,0 +1,73 @@
+"""What a drafted token takes beside forwards, learned from steps of different numbers of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hdserve.drafting.draft_price import DraftPrice
+
+
+def learn(
+    price: DraftPrice, num_steps: int, token_s: float, *, most: int = 8, noise: float = 0.0
+) -> None:
+    """Steps of 0 to ``most`` drafts, of which each takes ``token_s`` and a step 0.001."""
+    generator = random.Random(0)
+    for _ in range(num_steps):
+        num_drafts = generator.randint(0, most)
+        error = 1.0 + generator.uniform(-noise, noise)
+        price.add(num_drafts, (0.001 + token_s * num_drafts) * error, None)
+
+
+@pytest.mark.parametrize("token_s", [0.0, 1e-5, 1e-4, 1e-3])
+def test_it_is_what_a_token_takes(token_s: float) -> None:
+    """Whatever a step takes anyway, in steps that differ by a tenth."""
+    price = DraftPrice()
+    assert price.seconds == 0.0
+    learn(price, 200, token_s, noise=0.1)
+    assert price.seconds == pytest.approx(token_s, rel=0.15, abs=1e-5)
+
+
+def test_it_follows() -> None:
+    """Half a thousand steps later nothing is left of what it was."""
+    price = DraftPrice()
+    learn(price, 200, 1e-3)
+    learn(price, 500, 1e-4)
+    assert price.seconds == pytest.approx(1e-4, rel=0.15)
+
+
+def test_nothing_is_made_of_steps_that_are_alike() -> None:
+    """With as many drafts in every step, nobody knows what one takes; it is not made up."""
+    price = DraftPrice()
+    generator = random.Random(0)
+    for _ in range(300):
+        price.add(5.0, 0.001 * generator.uniform(0.5, 1.5), 0.001 * generator.uniform(0.5, 1.5))
+    assert price.seconds == 0.0
+
+
+def test_tokens_do_not_earn() -> None:
+    """A step that happens to take less with more drafts is no reason for more of them."""
+    price = DraftPrice()
+    for step in range(100):
+        price.add(step % 5, 0.01 - 0.001 * (step % 5), 0.01 - 0.001 * (step % 5))
+    assert price.seconds == 0.0
+
+
+def test_a_stalled_step_is_worth_little() -> None:
+    """A second in which the machine did something else is no property of its four drafts more."""
+    price = DraftPrice()
+    learn(price, 200, 1e-4)
+    price.add(8.0, 1.0, None)
+    assert price.seconds == pytest.approx(1e-4, rel=0.2)
+
+
+def test_forwards_have_a_price_of_their_own() -> None:
+    """Learned where it is known what they should take, and only there."""
+    price = DraftPrice()
+    for step in range(200):
+        num_drafts = step % 9
+        more_s = 0.001 + 3e-4 * num_drafts if step % 2 else None
+        price.add(num_drafts, 0.001 + 1e-4 * num_drafts, more_s)
+    assert price.beside_s == pytest.approx(1e-4, rel=0.1)
+    assert price.seconds == pytest.approx(4e-4, rel=0.1)
