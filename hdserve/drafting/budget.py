@@ -164,11 +164,13 @@ class DraftBudget:
         more_s = None if expected_s is None else (forward_s - expected_s) / number
         if patience.was_looking and not patience.was_cautious:
             price.add(num_drafts, beside_s, more_s)
-        if more_s is None:
-            fixed_s = beside_s - num_drafts * price.beside_s
-        else:
-            fixed_s = beside_s + more_s - num_drafts * price.seconds
-        patience.took(fixed_s, catching_up_s=catching_up_s / number, beside_prompts=more_s is None)
+        price_s = price.beside_s if more_s is None else price.seconds
+        beside_s += more_s or 0.0
+        patience.took(
+            max(beside_s - num_drafts * price_s, min(0.0, beside_s)),
+            catching_up_s=catching_up_s / number,
+            beside_prompts=more_s is None,
+        )
 
     def trim(
         self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0

@@ -9,7 +9,11 @@ _LEAST_SPREAD = 4.0
 """Squared drafted tokens of each sequence, summed over steps: with less, one more is taken to cost
 little, as chance may have it either way."""
 
-_MAX_SURPRISE = 2.0
+_NUM_FIRST = 9
+"""Points that are looked at together, as everything takes long for the first time."""
+
+_MAX_ERROR = 4.0
+"""How far from the line a point may count, as a multiple of what points differ from it."""
 
 
 class DraftPrice:
@@ -51,8 +55,10 @@ class _Line:
     """A line by least squares through points that fade."""
 
     def __init__(self) -> None:
+        self._first: list[tuple[float, float]] = []
         self._weight = self._x = self._y = 0.0
         self._xx = self._xy = 0.0
+        self._error = 0.0
 
     @property
     def slope(self) -> float:
@@ -60,11 +66,25 @@ class _Line:
         return max(0.0, self._xy / (self._xx + _LEAST_SPREAD))
 
     def add(self, x: float, y: float) -> None:
-        """Add a point; one far above the line counts as one twice as high."""
-        if self._weight > 1.0:
-            expected = self._y + self.slope * (x - self._x)
-            y = min(y, max(_MAX_SURPRISE * expected, _MAX_SURPRISE * self._y))
+        """Add a point; one far from the line counts as one that is less far."""
+        if len(self._first) < _NUM_FIRST:
+            self._first.append((x, y))
+            if len(self._first) == _NUM_FIRST:
+                self._begin()
+            return
+        expected = self._y + self.slope * (x - self._x)
+        most = _MAX_ERROR * self._error + abs(expected)
+        self._add(x, expected + min(max(y - expected, -most), most))
+
+    def _begin(self) -> None:
+        middle = sorted(y for _, y in self._first)[_NUM_FIRST // 2]
+        for x, y in self._first:
+            self._add(x, min(max(y, middle - abs(middle)), middle + abs(middle)))
+
+    def _add(self, x: float, y: float) -> None:
+        error = abs(y - self._y - self.slope * (x - self._x)) if self._weight else 0.0
         self._weight = _MEMORY * self._weight + 1.0
+        self._error += (error - self._error) / self._weight
         more_x, more_y = x - self._x, y - self._y
         self._x += more_x / self._weight
         self._y += more_y / self._weight

@@ -98,7 +98,9 @@ def test_what_need_not_be_proposed_would_be_cut(
         for number in (0, 4, 2) * 5:
             tree = make_tree([0.999] * number)
             budget.trim([tree, *(DraftTree(0, 0) for _ in scores[1:])])
-            budget.took((1.0 + looking) + draft_s * tree.num_draft_tokens, 0.0)
+            forward_s = float(cost(len(scores) + tree.num_draft_tokens))
+            beside_s = looking * float(cost(len(scores))) + draft_s * tree.num_draft_tokens
+            budget.took(forward_s + beside_s, forward_s)
         budgets.append(budget)
     max_drafts = sum(map(len, scores))
     least = budgets[0].least_score(max_drafts, len(scores), num_other_rows, num_columns)
