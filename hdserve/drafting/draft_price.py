@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 _MEMORY = 0.99
 """The share of what is known that is left after each further step."""
 
@@ -62,8 +64,8 @@ class _Line:
 
     @property
     def slope(self) -> float:
-        """0 or more."""
-        return max(0.0, self._xy / (self._xx + _LEAST_SPREAD))
+        """0 or more, and no more than is sure: less by what it may be off by."""
+        return max(0.0, (self._xy - self._error * sqrt(self._xx)) / (self._xx + _LEAST_SPREAD))
 
     def add(self, x: float, y: float) -> None:
         """Add a point; one far from the line counts as one that is less far."""

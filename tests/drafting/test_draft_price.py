@@ -29,6 +29,18 @@ def test_it_is_what_a_token_takes(token_s: float) -> None:
     assert price.seconds == pytest.approx(token_s, rel=0.15, abs=1e-5)
 
 
+def test_it_is_no_larger_than_is_sure() -> None:
+    """Steps of 20 ms that differ by 3 among themselves say nothing of tokens that take 0.01."""
+    prices = []
+    generator = random.Random(0)
+    price = DraftPrice()
+    for _ in range(2000):
+        num_drafts = 10 * (generator.random() < 0.9)
+        price.add(num_drafts, 0.0, 1e-5 * num_drafts + generator.gauss(1e-3, 3e-3))
+        prices.append(price.seconds)
+    assert sorted(prices)[len(prices) // 2] < 2e-5
+
+
 def test_it_follows() -> None:
     """Half a thousand steps later nothing is left of what it was."""
     price = DraftPrice()
