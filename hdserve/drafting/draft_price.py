@@ -22,9 +22,9 @@ class DraftPrice:
     """The seconds that one more drafted token takes beside the forward that was expected.
 
     Verifying it and learning from it is one part, known of every step.  The other is what forwards
-    take more than those that were timed one after the other when the engine started, whose data
-    lay in the processor's caches: known of steps without rows of prompts.  Both are the slope of a
-    line through the last steps, as the number of drafts differs from step to step.
+    take more than those that were timed one after the other when the engine started: known of
+    steps without rows of prompts.  Both are the slope of a line through the last steps, as the
+    number of drafts differs from step to step.
     """
 
     def __init__(self) -> None:
