@@ -97,8 +97,9 @@ class _Measure:
 class _TokenCost:
     """How long a token of a prompt takes, of the last chunks, the longer ones more.
 
-    The first reading counts whole steps, so that chunks grow into their size, and later ones
-    as at most twice and at least half of what was expected: a stall is no measure.
+    The first reading counts the whole step, so that chunks grow into their size, and later ones
+    differ by at most half from what was expected: a stall is no measure, and short chunks, lost in
+    what a step takes anyway, err to both sides alike.
     """
 
     def __init__(self) -> None:
@@ -107,8 +108,10 @@ class _TokenCost:
 
     def num_tokens(self, seconds: float, most: int) -> int:
         """How many tokens take ``seconds``, at most ``most``; 0 before the first reading."""
-        if self._num_tokens == 0 or seconds * self._num_tokens >= most * self._seconds:
-            return most if self._num_tokens else 0
+        if not self._num_tokens:
+            return 0
+        if seconds * self._num_tokens >= most * self._seconds:
+            return most
         return int(seconds * self._num_tokens / self._seconds)
 
     def add(self, num_tokens: int, step_s: float, decoding_s: float) -> None:
