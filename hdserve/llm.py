@@ -30,8 +30,6 @@ from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import InvalidRequest
 
-_NO_PACE = 1000.0
-
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, its token ids, or the messages of a chat."""
 
@@ -309,5 +307,5 @@ def _at_full_speed(config: ModelConfig) -> ModelConfig:
     of a stream (docs/adr/0037)."""
     if "prefill_slowdown" in config.engine.model_fields_set:
         return config
-    engine = config.engine.model_copy(update={"prefill_slowdown": _NO_PACE})
+    engine = config.engine.model_copy(update={"prefill_slowdown": None})
     return config.model_copy(update={"engine": engine})

@@ -36,14 +36,14 @@ def test_an_unknown_option_is_named() -> None:
         LLM("hdserve-mini", engin={})
 
 
-@pytest.mark.parametrize(("engine", "is_slowed"), [({}, False), ({"prefill_slowdown": 2.0}, True)])
+@pytest.mark.parametrize(("engine", "slowdown"), [({}, None), ({"prefill_slowdown": 2.0}, 2.0)])
 def test_prompts_go_first_unless_a_pace_is_asked_for(
-    engine: dict[str, float], is_slowed: bool
+    engine: dict[str, float], slowdown: float | None
 ) -> None:
     """Nobody reads a stream beside them."""
     engine_options = {"num_threads": 1, "compile": False, "max_num_sequences": 2, **engine}
     llm = LLM("hdserve-mini", engine=engine_options)
-    assert (llm._host.config.engine.prefill_slowdown == 2.0) is is_slowed
+    assert llm._host.config.engine.prefill_slowdown == slowdown
     assert len(llm.generate([[5, 9, 11]], SamplingParams(max_tokens=3, ignore_eos=True))) == 1
 
 

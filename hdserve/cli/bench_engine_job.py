@@ -29,9 +29,6 @@ from hdserve.prompts import read_prompts
 if TYPE_CHECKING:
     from hdserve.cli.bench_engine import EngineOptions
 
-_NO_PACE = 1000.0
-"""Prompts go through in whole chunks: a pace follows the times of steps, so chance has a part in
-it, and contenders that are equal end further apart (docs/adr/0014)."""
 
 
 class EngineJob:
@@ -109,7 +106,7 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
         "compile": compiles,
         "max_num_sequences": max(options.sizes),
         "prefix_caching": False,  # every round asks the same prompts again
-        "prefill_slowdown": _NO_PACE,
+        "prefill_slowdown": None,  # a pace leaves a part to chance (docs/adr/0014)
     }
     return make_host(options.model, engine, options.max_draft_tokens, options.random_weights)
 

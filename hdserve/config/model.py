@@ -108,10 +108,11 @@ class EngineConfig(StrictModel):
     """Most prompt tokens in one step.  Default: 256, and on a CPU up to 2048 for models so small
     that these take a quarter of a second or less."""
 
-    prefill_slowdown: float = Field(default=2.0, gt=1.0)
+    prefill_slowdown: float | None = Field(default=2.0, gt=1.0)
     """How many times as long a step in which others decode may take when it has a chunk of a prompt
     in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
-    least.  Where several prompts wait, each gets as much."""
+    least.  Where several prompts wait, each gets as much.  ``null``: whole chunks, however long
+    they take."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and

@@ -35,10 +35,10 @@ class PrefillPace:
 
     Args:
         max_tokens: most prompt tokens of any step.
-        slowdown: above 1.
+        slowdown: above 1; None: prompts are not held back.
     """
 
-    def __init__(self, max_tokens: int, slowdown: float) -> None:
+    def __init__(self, max_tokens: int, slowdown: float | None) -> None:
         self._max_tokens = max_tokens
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._slowdown = slowdown
@@ -52,7 +52,7 @@ class PrefillPace:
             num_decoding: sequences that decode in it.
             num_prompts: sequences whose prompts are not through, those that wait for a slot too.
         """
-        if num_decoding == 0:
+        if num_decoding == 0 or self._slowdown is None:
             return self._max_tokens
         measure = self._measure(num_decoding)
         if measure.is_due:

@@ -34,6 +34,12 @@ def test_alone_a_prompt_takes_all_it_can() -> None:
     assert pace.num_tokens(0, 1) == 256
 
 
+def test_without_a_slowdown_nothing_holds_prompts_back() -> None:
+    """Nor is anything measured: not one step leaves them out."""
+    found = run(PrefillPace(256, None), 50, lambda num_tokens: 0.1 * num_tokens)
+    assert set(found) == {256}
+
+
 @pytest.mark.parametrize("token_ms", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 3.0])
 def test_a_step_takes_as_much_longer_as_allowed(token_ms: float, slowdown: float) -> None:
