@@ -282,6 +282,7 @@ class Engine:
             return
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
+        self._scheduler.time_anew()
         if found.shapes.is_exact:
             self._scheduler.begin_anew()
         cost = found.cost

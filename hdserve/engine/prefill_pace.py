@@ -8,9 +8,13 @@ from statistics import median
 MIN_TOKENS = 16
 """The fewest tokens of a chunk: a model takes about as long for fewer."""
 
-_MAX_AGE_STEPS = 32
 _NUM_MEASURES = 3
-_MOST_CHANGE = 0.5
+"""A measure is the median of so many steps, one of which something else may have stalled."""
+
+_MAX_AGE_STEPS = 32
+"""After so many steps with prompts one without is taken: 3 % of a prompt's time."""
+
+_MOST_CHANGE, _LEAST_SHARE = 0.5, 0.25
 
 
 class PrefillPace:
@@ -26,12 +30,13 @@ class PrefillPace:
                  | │decode│ │decode│   │dec. │ │dec.│
                  +-┴──────┴─┴──────┴───┴─────┴─┴────┴--> steps
 
-    That is for one prompt.  Where several wait, each gets as much, so that they do not queue while
-    few sequences decode.
+    That is for one prompt.  Where several have begun, a step may take as much longer for each of
+    them, so that they do not queue while few sequences decode.
 
     Thirty sequences decode for longer than one, so 1, 2 to 3, 4 to 7 sequences and so on have a
     measure each: the median of the last three.  Before it has three, and when none was taken for
-    32 steps, a step leaves the prompts out.
+    32 steps, a step leaves the prompts out.  So decoding that takes longer from now on is noticed
+    within 66 steps while prompts never end.
 
     Args:
         max_tokens: most prompt tokens of any step.
@@ -50,7 +55,7 @@ class PrefillPace:
 
         Args:
             num_decoding: sequences that decode in it.
-            num_prompts: sequences whose prompts are not through, those that wait for a slot too.
+            num_prompts: sequences in it whose prompts are not through.
         """
         if num_decoding == 0 or self._slowdown is None:
             return self._max_tokens
@@ -60,13 +65,20 @@ class PrefillPace:
         allowed_s = (self._slowdown - 1.0) * measure.seconds * num_prompts
         return max(self._min_tokens, self._cost.num_tokens(allowed_s, self._max_tokens))
 
+    def begin_anew(self) -> None:
+        """Steps take something else from now on."""
+        self._measures.clear()
+        self._cost = _TokenCost()
+
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn how long a step took in which ``num_decoding`` sequences decoded, at least one."""
+        if self._slowdown is None:
+            return
         measure = self._measure(num_decoding)
         if num_prompt_tokens == 0:
             measure.add(seconds)
         else:
-            measure.age_steps += 1
+            measure.grow_older()
             self._cost.add(num_prompt_tokens, seconds, measure.seconds)
 
     def _measure(self, num_decoding: int) -> _Measure:
@@ -78,47 +90,50 @@ class _Measure:
 
     def __init__(self) -> None:
         self._last_s: deque[float] = deque(maxlen=_NUM_MEASURES)
-        self.age_steps = 0
+        self._age_steps = 0
 
     @property
     def is_due(self) -> bool:
-        return len(self._last_s) < _NUM_MEASURES or self.age_steps >= _MAX_AGE_STEPS
+        return len(self._last_s) < _NUM_MEASURES or self._age_steps >= _MAX_AGE_STEPS
 
     @property
     def seconds(self) -> float:
-        """0 before the first."""
-        return median(self._last_s) if self._last_s else 0.0
+        """Known once there is one, as it is of every step with a prompt: the first had none."""
+        return median(self._last_s)
 
     def add(self, seconds: float) -> None:
         self._last_s.append(seconds)
-        self.age_steps = 0
+        self._age_steps = 0
+
+    def grow_older(self) -> None:
+        """A step with prompts went by."""
+        self._age_steps += 1
 
 
 class _TokenCost:
-    """How long a token of a prompt takes, of the last chunks, the longer ones more.
+    """How long a token of a prompt takes, of the last chunks.
 
-    The first reading counts the whole step, so that chunks grow into their size, and later ones
-    differ by at most half from what was expected: a stall is no measure, and short chunks, lost in
-    what a step takes anyway, err to both sides alike.
+    The rest of a step differs by more than a short chunk takes, so a reading counts the less the
+    shorter its chunk: a Kalman filter that errs by as much as it expects, beside steps that differ
+    by 0.7 of what decoding takes.  A step counts as at most half more or less than expected, as a
+    stall is no measure, and as at least a quarter at first, so that chunks grow into their size.
     """
 
     def __init__(self) -> None:
-        self._num_tokens = 0.0
         self._seconds = 0.0
 
     def num_tokens(self, seconds: float, most: int) -> int:
         """How many tokens take ``seconds``, at most ``most``; 0 before the first reading."""
-        if not self._num_tokens:
-            return 0
-        if seconds * self._num_tokens >= most * self._seconds:
-            return most
-        return int(seconds * self._num_tokens / self._seconds)
+        return int(min(most, seconds / self._seconds)) if self._seconds else 0
 
     def add(self, num_tokens: int, step_s: float, decoding_s: float) -> None:
-        seconds = step_s
-        if self._num_tokens:
-            expected_s = num_tokens * self._seconds / self._num_tokens
-            most_s = expected_s * _MOST_CHANGE
-            seconds = expected_s + min(max(step_s - decoding_s - expected_s, -most_s), most_s)
-        self._num_tokens = self._num_tokens / 2 + num_tokens
-        self._seconds = self._seconds / 2 + seconds
+        """Learn from a step that would have taken ``decoding_s`` without the chunk."""
+        if not self._seconds:
+            self._seconds = max(step_s - decoding_s, _LEAST_SHARE * step_s) / num_tokens
+            return
+        chunk_s = self._seconds * num_tokens
+        expected_s = decoding_s + chunk_s
+        most_s = _MOST_CHANGE * expected_s
+        more_s = min(max(step_s - expected_s, -most_s), most_s)
+        gain = chunk_s**2 / (chunk_s**2 + decoding_s**2 / 2)
+        self._seconds += gain * more_s / num_tokens

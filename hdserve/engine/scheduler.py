@@ -224,6 +224,10 @@ class Scheduler:
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
+    def time_anew(self) -> None:
+        """Steps take something else from now on."""
+        self._pace.begin_anew()
+
     def reset(self) -> None:
         """Nothing runs any more and the cache is empty, in whatever state they are."""
         self.running.clear()
@@ -250,7 +254,7 @@ class Scheduler:
 
     def _schedule(self) -> Iterator[Scheduled]:
         num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
-        num_prompts = len(self.running) - num_decoding + len(self.waiting)
+        num_prompts = len(self.running) - num_decoding
         num_prefill_tokens = self._pace.num_tokens(num_decoding, num_prompts)
         num_left_to_score = self._max_scored_tokens
         for slot in self.running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -90,13 +91,29 @@ def test_many_that_decode_have_their_own_measure() -> None:
     assert pace.num_tokens(1, 1) == pytest.approx(50, abs=2)
 
 
-def test_chunks_that_end_short_do_not_shrink_the_next() -> None:
-    """Many short prompts: what is left of each is less than what a step may take."""
+@pytest.mark.parametrize("chunk_tokens", [20, 40, 150])
+@pytest.mark.parametrize("seed", range(5))
+def test_short_chunks_leave_the_next_as_it_is(chunk_tokens: int, seed: int) -> None:
+    """Many short prompts, in steps that differ by more than those take, for as long as they come:
+    the next long prompt gets about what it would have got without them."""
+    generator = random.Random(seed)
     pace = PrefillPace(2048, 2.0)
     run(pace, 40, lambda num_tokens: 0.00002 * num_tokens)
-    for step in range(20):
-        pace.observe(1, 40, DECODING_S * (0.5 if step % 2 else 1.5) + 40 * 0.00002)
-    assert pace.num_tokens(1, 1) > 250
+    for _ in range(5000):
+        decoding_s = DECODING_S * generator.uniform(0.5, 1.5)
+        pace.observe(1, chunk_tokens, decoding_s + chunk_tokens * 0.00002)
+    pace.observe(1, 0, DECODING_S)
+    assert 500 / 2.5 < pace.num_tokens(1, 1) < 500 * 2.5
+
+
+def test_other_steps_are_measured_anew() -> None:
+    """Where forwards take something else from now on, the next steps leave prompts out."""
+    pace = PrefillPace(256, 2.0)
+    run(pace, 50, lambda num_tokens: 0.0002 * num_tokens)
+    pace.begin_anew()
+    found = run(pace, 20, lambda num_tokens: 0.0001 * num_tokens, decoding_s=0.005)
+    assert found[:3] == [0, 0, 0]
+    assert found[-1] == pytest.approx(50, abs=2)
 
 
 def test_dear_tokens_come_a_few_at_a_time() -> None:
@@ -117,7 +134,7 @@ def test_the_measure_is_taken_anew() -> None:
     pace = PrefillPace(256, 2.0)
     found = run(pace, 99, lambda num_tokens: 0.0002 * num_tokens)
     assert [step for step, num_tokens in enumerate(found) if num_tokens == 0] == [0, 1, 2, 35, 68]
-    *_, last = run(pace, 310, lambda num_tokens: 0.0002 * num_tokens, decoding_s=0.020)
+    *_, last = run(pace, 75, lambda num_tokens: 0.0002 * num_tokens, decoding_s=0.020)
     assert last == pytest.approx(100, abs=2)
 
 

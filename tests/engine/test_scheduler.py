@@ -105,6 +105,38 @@ def test_chunks_get_shorter_deep_inside_a_prompt(most: int) -> None:
     assert num_tokens == 200_000
 
 
+@pytest.mark.parametrize("num_waiting", [0, 30])
+def test_those_that_wait_for_a_slot_lengthen_no_step(num_waiting: int) -> None:
+    """A prompt in a slot takes the time of one, however many are behind it."""
+    scheduler, _ = make_scheduler(
+        num_rows=1 << 14, max_num_sequences=2, prefill_chunk_tokens=1000, growth_tokens=1
+    )
+    scheduler.add(make_sequence("decoding", 1, num_output_tokens=1000))
+    for number in range(1 + num_waiting):
+        scheduler.add(make_sequence(f"prompt {number}", 8000))
+    scheduler.admit()
+    found = []
+    for _ in range(50):
+        scheduled = scheduler.schedule()
+        process(scheduled)
+        num_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)
+        scheduler.took(scheduled, seconds=0.010 + 0.0001 * num_tokens)
+        found.append(num_tokens)
+    assert found[:3] == [0, 0, 0]
+    assert found[-1] == pytest.approx(100, abs=1)
+
+
+def test_other_forwards_are_timed_anew() -> None:
+    """The next steps leave prompts out."""
+    scheduler, _ = make_scheduler(num_rows=1 << 14, max_num_sequences=2)
+    scheduler.add(make_sequence("decoding", 1, num_output_tokens=100))
+    scheduler.add(make_sequence("prompt", 8000))
+    taking_part = [len(step(scheduler)) for _ in range(10)]
+    assert taking_part == [1, 1, 1, *[2] * 7]
+    scheduler.time_anew()
+    assert [len(step(scheduler)) for _ in range(5)] == [1, 1, 1, 2, 2]
+
+
 def test_a_long_prompt_does_not_stall_the_others() -> None:
     """While a long prompt goes through, decoding sequences take part in every step."""
     scheduler, _ = make_scheduler()
