@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hdserve.cli.bench_engine import EngineOptions
 
 
-
 class EngineJob:
     """A model that is loaded, what is measured with it, and the journal of that.
 

@@ -111,7 +111,7 @@ class EngineConfig(StrictModel):
     prefill_slowdown: float | None = Field(default=2.0, gt=1.0)
     """How many times as long a step in which others decode may take when it has a chunk of a prompt
     in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
-    least.  Where several prompts wait, each gets as much.  ``null``: whole chunks, however long
+    least.  With several prompts, as much longer for each.  ``null``: whole chunks, however long
     they take."""
 
     prefix_caching: bool = True

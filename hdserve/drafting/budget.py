@@ -141,7 +141,7 @@ class DraftBudget:
         experience = self._experience_with(num_sequences)
         plain_s = self._cost.of_plain(num_sequences, num_columns)
         looking_s = max(0.0, experience.patience.looking_s * num_sequences)
-        least_more_s += experience.price.seconds
+        least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
         least_worth = num_sequences / (plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
 
@@ -162,12 +162,16 @@ class DraftBudget:
         patience, price = self._last.experience.patience, self._last.experience.price
         num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
         more_s = None if expected_s is None else (forward_s - expected_s) / number
-        if patience.was_looking and not patience.was_cautious:
+        if patience.was_cautious and patience.was_looking:
+            price.fade(1 + patience.pause_steps)
+        elif patience.was_looking:
             price.add(num_drafts, beside_s, more_s)
-        price_s = price.beside_s if more_s is None else price.seconds
-        beside_s += more_s or 0.0
+        if more_s is None:
+            own_s, price_s = beside_s, price.beside_forward_s(has_prompts=True)
+        else:
+            own_s, price_s = beside_s + more_s, price.seconds(has_prompts=False)
         patience.took(
-            max(beside_s - num_drafts * price_s, min(0.0, beside_s)),
+            max(own_s - num_drafts * price_s, min(0.0, own_s)),
             catching_up_s=catching_up_s / number,
             beside_prompts=more_s is None,
         )
@@ -196,7 +200,7 @@ class DraftBudget:
         seconds = self._cost.of_drafts(
             num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
         )
-        price_s = experience.price.seconds
+        price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
         tokens, num_kept = float(number), 0
         if num_proposed:
             tokens, num_kept = self._cut(

@@ -15,30 +15,33 @@ _NUM_FIRST = 9
 """Points that are looked at together, as everything takes long for the first time."""
 
 _MAX_ERROR = 4.0
-"""How far from the line a point may count, as a multiple of what points differ from it."""
+"""How far from the line a point may count, beyond the line's own height: as a multiple of what
+points differ from it."""
+
+_MEMORY_UNSEEN = 0.9995
+"""The share of what is known that is left after each step without drafts."""
 
 
 class DraftPrice:
     """The seconds that one more drafted token takes beside the forward that was expected.
 
-    Verifying it and learning from it is one part, known of every step.  The other is what forwards
-    take more than those that were timed one after the other when the engine started: known of
-    steps without rows of prompts.  Both are the slope of a line through the last steps, as the
-    number of drafts differs from step to step.
+    Verifying it and learning from it is one part, known of every step; those with rows of prompts
+    are a line of their own, as they take longer and draft other numbers.  The other part is what
+    forwards take more than those that were timed one after the other when the engine started, known
+    of steps without such rows.  All are slopes of lines through the last steps, as the number of
+    drafts differs from step to step.
     """
 
     def __init__(self) -> None:
-        self._beside, self._forward = _Line(), _Line()
+        self._alone, self._beside_prompts, self._forward = _Line(), _Line(), _Line()
 
-    @property
-    def beside_s(self) -> float:
-        """Of one token, beside forwards."""
-        return self._beside.slope
+    def beside_forward_s(self, *, has_prompts: bool) -> float:
+        """Of one token, without the forward, in a step with rows of prompts or without."""
+        return (self._beside_prompts if has_prompts else self._alone).slope
 
-    @property
-    def seconds(self) -> float:
+    def seconds(self, *, has_prompts: bool) -> float:
         """Of one token, altogether."""
-        return self._beside.slope + self._forward.slope
+        return self.beside_forward_s(has_prompts=has_prompts) + self._forward.slope
 
     def add(self, num_drafts: float, beside_s: float, more_s: float | None) -> None:
         """Learn from a step, all for each of its sequences.
@@ -46,11 +49,18 @@ class DraftPrice:
         Args:
             num_drafts: the drafted tokens of the forward.
             beside_s: what the step took beside its forward.
-            more_s: what its forward took more than expected, if that is known.
+            more_s: what its forward took more than expected; None: it has rows of prompts.
         """
-        self._beside.add(num_drafts, beside_s)
-        if more_s is not None:
+        if more_s is None:
+            self._beside_prompts.add(num_drafts, beside_s)
+        else:
+            self._alone.add(num_drafts, beside_s)
             self._forward.add(num_drafts, more_s)
+
+    def fade(self, num_steps: int) -> None:
+        """Be less sure: for so long no drafts were made that would tell what they take by now."""
+        for line in (self._alone, self._beside_prompts, self._forward):
+            line.fade(_MEMORY_UNSEEN**num_steps)
 
 
 class _Line:
@@ -77,6 +87,12 @@ class _Line:
         expected = self._y + self.slope * (x - self._x)
         most = _MAX_ERROR * self._error + abs(expected)
         self._add(x, expected + min(max(y - expected, -most), most))
+
+    def fade(self, share: float) -> None:
+        """Let the points so far count less, and the slope with them."""
+        self._weight *= share
+        self._xx *= share
+        self._xy *= share
 
     def _begin(self) -> None:
         middle = sorted(y for _, y in self._first)[_NUM_FIRST // 2]

@@ -88,13 +88,14 @@ class Patience:
     Attributes:
         was_looking: what :meth:`is_looking` said last.
         was_cautious: whether that look may be at a part of the sequences.
+        pause_steps: of the last pause, or of the one before the next look.
     """
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
         self._step_s = step_s
         self._max_pause = max(_MAX_PAUSE, int(_MAX_PAUSE_S / (step_s * num_sequences)))
         self._gain_s = step_s * _PATIENCE
-        self._pause = 0
+        self.pause_steps = 0
         self._num_steps_to_skip = 0
         self._num_looks = 0
         self._num_steps_in_a_row = 0
@@ -144,7 +145,7 @@ class Patience:
     def is_cautious(self) -> bool:
         """Whether it is enough to look for drafts of a part of the sequences: the last look lost,
         so pauses are made between looks."""
-        return self._pause > 0 and not self._has_gained
+        return self.pause_steps > 0 and not self._has_gained
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
@@ -157,7 +158,7 @@ class Patience:
             return
         if self.was_cautious:
             times.trying_s = seconds
-        if self._pause:
+        if self.pause_steps:
             more_s = max(0.0, seconds - self.looking_s)
             self._resuming_s.append(catching_up_s + more_s + self._settling_s)
         self._settling_s = 0.0
@@ -199,13 +200,13 @@ class Patience:
         counted_s = max(gain_s, _WORST_GAIN * as_plain_s)
         self._gain_s += (counted_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
-            self._pause = 0
+            self.pause_steps = 0
         elif gain_s <= 0:
             loss_s = _median(self._resuming_s) - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
             longest = min(self._max_pause, int(loss / _AFFORDABLE_LOSS))
-            self._pause = max(1, min(2 * self._pause, longest))
-        self._num_steps_to_skip = 0 if self._has_gained else self._pause
+            self.pause_steps = max(1, min(2 * self.pause_steps, longest))
+        self._num_steps_to_skip = 0 if self._has_gained else self.pause_steps
 
 
 def _median(values: Sequence[float]) -> float:

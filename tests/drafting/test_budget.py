@@ -141,6 +141,54 @@ def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forwa
     assert tree.num_draft_tokens == rates.index(max(rates))
 
 
+def take_steps(
+    budget: DraftBudget, num_steps: int, token_s: float, *, prompt_s: float | None = None
+) -> int:
+    """Steps of one sequence with up to six drafts that are nearly certain, each of which takes
+    ``token_s`` beside the forward; with ``prompt_s``, beside a row of a prompt, whose logits take
+    so long.  Returns how many drafts were kept."""
+    num_kept = 0
+    for step in range(num_steps):
+        tree = make_tree([0.99] * (step % 7 if budget.wants_drafts(1) else 0))
+        budget.trim([tree], num_other_rows=prompt_s is not None)
+        forward_s = 1.0 + 0.05 * tree.num_draft_tokens
+        beside_s = token_s * tree.num_draft_tokens + (prompt_s or 0.0)
+        budget.took(forward_s + beside_s, forward_s)
+        num_kept += tree.num_draft_tokens
+    return num_kept
+
+
+def test_drafts_that_took_long_are_tried_again() -> None:
+    """What they took while the machine did something else is forgotten, though steps without drafts
+    tell nothing of it."""
+    budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
+    take_steps(budget, 300, token_s=1.2)
+    assert take_steps(budget, 100, token_s=1.2) < 20
+    take_steps(budget, 5000, token_s=0.0)
+    assert take_steps(budget, 70, token_s=0.0) > 190
+
+
+def test_drafts_that_take_long_cost_next_to_nothing() -> None:
+    """Where they stay dear, trying them again costs less than a hundredth."""
+    budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
+    take_steps(budget, 300, token_s=1.2)
+    assert take_steps(budget, 10_000, token_s=1.2) * (1.25 - 0.99) < 100
+
+
+def test_what_prompts_take_beside_forwards_is_no_property_of_drafts() -> None:
+    """Steps with a row of a prompt take longer and keep other drafts."""
+    budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
+    for _ in range(60):
+        take_steps(budget, 7, token_s=0.01)
+        for _ in range(3):
+            tree = make_tree([0.99] * 6) if budget.wants_drafts(1) else make_tree([])
+            budget.trim([tree], num_other_rows=1)
+            budget.took(1.0 + 0.3 + 5.0, 1.0 + 0.3)
+    tree = make_tree([0.9, 0.5, 0.35, 0.25, 0.18, 0.12])
+    budget.trim([tree])
+    assert tree.num_draft_tokens == 5
+
+
 def test_more_is_proposed_where_scores_were_too_low() -> None:
     budget = make_budget(ForwardCost({1: 1.0, 2: 1.25}))
     assert budget.least_score(1, 1) == pytest.approx(0.25)

@@ -215,7 +215,8 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
         assert tokens == seq.output_token_ids
     has_begun = (call, num_before) in [("start", 1), ("finish", 1)]
     assert third.finish_reason is (FinishReason.ERROR if has_begun else FinishReason.LENGTH)
-    assert third.num_output_tokens < 24 if has_begun else third.num_output_tokens == 24
+    assert (third.num_output_tokens == 24) is not has_begun
+    assert third.num_output_tokens > 0 or call == "start"
     assert third.token_ids == futures["c"][: len(third.token_ids)]
     assert engine.stats.num_running == 0
     assert engine.stats.num_drafter_sequences == 0
