@@ -18,6 +18,8 @@ Api = Literal["chat", "completions"]
 _PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _END = b"[DONE]"
 _MAX_ERROR_CHARACTERS = 300
+_NUM_RETRIES = 2
+"""How often a request is sent again over another connection, as by the ``openai`` client."""
 _ODD_ANSWERS = (ValueError, LookupError, TypeError, AttributeError)
 """The errors of reading JSON that has an unexpected shape."""
 
@@ -115,12 +117,24 @@ class OpenAIClient:
             asked = {"messages": [{"role": "user", "content": prompt}] if is_text else prompt}
         record = RequestRecord(name, time.monotonic())
         try:
-            await self._stream({**self._body, **asked, **fields}, record)
+            await self._send({**self._body, **asked, **fields}, record)
         except (aiohttp.ClientError, TimeoutError, *_ODD_ANSWERS) as error:
             record.outcome = Outcome.FAILED
             record.error = _named(error)
         record.ended_s = time.monotonic()
         return record
+
+    async def _send(self, body: dict[str, Any], record: RequestRecord) -> None:
+        """Stream an answer; servers may close a connection that was kept, without a word."""
+        for _ in range(_NUM_RETRIES):
+            try:
+                return await self._stream(body, record)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                if record.status is not None:
+                    raise
+        return await self._stream(body, record)
 
     async def _stream(self, body: dict[str, Any], record: RequestRecord) -> None:
         url = self._base_url + _PATHS[self._api]

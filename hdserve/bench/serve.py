@@ -21,6 +21,9 @@ _STATISTICS: Mapping[str, Callable[[Any], Any]] = {
     **{f"p{share}": partial(np.percentile, q=share) for share in PERCENTILES},
 }
 
+_NUM_REASONS = 5
+"""The most reasons that are told of requests that failed."""
+
 
 def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Throughput and latencies of the requests that completed.
@@ -50,6 +53,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
         "completed": outcomes[Outcome.COMPLETED],
         "rejected": outcomes[Outcome.REJECTED],
         "failed": outcomes[Outcome.FAILED],
+        "failures": _failures(load.records),
         "num_without_usage": sum(not record.has_usage for record in completed),
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
@@ -78,6 +82,12 @@ def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
         "generated_texts": [record.text for record in rows],
         "errors": [record.error for record in rows],
     }
+
+
+def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """Return how many failed for each of the commonest reasons."""
+    errors = Counter(item.error for item in records if item.outcome is Outcome.FAILED)
+    return dict(errors.most_common(_NUM_REASONS))
 
 
 def _latencies(completed: Sequence[RequestRecord]) -> Iterator[tuple[str, float | None]]:

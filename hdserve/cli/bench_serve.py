@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, cast, get_args
@@ -187,6 +187,7 @@ def serve(options: LoadOptions) -> None:
     if output.has_text:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
+    _tell_failures(results.rows)
     if results.is_interrupted or len(results.rows) < len(plans):
         typer.echo(f"interrupted; {how_to_go_on(output.lasting_file)}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -205,6 +206,13 @@ def _warn(plans: Sequence[LoadPlan]) -> None:
             "sent; --num-prompts has more sent",
             err=True,
         )
+
+
+def _tell_failures(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        for reason, number in row["failures"].items():
+            told = f"{number} failed at concurrency {row['max_concurrency']}: {reason}"
+            typer.echo(told, err=True)
 
 
 def _rows(options: LoadOptions) -> list[PromptRow]:

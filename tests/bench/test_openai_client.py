@@ -65,3 +65,46 @@ def test_reasoning_is_text(names: Sequence[str]) -> None:
     record = answer([first, {"choices": [{"delta": {"content": "yes"}}]}, END])
     assert (record.outcome, record.text) == (Outcome.COMPLETED, "hm, yes")
     assert len(record.chunk_times_s) == 2
+
+
+async def _ask_of(num_answers: int) -> tuple[list[RequestRecord], int]:
+    """What two requests, one after the other, come to where a connection has ``num_answers`` and is
+    closed at the next request without a word, and how many connections there were."""
+    body = f"data: {json.dumps(END)}\n\ndata: [DONE]\n\n".encode()
+    answered = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    num_connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        for _ in range(num_answers):
+            await _read_request(reader)
+            writer.write(answered)
+        await _read_request(reader)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        async with OpenAIClient(f"http://{host}:{port}", "chat", {"model": "m"}) as client:
+            return [await client.ask(name, "text") for name in "ab"], num_connections
+
+
+async def _read_request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    await reader.readexactly(int(length.split(b":")[1]))
+
+
+def test_a_kept_connection_that_was_closed_fails_no_request() -> None:
+    """It is sent again over another one."""
+    records, num_connections = asyncio.run(_ask_of(num_answers=1))
+    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 2
+    assert num_connections == 2
+
+
+def test_a_server_that_closes_every_connection_fails_requests() -> None:
+    """After three tries each."""
+    records, num_connections = asyncio.run(_ask_of(num_answers=0))
+    assert [record.outcome for record in records] == [Outcome.FAILED] * 2
+    assert all("Server disconnected" in record.error for record in records)
+    assert num_connections == 6

@@ -89,6 +89,20 @@ def test_every_end_has_its_count(server: StandIn, tmp_path: Path) -> None:
     assert errors[2].startswith("500")
     assert errors[3] == "the stream was cut off"
     assert "the engine stopped" in errors[4]
+    assert row["failures"] == dict.fromkeys(errors[2:], 1)
+
+
+def test_it_says_why_requests_failed(server: StandIn, tmp_path: Path) -> None:
+    """The commonest reason first, with the number of those it ended."""
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ["cut", "failing", "cut", "good"]
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    outcome = CliRunner().invoke(app, [*arguments, "--concurrency", "2"])
+    assert outcome.exit_code == 1
+    first, second = [line for line in outcome.stderr.splitlines() if "failed at" in line]
+    assert first == "2 failed at concurrency 2: the stream was cut off"
+    assert second == "1 failed at concurrency 2: {'message': 'the engine stopped'}"
 
 
 def test_what_is_sent(server: StandIn, tmp_path: Path) -> None:
