@@ -18,8 +18,6 @@ Api = Literal["chat", "completions"]
 _PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _END = b"[DONE]"
 _MAX_ERROR_CHARACTERS = 300
-_NUM_RETRIES = 2
-"""How often a request is sent again over another connection, as by the ``openai`` client."""
 _ODD_ANSWERS = (ValueError, LookupError, TypeError, AttributeError)
 """The errors of reading JSON that has an unexpected shape."""
 
@@ -51,12 +49,15 @@ class OpenAIClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
+        self._session = self._new_session(keeps_connections=True)
+        return self
+
+    def _new_session(self, *, keeps_connections: bool) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
         )
-        return self
 
     async def __aexit__(
         self,
@@ -125,20 +126,22 @@ class OpenAIClient:
         return record
 
     async def _send(self, body: dict[str, Any], record: RequestRecord) -> None:
-        """Stream an answer; servers may close a connection that was kept, without a word."""
-        for _ in range(_NUM_RETRIES):
-            try:
-                return await self._stream(body, record)
-            except aiohttp.ClientConnectorError:
+        """Stream an answer; over a new connection, if one that was kept turns out to be closed."""
+        try:
+            await self._stream(self._open, body, record)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if record.status is not None:
                 raise
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-                if record.status is not None:
-                    raise
-        return await self._stream(body, record)
+            async with self._new_session(keeps_connections=False) as session:
+                await self._stream(session, body, record)
 
-    async def _stream(self, body: dict[str, Any], record: RequestRecord) -> None:
+    async def _stream(
+        self, session: aiohttp.ClientSession, body: dict[str, Any], record: RequestRecord
+    ) -> None:
         url = self._base_url + _PATHS[self._api]
-        async with self._open.post(url, json=body) as response:
+        async with session.post(url, json=body) as response:
             record.status = response.status
             if response.status != 200:
                 await _note_refusal(response, record)
