@@ -88,7 +88,7 @@ class Patience:
     Attributes:
         was_looking: what :meth:`is_looking` said last.
         was_cautious: whether that look may be at a part of the sequences.
-        pause_steps: of the last pause, or of the one before the next look.
+        pause_steps: how many steps a look that loses is followed by before the next one.
     """
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
