@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -49,14 +49,17 @@ class OpenAIClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = self._new_session(keeps_connections=True)
+        self._session = self._new_session(self._timeout_s)
         return self
 
-    def _new_session(self, *, keeps_connections: bool) -> aiohttp.ClientSession:
+    def _new_session(self, timeout_s: float) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_kept_connection)
         return aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            trace_configs=[trace],
         )
 
     async def __aexit__(
@@ -129,19 +132,19 @@ class OpenAIClient:
         """Stream an answer; over a new connection, if one that was kept turns out to be closed."""
         try:
             await self._stream(self._open, body, record)
-        except aiohttp.ClientConnectorError:
-            raise
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            if record.status is not None:
+            if record.status is not None or not record.is_connection_kept:
                 raise
-            async with self._new_session(keeps_connections=False) as session:
+            record.is_sent_again = True
+            left_s = max(0.001, self._timeout_s - (time.monotonic() - record.started_s))
+            async with self._new_session(left_s) as session:
                 await self._stream(session, body, record)
 
     async def _stream(
         self, session: aiohttp.ClientSession, body: dict[str, Any], record: RequestRecord
     ) -> None:
         url = self._base_url + _PATHS[self._api]
-        async with session.post(url, json=body) as response:
+        async with session.post(url, json=body, trace_request_ctx=record) as response:
             record.status = response.status
             if response.status != 200:
                 await _note_refusal(response, record)
@@ -161,6 +164,15 @@ class OpenAIClient:
             record.error = "the stream was cut off"
         if not record.has_usage:
             record.num_output_tokens = len(record.chunk_times_s)
+
+
+async def _note_kept_connection(
+    _session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    _parameters: aiohttp.TraceConnectionReuseconnParams,
+) -> None:
+    if context.trace_request_ctx is not None:  # the record of a request for an answer
+        context.trace_request_ctx.is_connection_kept = True
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[bytes, float]]:

@@ -30,6 +30,9 @@ class RequestRecord:
         engine_ttft_s: from the arrival at the engine to the first token, where the server says.
         error: what went wrong, and for a rejected request what the server said.
         retry_after_s: how long a rejected request was told to wait.
+        is_connection_kept: whether it went over a connection that an earlier one had used.
+        is_sent_again: whether that was closed before an answer began, so that it went over a new
+            one as well.
     """
 
     name: str
@@ -46,6 +49,8 @@ class RequestRecord:
     status: int | None = None
     error: str = ""
     retry_after_s: float = 0.0
+    is_connection_kept: bool = False
+    is_sent_again: bool = False
 
     @property
     def ttft_s(self) -> float:

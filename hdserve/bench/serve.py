@@ -54,6 +54,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
         "rejected": outcomes[Outcome.REJECTED],
         "failed": outcomes[Outcome.FAILED],
         "failures": _failures(load.records),
+        "num_sent_again": sum(record.is_sent_again for record in load.records),
         "num_without_usage": sum(not record.has_usage for record in completed),
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
@@ -85,9 +86,11 @@ def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Return how many failed for each of the commonest reasons."""
+    """Return how many failed for each of the commonest reasons, and for others."""
     errors = Counter(item.error for item in records if item.outcome is Outcome.FAILED)
-    return dict(errors.most_common(_NUM_REASONS))
+    told = dict(errors.most_common(_NUM_REASONS))
+    num_others = errors.total() - sum(told.values())
+    return told | ({"other reasons": num_others} if num_others else {})
 
 
 def _latencies(completed: Sequence[RequestRecord]) -> Iterator[tuple[str, float | None]]:

@@ -111,8 +111,8 @@ class EngineConfig(StrictModel):
     prefill_slowdown: float | None = Field(default=2.0, gt=1.0)
     """How many times as long a step in which others decode may take when it has a chunk of a prompt
     in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
-    least.  With several prompts, as much longer for each.  ``null``: whole chunks, however long
-    they take."""
+    least.  With several prompts under way a step may take that much longer for each.  ``null``:
+    whole chunks, however long they take."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and

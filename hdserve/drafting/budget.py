@@ -163,7 +163,7 @@ class DraftBudget:
         num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
         more_s = None if expected_s is None else (forward_s - expected_s) / number
         if patience.was_cautious and patience.was_looking:
-            price.fade(1 + patience.pause_steps)
+            price.fade(1 + patience.num_steps_since)
         elif patience.was_looking:
             price.add(num_drafts, beside_s, more_s)
         if more_s is None:

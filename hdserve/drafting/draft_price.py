@@ -36,8 +36,10 @@ class DraftPrice:
         self._alone, self._beside_prompts, self._forward = _Line(), _Line(), _Line()
 
     def beside_forward_s(self, *, has_prompts: bool) -> float:
-        """Of one token, without the forward, in a step with rows of prompts or without."""
-        return (self._beside_prompts if has_prompts else self._alone).slope
+        """Of one token, without the forward, in a step with rows of prompts or without: the same
+        until there were some of those."""
+        is_other = has_prompts and self._beside_prompts.is_known
+        return (self._beside_prompts if is_other else self._alone).slope
 
     def seconds(self, *, has_prompts: bool) -> float:
         """Of one token, altogether."""
@@ -76,6 +78,11 @@ class _Line:
     def slope(self) -> float:
         """0 or more, and no more than is sure: less by what it may be off by."""
         return max(0.0, (self._xy - self._error * sqrt(self._xx)) / (self._xx + _LEAST_SPREAD))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were points enough for a slope."""
+        return len(self._first) == _NUM_FIRST
 
     def add(self, x: float, y: float) -> None:
         """Add a point; one far from the line counts as one that is less far."""

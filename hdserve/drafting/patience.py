@@ -88,14 +88,14 @@ class Patience:
     Attributes:
         was_looking: what :meth:`is_looking` said last.
         was_cautious: whether that look may be at a part of the sequences.
-        pause_steps: how many steps a look that loses is followed by before the next one.
+        num_steps_since: how many steps without a look came before it.
     """
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
         self._step_s = step_s
         self._max_pause = max(_MAX_PAUSE, int(_MAX_PAUSE_S / (step_s * num_sequences)))
         self._gain_s = step_s * _PATIENCE
-        self.pause_steps = 0
+        self._pause = 0
         self._num_steps_to_skip = 0
         self._num_looks = 0
         self._num_steps_in_a_row = 0
@@ -105,6 +105,7 @@ class Patience:
         """Whether a look has seemed to lose since the times of plain steps were forgotten."""
         self.was_looking = True
         self.was_cautious = False
+        self.num_steps_since = 0
         self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         """What looks at the end of a pause take more than others, with the plain steps after."""
         self._settling_s = 0.0
@@ -115,6 +116,7 @@ class Patience:
         """Whether to look in this step; to be asked once per step."""
         is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
+        self.num_steps_since = 0 if self.was_looking else self._num_steps_in_a_row
         self._num_steps_in_a_row = self._num_steps_in_a_row * (is_looking == self.was_looking) + 1
         self.was_looking, self.was_cautious = is_looking, self.is_cautious
         if is_looking and self._num_steps_in_a_row % _MAX_PAUSE == 0:
@@ -145,7 +147,7 @@ class Patience:
     def is_cautious(self) -> bool:
         """Whether it is enough to look for drafts of a part of the sequences: the last look lost,
         so pauses are made between looks."""
-        return self.pause_steps > 0 and not self._has_gained
+        return self._pause > 0 and not self._has_gained
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
         """Learn what the last step took beside its forward and to have drafters catch up."""
@@ -158,7 +160,7 @@ class Patience:
             return
         if self.was_cautious:
             times.trying_s = seconds
-        if self.pause_steps:
+        if self._pause:
             more_s = max(0.0, seconds - self.looking_s)
             self._resuming_s.append(catching_up_s + more_s + self._settling_s)
         self._settling_s = 0.0
@@ -200,13 +202,13 @@ class Patience:
         counted_s = max(gain_s, _WORST_GAIN * as_plain_s)
         self._gain_s += (counted_s - self._gain_s) / _NUM_WEIGHED_STEPS
         if self._gain_s >= 0:
-            self.pause_steps = 0
+            self._pause = 0
         elif gain_s <= 0:
             loss_s = _median(self._resuming_s) - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
             longest = min(self._max_pause, int(loss / _AFFORDABLE_LOSS))
-            self.pause_steps = max(1, min(2 * self.pause_steps, longest))
-        self._num_steps_to_skip = 0 if self._has_gained else self.pause_steps
+            self._pause = max(1, min(2 * self._pause, longest))
+        self._num_steps_to_skip = 0 if self._has_gained else self._pause
 
 
 def _median(values: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ class PrefillPace:
     Thirty sequences decode for longer than one, so 1, 2 to 3, 4 to 7 sequences and so on have a
     measure each: the median of the last three.  Before it has three, and when none was taken for
     32 steps, a step leaves the prompts out.  So decoding that takes longer from now on is noticed
-    within 66 steps while prompts never end.
+    within 66 steps of as many sequences while prompts never end.
 
     Args:
         max_tokens: most prompt tokens of any step.
@@ -55,7 +55,7 @@ class PrefillPace:
 
         Args:
             num_decoding: sequences that decode in it.
-            num_prompts: sequences in it whose prompts are not through.
+            num_prompts: sequences with a slot whose prompts are not through.
         """
         if num_decoding == 0 or self._slowdown is None:
             return self._max_tokens
@@ -116,7 +116,8 @@ class _TokenCost:
     The rest of a step differs by more than a short chunk takes, so a reading counts the less the
     shorter its chunk: a Kalman filter that errs by as much as it expects, beside steps that differ
     by 0.7 of what decoding takes.  A step counts as at most half more or less than expected, as a
-    stall is no measure, and as at least a quarter at first, so that chunks grow into their size.
+    stall is no measure.  The first chunk counts as a quarter of its step at least, so that chunks
+    grow into their size.
     """
 
     def __init__(self) -> None:

@@ -67,9 +67,9 @@ def test_reasoning_is_text(names: Sequence[str]) -> None:
     assert len(record.chunk_times_s) == 2
 
 
-async def _ask_of(num_answers: int) -> tuple[list[RequestRecord], int]:
+async def _ask_of(num_answers: int, last: bytes = b"") -> tuple[list[RequestRecord], int]:
     """What two requests, one after the other, come to where a connection has ``num_answers`` and is
-    closed at the next request without a word, and how many connections there were."""
+    closed at the next request after ``last``, and how many connections there were."""
     body = f"data: {json.dumps(END)}\n\ndata: [DONE]\n\n".encode()
     answered = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     num_connections = 0
@@ -81,6 +81,7 @@ async def _ask_of(num_answers: int) -> tuple[list[RequestRecord], int]:
             await _read_request(reader)
             writer.write(answered)
         await _read_request(reader)
+        writer.write(last)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -99,12 +100,20 @@ def test_a_kept_connection_that_was_closed_fails_no_request() -> None:
     """It is sent again over another one."""
     records, num_connections = asyncio.run(_ask_of(num_answers=1))
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 2
+    assert [record.is_sent_again for record in records] == [False, True]
     assert num_connections == 2
 
 
-def test_a_server_that_closes_every_connection_fails_requests() -> None:
-    """After two tries each."""
+def test_a_server_that_closes_new_connections_fails_requests() -> None:
+    """Nothing is sent again: it is not that nobody used them for long."""
     records, num_connections = asyncio.run(_ask_of(num_answers=0))
     assert [record.outcome for record in records] == [Outcome.FAILED] * 2
     assert all("Server disconnected" in record.error for record in records)
-    assert num_connections == 4
+    assert num_connections == 2
+
+
+def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
+    """Also where it comes over a connection that was kept."""
+    records, num_connections = asyncio.run(_ask_of(num_answers=1, last=b"HTTP/1.1 200 OK\r\n\r\n"))
+    assert [record.outcome for record in records] == [Outcome.COMPLETED, Outcome.FAILED]
+    assert num_connections == 1

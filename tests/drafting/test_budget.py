@@ -141,19 +141,15 @@ def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forwa
     assert tree.num_draft_tokens == rates.index(max(rates))
 
 
-def take_steps(
-    budget: DraftBudget, num_steps: int, token_s: float, *, prompt_s: float | None = None
-) -> int:
+def take_steps(budget: DraftBudget, num_steps: int, token_s: float) -> int:
     """Steps of one sequence with up to six drafts that are nearly certain, each of which takes
-    ``token_s`` beside the forward; with ``prompt_s``, beside a row of a prompt, whose logits take
-    so long.  Returns how many drafts were kept."""
+    ``token_s`` beside the forward.  Returns how many drafts were kept."""
     num_kept = 0
     for step in range(num_steps):
         tree = make_tree([0.99] * (step % 7 if budget.wants_drafts(1) else 0))
-        budget.trim([tree], num_other_rows=prompt_s is not None)
+        budget.trim([tree])
         forward_s = 1.0 + 0.05 * tree.num_draft_tokens
-        beside_s = token_s * tree.num_draft_tokens + (prompt_s or 0.0)
-        budget.took(forward_s + beside_s, forward_s)
+        budget.took(forward_s + token_s * tree.num_draft_tokens, forward_s)
         num_kept += tree.num_draft_tokens
     return num_kept
 

@@ -31,10 +31,12 @@ def test_it_is_what_a_token_takes(token_s: float) -> None:
 
 def test_steps_with_prompts_are_known_by_themselves() -> None:
     """They take longer and draft less, which says nothing of a draft; what forwards take more is
-    the same for both."""
+    the same for both, and so is the rest before there were any."""
     price = DraftPrice()
     for step in range(200):
         price.add(step % 9, 0.001 + 1e-4 * (step % 9), 2e-4 * (step % 9))
+    assert price.beside_forward_s(has_prompts=True) == pytest.approx(1e-4, rel=0.1)
+    for step in range(200):
         price.add(step % 3, 0.101 + 3e-4 * (step % 3), None)
     assert price.beside_forward_s(has_prompts=False) == pytest.approx(1e-4, rel=0.1)
     assert price.beside_forward_s(has_prompts=True) == pytest.approx(3e-4, rel=0.1)

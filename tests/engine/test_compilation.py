@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,6 +235,25 @@ def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:
     while engine.has_work:
         engine.step()
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+
+
+def test_decoding_is_timed_anew_after_the_change_over(
+    model: torch.nn.Module, faster: Future[Faster]
+) -> None:
+    """Three steps leave the prompt out, as at first."""
+    later: Future[Faster] = Future()
+    engine = make_engine(model=model, exact=False, faster=later)
+    prompt = make_sequence("b", make_prompt(200))
+    for seq in (make_sequence("a", make_prompt(1), max_tokens=100), prompt):
+        engine.add(seq)
+    num_cached = []
+    for step in range(13):
+        if step == 6:
+            later.set_result(faster.result())
+        engine.step()
+        num_cached.append(prompt.num_cached_tokens)
+    grown = [after > before for before, after in itertools.pairwise([0, *num_cached])]
+    assert grown == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 4
 
 
 def test_exact_from_the_change_over_on(model: torch.nn.Module, faster: Future[Faster]) -> None:

@@ -65,8 +65,8 @@ def test_it_follows_a_prompt_into_its_depth() -> None:
     assert max(taken[10:]) < 1.1 * DECODING_S
 
 
-def test_each_prompt_that_waits_gets_as_much() -> None:
-    """Three wait: three times the time, however many decode, and one for one again after it."""
+def test_each_prompt_that_has_begun_gets_as_much() -> None:
+    """Three: three times the time, however many decode, and one for one again after it."""
     pace = PrefillPace(1000, 2.0)
     token_s = 0.0001
     run(pace, 20, lambda num_tokens: token_s * num_tokens)
