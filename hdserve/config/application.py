@@ -22,8 +22,9 @@ class ModelDatabaseConfig(StrictModel):
     """Whether replicas share what they generate."""
 
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Most bytes of text of one model: in the actor that of each namespace, in a replica that of
-    all together, the largest of which gives way first."""
+    """Most bytes of what one model generated: in the actor token ids, 4 bytes a token, of each
+    namespace; in a replica look-up tables, 135 to 205 bytes a token, of all together, the largest
+    of which gives way first."""
 
     max_total_bytes: int = Field(default=2**30, ge=2**16)
     """Most bytes of text all namespaces of one model keep in the actor."""

@@ -121,14 +121,16 @@ class EngineConfig(StrictModel):
     exact: bool | Literal["auto"] = "auto"
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
-    prompts, as on CPUs with products of bfloat16 once a model is compiled."""
+    chunks of prompts of 64 and 256 tokens, as on CPUs with products of bfloat16 once a model is
+    compiled.  Where no shape of forwards gives it, ``true`` says so in the log alone;
+    ``is_exact`` of ``GET /v1/models/{name}`` tells."""
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``
     compiles it before the first request.  ``auto`` compiles the model of a server where there is a
     C++ compiler: on a GPU before the first request, on a CPU beside the first ones.  With
-    ``exact: true`` on a CPU it in general does not, because answers would be others from then
-    on."""
+    ``exact: true`` on a CPU ``auto`` usually does not compile, as answers could change when it is
+    done."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
@@ -174,8 +176,8 @@ class AutoscalingConfig(StrictModel):
     """How many there are at first; default: ``min_replicas``."""
 
     target_ongoing_requests: float = Field(default=2.0, gt=0)
-    """Requests per replica, about three quarters of ``engine.max_num_sequences``: with more there
-    are more replicas, with fewer fewer."""
+    """Requests per replica: with more there are more replicas, with fewer fewer.  The default is
+    Ray Serve's; about three quarters of ``engine.max_num_sequences`` keeps replicas busy."""
 
     upscale_delay_s: float = Field(default=30.0, ge=0)
     """How long there must be too few replicas."""
