@@ -20,7 +20,9 @@ from deployments.openai.protocol import (
     CompletionBody,
     Speculation,
     StreamOptions,
+    TokenizeBody,
 )
+from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.replica.sequence_builder import MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
@@ -36,6 +38,7 @@ from tests.documents import ROOT, measured, texts
 from tests.engines import make_engine, make_sequence, plain_tokens, run
 from tests.models import make_model
 from tools.config_reference import reference
+from tools.metrics_reference import metrics_reference
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
@@ -66,6 +69,21 @@ def test_the_readme_names_every_guide() -> None:
 def test_the_configuration_reference_is_current() -> None:
     """``python -m tools.config_reference > docs/configuration.md`` writes it."""
     assert read(ROOT / "docs" / "configuration.md") == reference()
+
+
+def test_the_metrics_reference_is_current() -> None:
+    """``python -m tools.metrics_reference > docs/metrics.md`` writes it."""
+    assert read(ROOT / "docs" / "metrics.md") == metrics_reference()
+
+
+def test_every_refused_parameter_is_told() -> None:
+    """Those of other servers, and those of chats, completions and ``/tokenize``."""
+    _, _, refused = read(ROOT / "docs" / "http.md").partition("## Refused parameters")
+    told = set(re.findall(r"`([a-z_]+)`", refused.partition("\n## ")[0]))
+    wanted = UNSUPPORTED_EXTENSIONS.keys() - ChatBody.model_fields.keys()
+    for body in (ChatBody, CompletionBody, TokenizeBody):
+        wanted |= body.unsupported.keys()
+    assert wanted - told == set()
 
 
 def test_every_field_is_explained() -> None:

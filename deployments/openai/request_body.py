@@ -17,7 +17,7 @@ _MAX_REASON_CHARACTERS = 300
 _MAX_PARAM_CHARACTERS = 100
 
 # What other servers document beyond the OpenAI API and would change an answer.
-_UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "use_beam_search": (False,),
@@ -88,7 +88,7 @@ class OfferedBody(Body):
         """Return the fields that are read."""
         if not isinstance(data, dict):
             raise InvalidRequest("the request body must be a JSON object")
-        extensions = _UNSUPPORTED_EXTENSIONS.items()
+        extensions = UNSUPPORTED_EXTENSIONS.items()
         unsupported = {name: found for name, found in extensions if name not in cls.model_fields}
         unsupported |= cls.unsupported
         for name, neutral in unsupported.items():
