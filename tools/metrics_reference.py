@@ -12,10 +12,11 @@ from deployments.metrics.catalogue import METRICS, MetricInfo
 _INTRODUCTION = """\
 # Metrics
 
-`GET /metrics` of every gateway has those of all models, and Ray's metrics port has them too
-([HTTP reference](http.md)). Names that begin with `vllm:` mean what they mean in vLLM, so that its
-dashboards read them. Series of a model have the labels `model_name` and `engine`, the replica;
-those of a gateway have `gateway`. What to look at first: [tuning](tuning.md#what-to-watch).
+`GET /metrics` of every gateway has those of all models ([HTTP reference](http.md)). Ray's metrics
+port has them as `ray_hdserve_*` ([monitoring](kubernetes-operations.md#monitoring)). Names that
+begin with `vllm:` mean what they mean in vLLM, so that its dashboards read them. Series of a model
+have the labels `model_name` and `engine`, the replica; those of a gateway have `gateway`. What to
+look at first: [tuning](tuning.md#what-to-watch).
 
 This page is written by `python -m tools.metrics_reference` from `deployments/metrics/catalogue.py`.
 """
